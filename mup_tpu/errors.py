@@ -1,0 +1,24 @@
+"""Errors that are the user's to mend: one sentence naming the field, the value and what is allowed.
+
+The command line prints the sentence and exits with code 2; nothing else in the package catches them.
+"""
+
+
+class MupTpuError(Exception):
+    """Base of every error whose message alone is enough to mend it."""
+
+
+class ConfigError(MupTpuError):
+    """A configuration value is not allowed, or does not fit the others."""
+
+
+class DataError(MupTpuError):
+    """A corpus, tokenizer or shard cannot be used as it is."""
+
+
+class StoreError(MupTpuError):
+    """A results folder cannot be read or written."""
+
+
+class TableError(MupTpuError):
+    """A run table cannot be analysed as it is."""

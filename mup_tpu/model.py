@@ -1,0 +1,229 @@
+"""GPT-2 of a given width in a given parametrization: transformers' own module, our init and three factors.
+
+The factors (embeddings, attention logits, logits) are buffers, so that they can differ between the members of
+a pack. A trained member exports to a stock `GPT2LMHeadModel` with the factors folded into its weights.
+
+Shapes: B sequences, T tokens, H heads, d head size, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
+
+from mup_tpu.config import ModelConfig
+from mup_tpu.parametrization import TABLES, Scaling, infer_infshapes, scalings
+
+
+def _fused_attention(module, query_BHTd, key_BHTd, value_BHTd, mask, scaling, attention_factor, **kwargs):
+    """Causal attention through torch's fused kernels."""
+    out_BHTd = functional.scaled_dot_product_attention(
+        query_BHTd * attention_factor, key_BHTd, value_BHTd, is_causal=True, scale=scaling
+    )
+    return out_BHTd.transpose(1, 2), None
+
+
+def _matmul_attention(module, query_BHTd, key_BHTd, value_BHTd, mask, scaling, attention_factor, **kwargs):
+    """Causal attention as matrix products: the fused kernels have no batching rule under vmap."""
+    t = query_BHTd.shape[-2]
+    logits_BHTT = (query_BHTd * (attention_factor * scaling)) @ key_BHTd.transpose(-1, -2)
+    future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
+    weights_BHTT = (
+        logits_BHTT.masked_fill(future_TT, -math.inf).float().softmax(-1).to(value_BHTd.dtype)
+        if logits_BHTT.dtype != torch.float64
+        else logits_BHTT.masked_fill(future_TT, -math.inf).softmax(-1)
+    )
+    return (weights_BHTT @ value_BHTd).transpose(1, 2), None
+
+
+# A registered function gets no mask built for it, which on XLA saves a device-to-host transfer every step.
+AttentionInterface.register("mup_tpu_fused", _fused_attention)
+AttentionInterface.register("mup_tpu_matmul", _matmul_attention)
+
+
+class _Scale(nn.Module):
+    """Multiplies by a factor; stands where GPT-2 has its (unused) embedding dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class ScaledGPT2(GPT2LMHeadModel):
+    """Stock GPT-2, names included, with a factor each on embeddings, attention logits and logits."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        self.transformer.drop = _Scale()
+        self.register_buffer("attention_factor", torch.ones(()))
+        self.register_buffer("logit_factor", torch.ones(()))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:  # type: ignore[override]
+        """Logits_BTV of the token after each of `tokens_BT`."""
+        hidden_BTD = self.transformer(
+            input_ids=tokens_BT, use_cache=False, attention_factor=self.attention_factor
+        ).last_hidden_state
+        return self.lm_head(hidden_BTD * self.logit_factor)
+
+
+def _stock_config(config: ModelConfig, vocab_size: int, sequence_length: int) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=sequence_length,
+        n_embd=config.width,
+        n_layer=config.depth,
+        n_head=config.heads,
+        # The same function as GPT-2's gelu_new, in one fused kernel instead of eight.
+        activation_function="gelu_pytorch_tanh",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=config.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def build_skeleton(
+    config: ModelConfig, vocab_size: int, sequence_length: int, attention: str = "fused"
+) -> ScaledGPT2:
+    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+
+    Args:
+        config: its shape; learning rates and factors are not here.
+        vocab_size: tokens of the vocabulary.
+        sequence_length: positions.
+        attention: "fused", or "matmul" for use under vmap.
+    """
+    stock = _stock_config(config, vocab_size, sequence_length)
+    stock._attn_implementation = f"mup_tpu_{attention}"
+    with torch.device("meta"):
+        return ScaledGPT2(stock)
+
+
+def parameter_shapes(
+    config: ModelConfig, vocab_size: int, sequence_length: int
+) -> dict[str, tuple[int, ...]]:
+    """Shape of each parameter by name; a tied readout counts once, as the embedding."""
+    skeleton = build_skeleton(config, vocab_size, sequence_length)
+    return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+
+
+def parameter_scalings(
+    config: ModelConfig, optimizer: str, vocab_size: int, sequence_length: int
+) -> dict[str, Scaling]:
+    """The parametrization's row of each parameter at this width, by name.
+
+    Biases and norms never decay: their weight-decay factor is 0 in every parametrization.
+    """
+
+    def shapes(width: int) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(dataclasses.replace(config, width=width), vocab_size, sequence_length)
+
+    # A sequence length or vocabulary that equals a width would look like a growing axis only if it changed
+    # between base and delta, which it does not.
+    infshapes = infer_infshapes(
+        shapes(config.base_width), shapes(2 * config.base_width), shapes(config.width)
+    )
+    rows = scalings(config.parametrization, optimizer, infshapes)
+    return {
+        name: row if len(infshapes[name]) > 1 else dataclasses.replace(row, weight_decay=0.0)
+        for name, row in rows.items()
+    }
+
+
+def forward_factors(config: ModelConfig) -> dict[str, float]:
+    """Value of each of the module's buffers for this configuration."""
+    base_heads_size = dataclasses.replace(config, width=config.base_width).actual_head_size
+    scaling = TABLES[config.parametrization].forward(
+        config.width_multiplier, config.actual_head_size / base_heads_size
+    )
+    return {
+        "transformer.drop.factor": config.alpha_in,
+        "attention_factor": config.alpha_attn * scaling.attention,
+        "logit_factor": config.alpha_out * scaling.logits,
+    }
+
+
+def init_parameters(
+    config: ModelConfig, seed: int, shapes: Mapping[str, tuple[int, ...]], scaling: Mapping[str, Scaling]
+) -> dict[str, Tensor]:
+    """Fresh float32 weights on the CPU, by name: a function of the seed and each parameter's name and shape.
+
+    GPT-2's init (Radford et al. 2019, section 2.3): normal with std σ, residual projections with
+    σ/√(2·depth), biases 0, norms 1; times the parametrization's factor.
+    """
+    parameters = {}
+    for name, shape in shapes.items():
+        if name.endswith(".bias"):
+            parameters[name] = torch.zeros(shape)
+        elif ".ln_" in name:
+            parameters[name] = torch.ones(shape)
+        elif name == "lm_head.weight" and config.readout_zero_init:
+            parameters[name] = torch.zeros(shape)
+        else:
+            residual = (2 * config.depth) ** -0.5 if name.endswith("c_proj.weight") else 1.0
+            digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            std = config.init_std * residual * scaling[name].init
+            parameters[name] = torch.randn(shape, generator=generator) * std
+    return parameters
+
+
+def count_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Number of parameters, and of those that are not embeddings or readout (Kaplan et al. 2020, N)."""
+    total = sum(math.prod(shape) for shape in shapes.values())
+    embedding = sum(
+        math.prod(s) for n, s in shapes.items() if ".wte." in n or ".wpe." in n or n.startswith("lm_head")
+    )
+    return total, total - embedding
+
+
+def export_stock(
+    config: ModelConfig,
+    parameters: Mapping[str, Tensor],
+    vocab_size: int,
+    sequence_length: int,
+    path: str | Path,
+) -> Path:
+    """Write a checkpoint folder that `GPT2LMHeadModel.from_pretrained` loads with no code of ours.
+
+    The embedding factor folds into both embeddings, the attention factor into the query weights, and the
+    logit factor into the final norm (divided by the embedding factor where the readout is the embedding).
+
+    Args:
+        config: the trial's model.
+        parameters: its trained weights by name.
+        vocab_size: tokens of the vocabulary.
+        sequence_length: positions.
+        path: folder to write config.json and model.safetensors to.
+    """
+    factors = forward_factors(config)
+    alpha_in = factors["transformer.drop.factor"]
+    folded = {name: p.detach().to("cpu", torch.float32).clone() for name, p in parameters.items()}
+    for name in ("transformer.wte.weight", "transformer.wpe.weight"):
+        folded[name] *= alpha_in
+    for i in range(config.depth):
+        for kind in ("weight", "bias"):  # Conv1D stores (in, out): the first D outputs are the queries
+            folded[f"transformer.h.{i}.attn.c_attn.{kind}"][..., : config.width] *= factors[
+                "attention_factor"
+            ]
+    for kind in ("weight", "bias"):
+        folded[f"transformer.ln_f.{kind}"] *= factors["logit_factor"] / (alpha_in if config.tied else 1.0)
+    model = GPT2LMHeadModel(_stock_config(config, vocab_size, sequence_length))
+    missing, unexpected = model.load_state_dict(folded, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    model.save_pretrained(path)
+    return Path(path)

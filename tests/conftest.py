@@ -1,0 +1,48 @@
+"""Shared by all tests: few threads, a small real corpus, and a trial small enough to train in a second."""
+
+import os
+import pydoc_data.topics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mup_tpu.config import Trial
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens are cached in a folder of this test run, not in the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["MUP_TPU_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's own manual pages (about 0.7 MB of English and code), a document a topic."""
+    folder = tmp_path_factory.mktemp("topics")
+    for name, text in pydoc_data.topics.topics.items():
+        (folder / f"{name.replace('/', '_')}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(corpus: Path) -> Trial:
+    """A trial that trains in about a second."""
+    return Trial().replace(
+        corpus=str(corpus), width=32, base_width=32, head_size=16, sequence_length=32, batch_size=4, steps=30,
+        warmup=0.2, init_std=0.08, learning_rate=0.01, eval_batches=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def dataset(tiny: Trial) -> Any:
+    """The tokens of `tiny`."""
+    from mup_tpu import data
+
+    return data.load(tiny.data)
