@@ -1,0 +1,136 @@
+"""Batches as a function of (data seed, step) alone, and a thread that makes them ahead of time.
+
+Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, inputs and targets overlapping.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mup_tpu.config import DataConfig
+from mup_tpu.data.cache import TokenCache
+from mup_tpu.errors import DataError
+
+
+class TokenDataset:
+    """Batches of one tokenised corpus.
+
+    Args:
+        config: sequence length, batch size and data seed.
+        cache: the tokens.
+
+    Raises:
+        DataError: the corpus is shorter than one batch, or nothing of it is held out.
+    """
+
+    def __init__(self, config: DataConfig, cache: TokenCache) -> None:
+        self.config = config
+        self.fingerprint = cache.fingerprint
+        self.name: str = cache.meta["dataset"]
+        self.vocab_size = cache.tokenizer.vocab_size
+        self.tokenizer = cache.tokenizer
+        self.meta: dict[str, Any] = cache.meta
+        self.tokens_per_step = config.batch_size * config.sequence_length
+        self._train, self._validation = cache.tokens["train"], cache.tokens["validation"]
+        # One block is left out so that each epoch can start its blocks at another offset.
+        self._blocks = (len(self._train) - 1) // config.sequence_length - 1
+        if self._blocks < config.batch_size:
+            raise DataError(
+                f"corpus {config.corpus!r} is shorter than one batch: {len(self._train)} training tokens, but "
+                f"batch_size {config.batch_size} x sequence_length {config.sequence_length} needs "
+                f"{(config.batch_size + 1) * config.sequence_length + 1}"
+            )
+        if len(self._validation) < config.sequence_length + 1:
+            raise DataError(
+                f"corpus {config.corpus!r} has {len(self._validation)} held-out tokens, fewer than one sequence of "
+                f"sequence_length {config.sequence_length}; use more text or a larger validation_fraction "
+                f"than {config.validation_fraction}"
+            )
+
+    def train_batch(self, step: int) -> np.ndarray:
+        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in an order of its own.
+
+        An epoch starts its blocks at an offset of its own too, so that sequences differ between epochs. A batch
+        that crosses the end of an epoch is filled from the next.
+        """
+        t, b = self.config.sequence_length, self.config.batch_size
+        starts = [self._start(step * b + i) for i in range(b)]
+        return np.stack([self._train[s : s + t + 1] for s in starts]).astype(np.int64)
+
+    def _start(self, index: int) -> int:
+        epoch, position = divmod(index, self._blocks)
+        order, offset = _epoch(self.config.data_seed, epoch, self._blocks, self.config.sequence_length)
+        return int(order[position]) * self.config.sequence_length + offset
+
+    def validation_batches(self, count: int) -> np.ndarray:
+        """Held-out tokens (N, B, T + 1), int64, the same ones always: spread evenly, not overlapping.
+
+        Fewer than `count` batches where the held-out text is shorter; where it does not fill one batch, one batch
+        of fewer sequences.
+        """
+        t = self.config.sequence_length
+        blocks = (len(self._validation) - 1) // t
+        b = min(self.config.batch_size, blocks)
+        n = min(count, blocks // b)
+        chosen = np.arange(n * b) * blocks // (n * b)
+        sequences = np.stack([self._validation[i * t : i * t + t + 1] for i in chosen])
+        return sequences.astype(np.int64).reshape(n, b, t + 1)
+
+
+@lru_cache(maxsize=4)
+def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tuple[np.ndarray, int]:
+    """Order of the blocks in an epoch, and the offset of its first one."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
+    return generator.permutation(blocks), int(generator.integers(sequence_length))
+
+
+@contextmanager
+def prefetch(
+    make_batch: Callable[[int], np.ndarray], start: int, stop: int, depth: int = 2
+) -> Iterator[Iterator]:
+    """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
+
+    What the thread raises is raised where the batch is asked for; leaving the context ends the thread.
+    """
+    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=depth)
+    ended = threading.Event()
+
+    def put(item: tuple[Any, BaseException | None]) -> None:
+        while not ended.is_set():
+            try:
+                made.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        for step in range(start, stop):
+            if ended.is_set():
+                return
+            try:
+                put((make_batch(step), None))
+            except Exception as error:
+                put((None, error))
+                return
+
+    def batches() -> Iterator:
+        for _ in range(start, stop):
+            batch, error = made.get()
+            if error is not None:
+                raise error
+            yield batch
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        yield batches()
+    finally:
+        ended.set()
+        thread.join()

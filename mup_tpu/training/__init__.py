@@ -1,0 +1,1 @@
+"""Training packs: schedule, optimizer, pack, loop, checkpoint, rows."""

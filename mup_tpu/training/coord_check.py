@@ -1,0 +1,112 @@
+"""The coordinate check: how large each layer's activations and their updates are, width by width.
+
+Yang et al. 2022 (Tensor Programs V), appendix D.1: after a few steps, no coordinate of any activation should
+grow with width. Measured as the root mean square of each module's output on a fixed batch, and of its change
+since init.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from mup_tpu.config import Trial
+from mup_tpu.data import TokenDataset
+from mup_tpu.devices import get_device
+from mup_tpu.model import build_skeleton
+from mup_tpu.training.pack import Pack
+
+
+def measure(
+    trial: Trial,
+    dataset: TokenDataset,
+    widths: Sequence[int],
+    parametrizations: Sequence[str],
+    num_seeds: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> pd.DataFrame:
+    """Train each (parametrization, width, seed) for the trial's steps and measure before each step and at the
+    end.
+
+    Args:
+        trial: what to train; its width, parametrization and seed are replaced.
+        dataset: batches; the probe is the first held-out batch.
+        widths: model widths.
+        parametrizations: keys of `mup_tpu.parametrization.TABLES`.
+        num_seeds: seeds from 0.
+        say: told which width is being measured.
+
+    Returns:
+        Tidy table: parametrization, optimizer, tied, width, seed, step, layer, quantity ("activation" or
+        "update"), rms. Steps count the updates made.
+    """
+    probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
+    rows = []
+    for width in widths:
+        for parametrization in parametrizations:
+            say(f"width {width}, {parametrization}")
+            members = [
+                trial.replace(width=width, parametrization=parametrization, seed=seed)
+                for seed in range(num_seeds)
+            ]
+            shared = {
+                "parametrization": parametrization,
+                "optimizer": trial.optimizer.optimizer,
+                "tied": trial.model.tied,
+                "width": width,
+            }
+            for point in _measure_pack(members, dataset, probe_BT):
+                rows.append(shared | point)
+    return pd.DataFrame(rows)
+
+
+def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor) -> list[dict]:
+    pack = Pack(members, dataset.vocab_size, get_device("cpu"), "loop")
+    points = []
+    start = [_activations(pack, k, probe_BT) for k in range(len(members))]
+    for step in range(members[0].train.steps + 1):
+        if step:
+            pack.step(torch.from_numpy(dataset.train_batch(step - 1)))
+        for k, member in enumerate(members):
+            now = _activations(pack, k, probe_BT)
+            for layer, activation in now.items():
+                sizes = {"activation": activation}
+                if step:
+                    sizes["update"] = activation - start[k][layer]
+                for quantity, tensor in sizes.items():
+                    rms = float(tensor.double().square().mean().sqrt())
+                    points.append(
+                        {
+                            "seed": member.train.seed,
+                            "step": step,
+                            "layer": layer,
+                            "quantity": quantity,
+                            "rms": rms,
+                        }
+                    )
+    return points
+
+
+@torch.no_grad()
+def _activations(pack: Pack, member: int, probe_BT: Tensor) -> dict[str, Tensor]:
+    """Output of each part of the network on the probe, in order from input to logits."""
+    config = pack.trials[member].model
+    skeleton = build_skeleton(config, pack.vocab_size, pack.trials[member].data.sequence_length)
+    parts = {"embedding": skeleton.transformer.drop}
+    for i, block in enumerate(skeleton.transformer.h):
+        parts |= {f"attention {i}": block.attn.c_proj, f"mlp {i}": block.mlp.c_proj, f"residual {i}": block}
+    parts |= {"final norm": skeleton.transformer.ln_f}
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable:
+        return lambda module, inputs, output: outputs.__setitem__(name, output.detach())
+
+    for name, part in parts.items():
+        part.register_forward_hook(keep(name))
+    values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
+    outputs["logits"] = functional_call(skeleton, values, (probe_BT,), tie_weights=True)
+    return outputs

@@ -1,0 +1,266 @@
+"""The one training loop: a pack from its first step to its rows, with reports on the way.
+
+Shapes: K members, S steps, B sequences, T tokens, N evaluation batches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu.data import TokenDataset, prefetch
+from mup_tpu.devices import Device, get_device
+from mup_tpu.model import count_parameters
+from mup_tpu.training import checkpoint
+from mup_tpu.training.pack import Pack
+from mup_tpu.training.rows import run_row, train_curve
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a pack stands."""
+
+    step: int
+    steps: int
+    losses: tuple[float, ...]
+    """Last training loss of each member, nat per token; nan where it has ended."""
+    validation_losses: tuple[float, ...] | None
+    """Held-out loss of each member where this step evaluated."""
+    statuses: tuple[str, ...]
+    """"running", or how each member has ended."""
+    tokens_per_second: float
+    """Training tokens of all live members, since the last report."""
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
+
+    rows: list[dict[str, Any]]
+    curves: list[dict[str, Any]]
+    pack: Pack | None
+    input_wait_fraction: float
+    """Share of the training time in which the step waited for its batch."""
+
+
+Control = Callable[[Report], Collection[int]]
+"""Looks at a report and names the members to stop."""
+
+
+def train_pack(
+    trials: Sequence[Trial],
+    dataset: TokenDataset,
+    options: RunOptions,
+    checkpoints: Path | None = None,
+    control: Control | None = None,
+) -> Iterator[Report | PackResult]:
+    """Train a pack to its end, yielding a Report at every log point and the PackResult last.
+
+    Args:
+        trials: the members, of one `Trial.pack_key()`.
+        dataset: their batches.
+        options: how to run.
+        checkpoints: folder to checkpoint to and to go on from; None keeps none.
+        control: may stop members early; they end with status "stopped".
+
+    Returns:
+        An iterator; a member that diverges ends with status "diverged" and loss +inf, and raises nothing.
+    """
+    return _Run(trials, dataset, options, checkpoints, control).steps()
+
+
+class _Run:
+    """State of one pack in training, all of it in the checkpoint."""
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        dataset: TokenDataset,
+        options: RunOptions,
+        checkpoints: Path | None,
+        control: Control | None,
+    ) -> None:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self.options, self.dataset, self.control, self.checkpoints = options, dataset, control, checkpoints
+        self.device: Device = get_device(options.device)
+        way = None if options.way == "auto" else options.way
+        self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
+        self.total = trials[0].train.steps
+        self.losses_SK = torch.full((self.total, len(trials)), math.nan, dtype=torch.float64)
+        self.statuses = ["running"] * len(trials)
+        self.ended_at = [0] * len(trials)
+        self.validation: list[dict[str, Any]] = []
+        self.wall_time = self.waited = 0.0
+        if checkpoints is not None:
+            self._resume()
+
+    def steps(self) -> Iterator[Report | PackResult]:
+        """Train, report, finish."""
+        on_device = self.device.torch_device
+        start = self.pack.steps_done
+        began = last_report = time.perf_counter()
+        before = self.wall_time
+        pending: list[torch.Tensor] = []
+        with prefetch(self.dataset.train_batch, start, self.total) as batches:
+            while self.pack.steps_done < self.total and any(self.pack.live):
+                asked = time.perf_counter()
+                tokens_BT1 = torch.from_numpy(next(batches)).to(on_device)
+                self.waited += time.perf_counter() - asked
+                pending.append(self.pack.step(tokens_BT1))
+                done = self.pack.steps_done
+                evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
+                saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
+                if not (
+                    self._falls_on(self.options.log_every, done) or evaluates or saves or done == self.total
+                ):
+                    continue
+                self.losses_SK[done - len(pending) : done] = torch.stack(pending).double().cpu()
+                live = len(pending) * sum(self.pack.live)
+                pending = []
+                self._end_diverged(done)
+                validation = self._evaluate(done) if evaluates else None
+                now = time.perf_counter()
+                rate = live * self.dataset.tokens_per_step / max(now - last_report, 1e-9)
+                last_report = now
+                self.wall_time = before + now - began
+                report = self._report(rate, validation)
+                yield report
+                for k in self.control(report) if self.control else ():
+                    self._end(k, "stopped", done)
+                if saves and self.checkpoints is not None and any(self.pack.live):
+                    self._save()
+        yield self._finish(before, began)
+
+    @staticmethod
+    def _falls_on(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+    def _end(self, k: int, status: str, step: int) -> None:
+        self.statuses[k] = status
+        self.ended_at[k] = step
+        self.pack.end(k)
+
+    def _end_diverged(self, done: int) -> None:
+        """End members whose loss is no number any more, at the first step where it was not."""
+        for k in range(len(self.statuses)):
+            bad = (~self.losses_SK[:done, k].isfinite()).nonzero()
+            if self.statuses[k] == "running" and len(bad):
+                self._end(k, "diverged", int(bad[0]))
+
+    def _evaluate(self, done: int) -> tuple[float, ...]:
+        count = self.pack.trials[0].train.eval_batches
+        held_out = torch.from_numpy(self.dataset.validation_batches(count)).to(self.device.torch_device)
+        losses = tuple(self.pack.evaluate(held_out).double().tolist())
+        for k, loss in enumerate(losses):
+            if self.statuses[k] == "running":
+                tokens = done * self.dataset.tokens_per_step
+                self.validation.append(
+                    {"member": k, "step": done, "tokens": tokens, "split": "validation", "loss": loss}
+                )
+        return losses
+
+    def _report(self, rate: float, validation: tuple[float, ...] | None) -> Report:
+        done = self.pack.steps_done
+        losses = tuple(self.losses_SK[done - 1].tolist())
+        return Report(done, self.total, losses, validation, tuple(self.statuses), rate)
+
+    def _finish(self, before: float, began: float) -> PackResult:
+        """Final evaluation, rows and curves."""
+        done = self.pack.steps_done
+        final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.statuses)
+        self.device.synchronize()
+        training_time = max(self.wall_time, 1e-9)
+        self.wall_time = before + time.perf_counter() - began
+        rows, curves = [], []
+        for k, trial in enumerate(self.pack.trials):
+            if self.statuses[k] == "running":
+                self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
+                self.ended_at[k] = done
+            ended = self.ended_at[k]
+            trained = self.losses_SK[:ended, k].tolist()
+            trial_id = trial.trial_id(self.dataset.fingerprint)
+            validation = [
+                {name: v for name, v in p.items() if name != "member"}
+                for p in self.validation
+                if p["member"] == k
+            ]
+            points = train_curve(trained, self.options.log_every, self.dataset.tokens_per_step) + validation
+            curves += [{"trial_id": trial_id, **point} for point in points]
+            total, non_embedding = count_parameters(self.pack.shapes)
+            rows.append(
+                run_row(
+                    trial,
+                    trial_id=trial_id,
+                    params=total,
+                    params_non_embedding=non_embedding,
+                    steps_done=ended,
+                    dataset=self.dataset.name,
+                    data_fingerprint=self.dataset.fingerprint,
+                    loss=self._result(k, final[k], trained, validation),
+                    status=self.statuses[k],
+                    reason=f"loss not finite at step {ended}" if self.statuses[k] == "diverged" else "",
+                    wall_time_s=self.wall_time / len(self.statuses),
+                    device=self.device.name,
+                    pack_size=len(self.statuses),
+                )
+            )
+        return PackResult(rows, curves, self.pack, self.waited / training_time)
+
+    def _result(self, k: int, final: float, trained: list[float], validation: list[dict[str, Any]]) -> float:
+        """A member's loss, nat per token; a stopped one's is its last known of the same kind."""
+        if self.statuses[k] == "diverged":
+            return math.inf
+        if self.pack.trials[k].train.loss_kind == "train_mean":
+            return math.fsum(trained) / len(trained)
+        if self.statuses[k] == "stopped":
+            return validation[-1]["loss"] if validation else math.nan
+        return final
+
+    def _trial_ids(self) -> list[str]:
+        return [trial.trial_id(self.dataset.fingerprint) for trial in self.pack.trials]
+
+    def _save(self) -> None:
+        meta = {
+            "trial_ids": self._trial_ids(),
+            "statuses": self.statuses,
+            "ended_at": self.ended_at,
+            "validation": self.validation,
+            "wall_time": self.wall_time,
+            "waited": self.waited,
+        }
+        assert self.checkpoints is not None
+        tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
+        checkpoint.save(self.checkpoints, self.pack.steps_done, tensors, meta)
+
+    def _resume(self) -> None:
+        assert self.checkpoints is not None
+        found = checkpoint.load_latest(self.checkpoints)
+        if found is None or found.meta["trial_ids"] != self._trial_ids():
+            return
+        self.losses_SK.copy_(found.tensors.pop("losses_SK"))
+        self.pack.load_tensors(found.tensors, found.step)
+        for name in ("statuses", "ended_at", "validation", "wall_time", "waited"):
+            setattr(self, name, found.meta[name])
+        for k, status in enumerate(self.statuses):
+            if status != "running":
+                self.pack.end(k)
+
+
+def run_to_end(
+    events: Iterator[Report | PackResult], on_report: Callable[[Report], None] | None = None
+) -> PackResult:
+    """Drain `train_pack`, handing its reports on, and return its result."""
+    for event in events:
+        if isinstance(event, PackResult):
+            return event
+        if on_report is not None:
+            on_report(event)
+    raise AssertionError("a pack always ends with its result")

@@ -1,0 +1,185 @@
+"""AdamW and SGD whose learning rate, decay and schedule differ by member and by parameter.
+
+Two forms of one rule: torch's own fused optimizers over one member's parameters (members in turns), and the
+same arithmetic over stacked parameters (members as one program). Tests hold both to `torch.optim`.
+
+Shapes: K members, leading on every stacked tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mup_tpu.config import OptimizerConfig, Trial
+from mup_tpu.parametrization import Scaling
+from mup_tpu.training.schedule import schedule_factor
+
+State = dict[str, dict[str, Tensor]]
+"""Optimizer state: slot name ("exp_avg", ...) -> parameter name -> stacked tensor."""
+
+
+def state_slots(config: OptimizerConfig) -> tuple[str, ...]:
+    """Names of the per-parameter state, as torch.optim has them."""
+    if config.optimizer == "adamw":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if config.momentum else ()
+
+
+def step_size(trial: Trial, step: int) -> tuple[float, float]:
+    """(learning rate, weight decay) of a trial's unscaled parameters at a step.
+
+    A step shrinks a weight by their product. Coupled: lr_t·λ. Independent (Loshchilov & Hutter 2019; Wortsman
+    et al. 2023, section 3.2.2): schedule·λ, so the decay handed on is divided by the peak learning rate.
+    """
+    config = trial.optimizer
+    learning_rate = config.learning_rate * schedule_factor(trial.train, step)
+    decay = (
+        config.weight_decay if config.decay_mode == "coupled" else config.weight_decay / config.learning_rate
+    )
+    return learning_rate, decay
+
+
+def decay_factor(config: OptimizerConfig, scaling: Scaling) -> float:
+    """× weight decay of one parameter, such that its learning-rate factor times this is as the mode says.
+
+    Coupled takes the table's. Independent shrinks every matrix alike whatever its learning rate, so its
+    factor undoes the learning rate's.
+    """
+    if scaling.weight_decay == 0:
+        return 0.0
+    return scaling.weight_decay if config.decay_mode == "coupled" else 1 / scaling.learning_rate
+
+
+class MemberOptimizer:
+    """torch.optim over one member's parameters, one group for each pair of factors.
+
+    Args:
+        trial: the member.
+        leaves: its parameters by name, views into the pack's stack.
+        scaling: factors by parameter name.
+        state: its optimizer state, views into the pack's stack.
+        steps_done: updates already made (after a resume).
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        leaves: Mapping[str, Tensor],
+        scaling: Mapping[str, Scaling],
+        state: Mapping[str, Mapping[str, Tensor]],
+        steps_done: int,
+    ) -> None:
+        self.trial = trial
+        config = trial.optimizer
+        groups: dict[tuple[float, float], list[Tensor]] = {}
+        for name, leaf in leaves.items():
+            factors = (scaling[name].learning_rate, decay_factor(config, scaling[name]))
+            groups.setdefault(factors, []).append(leaf)
+        self._factors = list(groups)
+        parameters = [{"params": leaves} for leaves in groups.values()]
+        if config.optimizer == "adamw":
+            self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                parameters, lr=1.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+            )
+        else:
+            self._optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=config.momentum, fused=True)
+        for name, leaf in leaves.items():
+            slots = {slot: tensors[name] for slot, tensors in state.items()}
+            if config.optimizer == "adamw":
+                slots["step"] = torch.tensor(float(steps_done), device=leaf.device)
+            if slots:
+                self._optimizer.state[leaf] = slots
+
+    def update(self, step: int) -> None:
+        """Apply the leaves' gradients with this step's learning rate, and drop the gradients."""
+        learning_rate, decay = step_size(self.trial, step)
+        for group, (lr_factor, wd_factor) in zip(self._optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = learning_rate * lr_factor
+            group["weight_decay"] = decay * wd_factor
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+class StackedOptimizer:
+    """The same updates over stacked parameters, all members at once.
+
+    Args:
+        trials: the K members; they share the update rule, not its learning rate or decay.
+        scalings: factors by parameter name, one mapping a member.
+        like: a tensor whose dtype and device the factors take.
+    """
+
+    def __init__(
+        self, trials: Sequence[Trial], scalings: Sequence[Mapping[str, Scaling]], like: Tensor
+    ) -> None:
+        self.trials = trials
+        self._like = like
+        self._lr_factors_K = {
+            name: self._tensor([s[name].learning_rate for s in scalings]) for name in scalings[0]
+        }
+        self._decay_factors_K = {
+            name: self._tensor(
+                [decay_factor(t.optimizer, s[name]) for t, s in zip(trials, scalings, strict=True)]
+            )
+            for name in scalings[0]
+        }
+        self._eps_K = self._tensor([t.optimizer.eps for t in trials])
+
+    def _tensor(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self._like.dtype, device=self._like.device)
+
+    def update(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], state: State, step: int
+    ) -> None:
+        """Apply stacked gradients in place with this step's learning rates (K,)."""
+        sizes = [step_size(trial, step) for trial in self.trials]
+        lr_K, decay_K = (self._tensor(values) for values in zip(*sizes, strict=True))
+        config = self.trials[0].optimizer
+        for name, p in parameters.items():
+            over = (-1,) + (1,) * (p.dim() - 1)
+            lr = (lr_K * self._lr_factors_K[name]).view(over)
+            decay = (decay_K * self._decay_factors_K[name]).view(over)
+            slots = {slot: tensors[name] for slot, tensors in state.items()}
+            if config.optimizer == "adamw":
+                _adamw_(p, gradients[name], slots, lr, decay, self._eps_K.view(over), config, step + 1)
+            else:
+                _sgd_(p, gradients[name], slots, lr, decay, config, first=step == 0)
+
+
+def _adamw_(
+    p: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: Tensor, decay: Tensor, eps: Tensor,
+    config: OptimizerConfig, count: int,
+) -> None:  # fmt: skip
+    """Loshchilov & Hutter 2019, algorithm 2, in the order of torch.optim.AdamW."""
+    p.mul_(1 - lr * decay)
+    slots["exp_avg"].lerp_(g, 1 - config.beta1)
+    slots["exp_avg_sq"].mul_(config.beta2).addcmul_(g, g, value=1 - config.beta2)
+    denominator = (slots["exp_avg_sq"].sqrt() / (1 - config.beta2**count) ** 0.5).add_(eps)
+    p.sub_(lr / (1 - config.beta1**count) * slots["exp_avg"] / denominator)
+
+
+def _sgd_(
+    p: Tensor,
+    g: Tensor,
+    slots: Mapping[str, Tensor],
+    lr: Tensor,
+    decay: Tensor,
+    config: OptimizerConfig,
+    first: bool,
+) -> None:
+    """Momentum SGD as in torch.optim.SGD: decay joins the gradient; the first buffer is the first gradient."""
+    g = g + decay * p
+    if config.momentum:
+        buffer = slots["momentum_buffer"]
+        g = buffer.copy_(g) if first else buffer.mul_(config.momentum).add_(g)
+    p.sub_(lr * g)
+
+
+def clip_factors(gradients: Mapping[str, Tensor], limits_K: Tensor) -> Tensor:
+    """Factor (K,) that brings each member's gradient to its limit at most, as torch's clip_grad_norm_."""
+    squares = [g.flatten(1).square().sum(1) for g in gradients.values()]
+    norms_K = torch.stack(squares).sum(0).sqrt()
+    return (limits_K / (norms_K + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,102 @@
+"""A trained member as a row of the run table, and its learning curve."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.config import Trial
+
+_VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
+
+
+@functools.cache
+def versions() -> str:
+    """Versions of Python and of the packages that decide numbers, as JSON."""
+    found = {"python": platform.python_version()}
+    for package in _VERSIONED:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return json.dumps(found, sort_keys=True)
+
+
+@functools.cache
+def git_commit() -> str:
+    """Commit of the checkout this package runs from ("+" if changed since), or "" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def run_row(trial: Trial, **outcome: Any) -> dict[str, Any]:
+    """One row of the run table: the trial's configuration in columns, and how it went.
+
+    Args:
+        trial: what was run.
+        outcome: the columns that only running tells; a divergence gets loss = +inf.
+    """
+    m, d, o, t = trial.model, trial.data, trial.optimizer, trial.train
+    return {
+        "parametrization": m.parametrization,
+        "width": m.width,
+        "base_width": m.base_width,
+        "depth": m.depth,
+        "heads": m.heads,
+        "head_size": m.actual_head_size,
+        "growing": m.growing,
+        "tied": m.tied,
+        "optimizer": o.optimizer,
+        "lr": o.learning_rate,
+        "weight_decay": o.weight_decay,
+        "decay_mode": o.decay_mode,
+        "schedule": t.schedule,
+        "warmup_steps": t.warmup_steps,
+        "grad_clip": o.grad_clip,
+        "eps": o.eps,
+        "beta1": o.beta1,
+        "beta2": o.beta2,
+        "init_std": m.init_std,
+        "alpha_in": m.alpha_in,
+        "alpha_out": m.alpha_out,
+        "alpha_attn": m.alpha_attn,
+        "readout_zero_init": m.readout_zero_init,
+        "seed": t.seed,
+        "data_seed": d.data_seed,
+        "batch_size": d.batch_size,
+        "sequence_length": d.sequence_length,
+        "steps_planned": t.steps,
+        "tokens": outcome["steps_done"] * d.batch_size * d.sequence_length,
+        "loss_kind": t.loss_kind,
+        "precision": t.precision,
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "config": json.dumps(trial.to_dict(), sort_keys=True),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **outcome,
+    }
+
+
+def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:
+    """Points of a training curve: the mean loss of each stretch of `every` steps (nan once diverged)."""
+    points = []
+    for start in range(0, len(losses), every):
+        stretch = losses[start : start + every]
+        done = start + len(stretch)
+        mean = math.fsum(stretch) / len(stretch) if all(map(math.isfinite, stretch)) else math.nan
+        points.append({"step": done, "tokens": done * tokens_per_step, "split": "train", "loss": mean})
+    return points

@@ -1,0 +1,23 @@
+"""Learning-rate schedules, as a factor of the peak learning rate."""
+
+from __future__ import annotations
+
+import math
+
+from mup_tpu.config import TrainConfig
+
+
+def schedule_factor(config: TrainConfig, step: int) -> float:
+    """Learning rate of `step` (from 0) over the peak learning rate; always above 0.
+
+    Linear warm-up reaches 1 at the last warm-up step; then constant, or a linear or cosine fall that reaches
+    `final_lr_fraction` at the last step (Loshchilov & Hutter 2017, equation 5, without restarts).
+    """
+    warmup = config.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    if config.schedule == "constant":
+        return 1.0
+    progress = (step - warmup) / max(1, config.steps - 1 - warmup)
+    left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.final_lr_fraction + (1 - config.final_lr_fraction) * left

@@ -1,0 +1,136 @@
+"""Tokens and their cache: right, deterministic, safe with two builders, mended when damaged."""
+
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mup_tpu.config import DataConfig
+from mup_tpu.data import fingerprint, load
+from mup_tpu.data.cache import load_cache
+from mup_tpu.data.corpus import is_held_out, read_documents
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_tokens_decode_to_the_documents_of_their_split(tokenizer, corpus):
+    config = DataConfig(corpus=str(corpus), tokenizer=tokenizer, vocab_size=600, validation_fraction=0.2)
+    cache = load_cache(config)
+    assert cache.tokenizer.vocab_size == (256 if tokenizer == "bytes" else 600)
+    for split, held_out in (("train", False), ("validation", True)):
+        tokens = np.asarray(cache.tokens[split])
+        ends = np.flatnonzero(tokens == 0)
+        pieces = [cache.tokenizer.decode(p[:-1]) for p in np.split(tokens, ends + 1)[:-1]]
+        expected = [d.text for d in read_documents(str(corpus)) if is_held_out(d, 0.2) == held_out]
+        assert pieces == expected
+
+
+def test_bpe_is_trained_on_the_training_documents_alone(corpus, own_cache, tmp_path):
+    """A word that only held-out documents hold never becomes a token."""
+    import shutil
+
+    changed = shutil.copytree(corpus, tmp_path / "changed")
+    word = "Zyxwvutsrq"
+    config = DataConfig(corpus=str(changed), tokenizer="bpe", vocab_size=2000, validation_fraction=0.2)
+    name = next(
+        f"extra{i}.txt" for i in range(100) if _write(changed / f"extra{i}.txt", f"{i} {word} " * 500, 0.2)
+    )
+    cache = load_cache(config)
+    assert word in (changed / name).read_text()
+    assert len(cache.tokenizer.encode([word])[0]) > 4
+    assert len(cache.tokenizer.encode(["function"])[0]) == 1
+
+
+def _write(path, text, fraction) -> bool:
+    from mup_tpu.data.corpus import Document
+
+    if is_held_out(Document(path.name, text), fraction):
+        path.write_text(text)
+        return True
+    return False
+
+
+def test_entropy_is_that_of_the_bytes():
+    counts = Counter(b"\0".join(d.text.encode() for d in read_documents("sotu")) + b"\0")
+    total = sum(counts.values())
+    entropy = -sum(n / total * math.log(n / total) for n in counts.values())
+    assert load_cache(DataConfig()).meta["unigram_entropy"] == pytest.approx(entropy, rel=1e-12)
+
+
+def test_fingerprint_names_the_text_and_its_tokens_not_its_place(corpus, tmp_path):
+    import shutil
+
+    config = DataConfig(corpus=str(corpus))
+    assert fingerprint(DataConfig(corpus=str(shutil.copytree(corpus, tmp_path / "copy")))) == fingerprint(
+        config
+    )
+    others = [
+        DataConfig(corpus=str(corpus), tokenizer="bpe", vocab_size=600),
+        DataConfig(corpus=str(corpus), tokenizer="bpe", vocab_size=700),
+        DataConfig(corpus=str(corpus), validation_fraction=0.1),
+        DataConfig(corpus="sotu"),
+    ]
+    assert len({fingerprint(c) for c in [config, *others]}) == 5
+    # Order of the batches is not a property of the tokens.
+    assert fingerprint(DataConfig(corpus=str(corpus), data_seed=3, batch_size=2)) == fingerprint(config)
+
+
+def test_changed_text_changes_the_fingerprint(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("first " * 100)
+    before = fingerprint(DataConfig(corpus=str(file)))
+    file.write_text("other " * 100)
+    os.utime(file, ns=(0, 1))
+    assert fingerprint(DataConfig(corpus=str(file))) != before
+
+
+def test_two_builders_at_once_make_one_cache(corpus, own_cache):
+    code = (
+        "import sys; from mup_tpu.config import DataConfig; from mup_tpu.data import load\n"
+        "d = load(DataConfig(corpus=sys.argv[1], tokenizer='bpe', vocab_size=900), progress=False)\n"
+        "print(d.fingerprint, d.train_batch(0).sum())"
+    )
+    command = [sys.executable, "-c", code, str(corpus)]
+    builders = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(2)
+    ]
+    outputs = [builder.communicate(timeout=120)[0] for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+    assert len(list((own_cache / "tokens").iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta"])
+def test_damaged_cache_is_made_again(damage, corpus, own_cache):
+    config = DataConfig(corpus=str(corpus))
+    expected = load(config).train_batch(0)
+    folder = own_cache / "tokens" / fingerprint(config)
+    file = folder / "train.npy"
+    content = file.read_bytes()
+    if damage == "flip":
+        file.write_bytes(content[:500] + bytes([content[500] ^ 1]) + content[501:])
+    elif damage == "truncate":
+        file.write_bytes(content[:-100])
+    else:
+        (folder / "meta.json").unlink()
+    with pytest.warns(UserWarning, match="is damaged; making it again"):
+        again = load(config).train_batch(0)
+    assert np.array_equal(again, expected)
+
+
+def test_cache_that_cannot_be_written(corpus, tmp_path, monkeypatch):
+    from mup_tpu.errors import DataError
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match="cannot be written.*set MUP_TPU_CACHE"):
+        load(DataConfig(corpus=str(corpus)))

@@ -1,0 +1,122 @@
+"""The training loop on real text: what it reports, what it stores, and how it ends."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mup_tpu.config import RunOptions
+from mup_tpu.training.loop import PackResult, Report, run_to_end, train_pack
+from mup_tpu.training.pack import Pack
+
+
+def run(trials, dataset, **options):
+    control = options.pop("control", None)
+    checkpoints = options.pop("checkpoints", None)
+    return run_to_end(train_pack(trials, dataset, RunOptions(**options), checkpoints, control))
+
+
+def test_training_learns_and_the_row_tells_the_loss_on_held_out_text(tiny, dataset):
+    trial = tiny.replace(steps=200, learning_rate=0.02)
+    result = run([trial], dataset)
+    row = result.rows[0]
+    held_out = torch.from_numpy(dataset.validation_batches(trial.train.eval_batches))
+    assert row["loss"] == pytest.approx(result.pack.evaluate(held_out)[0].item())
+    untrained = Pack([trial], dataset.vocab_size, result.pack.device).evaluate(held_out)[0].item()
+    assert untrained == pytest.approx(math.log(256), abs=0.3)
+    assert row["loss"] < 3.0, "200 steps of English bytes get well below the unigram entropy"
+    assert (row["status"], row["steps_done"], row["tokens"]) == ("finished", 200, 200 * 4 * 32)
+    assert row["trial_id"] == trial.trial_id(dataset.fingerprint)
+
+
+def test_train_mean_is_the_mean_of_every_steps_loss(tiny, dataset):
+    trial = tiny.replace(loss_kind="train_mean")
+    pack = Pack([trial], dataset.vocab_size, run([trial], dataset).pack.device)
+    losses = [pack.step(torch.from_numpy(dataset.train_batch(step))).item() for step in range(30)]
+    assert run([trial], dataset).rows[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def test_curves_hold_means_of_stretches_and_evaluations(tiny, dataset):
+    result = run([tiny], dataset, log_every=12, eval_every=10)
+    train = [(p["step"], p["tokens"]) for p in result.curves if p["split"] == "train"]
+    assert train == [(12, 12 * 128), (24, 24 * 128), (30, 30 * 128)]
+    held_out = [p for p in result.curves if p["split"] == "validation"]
+    assert [p["step"] for p in held_out] == [10, 20, 30]
+    assert held_out[-1]["loss"] == result.rows[0]["loss"]
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_divergence_is_a_result_and_ends_that_member_alone(way, tiny, dataset):
+    wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)
+    alone = run([tiny], dataset, way=way).rows[0]
+    result = run([wild, tiny], dataset, way=way)
+    assert result.rows[0]["status"] == "diverged" and result.rows[0]["loss"] == math.inf
+    assert 0 < result.rows[0]["steps_done"] < 10
+    assert "not finite" in result.rows[0]["reason"]
+    assert result.rows[1]["loss"] == pytest.approx(alone["loss"], rel=0 if way == "loop" else 1e-3)
+
+
+def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
+    wild = [tiny.replace(learning_rate=1e30, grad_clip=0.0, seed=s) for s in range(2)]
+    result = run(wild, dataset, log_every=5)
+    assert [row["status"] for row in result.rows] == ["diverged"] * 2
+    assert result.pack.steps_done == 5, "the pack trained on after nobody was left"
+
+
+def test_control_stops_members_early(tiny, dataset):
+    trials = [tiny.replace(learning_rate=lr) for lr in (0.01, 0.0001)]
+
+    def stop_the_worse(report: Report) -> set[int]:
+        return {int(np.argmax(report.losses))} if report.step == 20 else set()
+
+    result = run(trials, dataset, control=stop_the_worse, eval_every=10)
+    assert [row["status"] for row in result.rows] == ["finished", "stopped"]
+    assert result.rows[1]["steps_done"] == 20
+    held_out = [
+        p["loss"]
+        for p in result.curves
+        if p["split"] == "validation" and p["trial_id"] == result.rows[1]["trial_id"]
+    ]
+    assert result.rows[1]["loss"] == held_out[-1] and len(held_out) == 2
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(way, tiny, dataset, tmp_path):
+    trials = [
+        tiny,
+        tiny.replace(learning_rate=0.003, seed=3),
+        tiny.replace(learning_rate=1e30, grad_clip=0.0),
+    ]
+    whole = run(trials, dataset, way=way, eval_every=8)
+    options = RunOptions(way=way, eval_every=8, checkpoint_every=7)
+    for event in train_pack(trials, dataset, options, tmp_path):
+        if isinstance(event, Report) and event.step == 24:
+            break  # the generator is dropped here, as in a kill: nothing after step 21's checkpoint is kept
+    steps = []
+    for event in train_pack(trials, dataset, options, tmp_path):
+        if isinstance(event, Report):
+            steps.append(event.step)
+        else:
+            resumed = event
+    assert steps == [24, 28, 30], "it did not go on from step 21"
+    assert isinstance(resumed, PackResult)
+    for ours, theirs in zip(resumed.rows, whole.rows, strict=True):
+        different = {k for k in ours if ours[k] != theirs[k]} - {"wall_time_s", "finished_at"}
+        assert not different, different
+    assert resumed.curves == whole.curves
+
+
+def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
+    run([tiny], dataset, checkpoint_every=10, checkpoints=tmp_path)
+    other = tiny.replace(seed=9)
+    assert (
+        run([other], dataset, checkpoint_every=10, checkpoints=tmp_path).rows[0]["loss"]
+        == run([other], dataset).rows[0]["loss"]
+    )
+
+
+def test_reports_come_at_every_log_point(tiny, dataset):
+    reports = [e for e in train_pack([tiny], dataset, RunOptions(log_every=8)) if isinstance(e, Report)]
+    assert [r.step for r in reports] == [8, 16, 24, 30]
+    assert all(r.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)

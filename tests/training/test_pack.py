@@ -1,0 +1,219 @@
+"""A pack's members against stock transformers GPT-2 with torch.optim, against each other, and against NaN."""
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mup_tpu.config import Trial
+from mup_tpu.devices import get_device
+from mup_tpu.errors import ConfigError
+from mup_tpu.training.pack import Pack
+from mup_tpu.training.schedule import schedule_factor
+
+VOCAB = 48
+TINY = Trial().replace(
+    width=32,
+    base_width=32,
+    head_size=16,
+    sequence_length=24,
+    batch_size=4,
+    steps=20,
+    warmup=0.2,
+    init_std=0.05,
+)
+
+
+def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shape = (trial.data.batch_size, trial.data.sequence_length + 1)
+    return [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count)]
+
+
+def train(trials: list[Trial], way: str = "loop", count: int = 20) -> tuple[Pack, torch.Tensor]:
+    pack = Pack(trials, VOCAB, get_device("cpu"), way)
+    return pack, torch.stack([pack.step(batch) for batch in batches(trials[0], count)])
+
+
+def train_plainly(trial: Trial) -> tuple[GPT2LMHeadModel, list[float]]:
+    """Stock GPT-2, torch.optim and nothing of ours but the starting weights; valid at the base width."""
+    start = Pack([trial], VOCAB, get_device("cpu"))
+    config = GPT2Config(
+        vocab_size=VOCAB, n_positions=trial.data.sequence_length, n_embd=32, n_layer=2, n_head=2,
+        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, tie_word_embeddings=trial.model.tied,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).to(next(iter(start.parameters.values())).dtype)
+    model.load_state_dict(start.member_parameters(0), strict=False)
+    model.tie_weights()
+    o = trial.optimizer
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if o.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.eps)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.momentum)
+    losses = []
+    for step, tokens in enumerate(batches(trial)):
+        for group in optimizer.param_groups:
+            group["lr"] = o.learning_rate * schedule_factor(trial.train, step)
+        logits = model(tokens[:, :-1]).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), o.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+def test_member_equals_stock_gpt2_with_torch_optim(way, tied, optimizer, precision, tolerance):
+    trial = TINY.replace(
+        tied=tied, optimizer=optimizer, precision=precision,
+        learning_rate=0.01 if optimizer == "adamw" else 0.3,
+        weight_decay=0.1, momentum=0.9, grad_clip=0.5,
+    )  # fmt: skip
+    other = trial.replace(learning_rate=0.003, seed=5)
+    pack, losses_SK = train([other, trial], way)
+    model, expected = train_plainly(trial)
+    expected_S = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(losses_SK[:, 1].double(), expected_S, rtol=tolerance, atol=tolerance)
+    theirs = dict(model.named_parameters())
+    for name, p in pack.member_parameters(1).items():
+        # Adam turns a gradient of rounding noise (key biases have none in exact arithmetic) into a full step.
+        if precision == "float32" and name.endswith("c_attn.bias"):
+            continue
+        torch.testing.assert_close(p, theirs[name].detach(), rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
+    base = TINY.replace(
+        width=64,
+        precision="float64",
+        optimizer=optimizer,
+        momentum=0.5,
+        weight_decay=0.02,
+        decay_mode=decay_mode,
+    )
+    trials = [
+        base.replace(
+            learning_rate=lr, parametrization=p, seed=s, schedule=schedule, weight_decay=wd, grad_clip=c
+        )
+        for lr, p, s, schedule, wd, c in (
+            (0.01, "mup", 0, "cosine", 0.0, 1.0),
+            (0.02, "sp", 1, "linear", 0.02, 0.0),
+            (0.005, "mup", 2, "constant", 0.01, 0.1),
+        )
+    ]
+    loop, loop_losses = train(trials, "loop")
+    stacked, stacked_losses = train(trials, "vmap")
+    torch.testing.assert_close(loop_losses, stacked_losses, rtol=1e-10, atol=1e-10)
+    for name in loop.parameters:
+        torch.testing.assert_close(loop.parameters[name], stacked.parameters[name], rtol=1e-8, atol=1e-8)
+    held_out = torch.stack(batches(base, 2))
+    torch.testing.assert_close(loop.evaluate(held_out), stacked.evaluate(held_out), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_member_result_does_not_depend_on_its_pack(way):
+    # Stacked products may sum in another order, which Adam amplifies in float32: float64 gives a bound.
+    base = TINY.replace(precision="float32" if way == "loop" else "float64")
+    trials = [base.replace(learning_rate=lr, seed=s) for lr, s in ((0.01, 0), (0.001, 1), (0.03, 2))]
+    together, _ = train(trials, way)
+    alone, _ = train(trials[1:2], way)
+    tolerance = 0.0 if way == "loop" else 1e-9
+    for name, p in alone.member_parameters(0).items():
+        torch.testing.assert_close(p, together.member_parameters(1)[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_nan_in_one_member_leaves_the_others_bit_identical(way):
+    trials = [TINY.replace(learning_rate=lr) for lr in (0.01, 0.002, 0.03)]
+    clean, poisoned = (Pack(trials, VOCAB, get_device("cpu"), way) for _ in range(2))
+    for p in poisoned.parameters.values():
+        p[1].fill_(float("nan"))
+    for batch in batches(TINY, 5):
+        clean.step(batch)
+        losses = poisoned.step(batch)
+    assert losses.isnan().tolist() == [False, True, False]
+    for member in (0, 2):
+        for name, p in clean.member_parameters(member).items():
+            assert torch.equal(p, poisoned.member_parameters(member)[name]), name
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
+def test_mup_and_sp_are_bit_identical_at_the_base_width(way, optimizer, decay_mode):
+    trial = TINY.replace(optimizer=optimizer, weight_decay=0.1, decay_mode=decay_mode)
+    mup, _ = train([trial.replace(parametrization="mup")], way)
+    sp, _ = train([trial.replace(parametrization="sp")], way)
+    for name, p in mup.parameters.items():
+        assert torch.equal(p, sp.parameters[name]), name
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_resumed_pack_goes_on_bit_identically(way):
+    trials = [TINY.replace(learning_rate=lr, optimizer="sgd", momentum=0.9) for lr in (0.1, 0.2)]
+    whole, _ = train(trials, way)
+    first, _ = train(trials, way, 11)
+    resumed = Pack(trials, VOCAB, get_device("cpu"), way)
+    resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, steps_done=11)
+    for batch in batches(TINY)[11:]:
+        resumed.step(batch)
+    for name, p in whole.parameters.items():
+        assert torch.equal(p, resumed.parameters[name]), name
+
+
+def test_checkpoint_of_one_way_loads_in_the_other():
+    trials = [TINY.replace(learning_rate=lr, precision="float64") for lr in (0.01, 0.02)]
+    whole, _ = train(trials, "loop")
+    first, _ = train(trials, "loop", 9)
+    other = Pack(trials, VOCAB, get_device("cpu"), "vmap")
+    other.load_tensors(first.tensors(), steps_done=9)
+    for batch in batches(TINY)[9:]:
+        other.step(batch)
+    for name, p in whole.parameters.items():
+        torch.testing.assert_close(p, other.parameters[name], rtol=1e-8, atol=1e-8)
+
+
+def test_ended_member_trains_no_further():
+    pack, _ = train([TINY, TINY.replace(seed=1)], "loop", 3)
+    pack.end(0)
+    frozen = {name: p.clone() for name, p in pack.member_parameters(0).items()}
+    losses = pack.step(batches(TINY)[3])
+    assert losses.isnan().tolist() == [True, False]
+    assert all(torch.equal(p, frozen[name]) for name, p in pack.member_parameters(0).items())
+
+
+def test_trials_of_different_shape_are_refused():
+    with pytest.raises(ConfigError, match="must share shape"):
+        Pack([TINY, TINY.replace(width=64)], VOCAB, get_device("cpu"))
+
+
+def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learning_rate():
+    """Closed form: with no gradient signal (ε huge: no Adam step) a weight shrinks by 1 - s_t·λ a step."""
+    base = TINY.replace(
+        width=64,
+        eps=1e30,
+        weight_decay=0.01,
+        decay_mode="independent",
+        schedule="linear",
+        precision="float64",
+    )
+    trials = [base.replace(learning_rate=lr) for lr in (0.5, 0.001)]
+    expected = 1.0
+    for step in range(20):
+        expected *= 1 - 0.01 * schedule_factor(base.train, step)
+    for way in ("loop", "vmap"):
+        start = Pack(trials, VOCAB, get_device("cpu"), way)
+        end, _ = train(trials, way)
+        for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
+            ratio = end.parameters[name] / start.parameters[name]
+            torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)
