@@ -1,0 +1,1 @@
+"""Many trials: a known grid (sweep), run in packs by Ray or in this process."""

@@ -1,0 +1,40 @@
+"""What is left to run, and in which packs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from mup_tpu.config import Trial
+
+LARGEST_PACK = {"loop": 8, "vmap": 16}
+"""Members in turns gain nothing from company beyond the shared batches, and small packs are stored sooner."""
+
+
+def missing_trials(trials: Sequence[Trial], done: Collection[str], data_fingerprint: str) -> list[Trial]:
+    """The trials that have no result yet, each once."""
+    by_id = {trial.trial_id(data_fingerprint): trial for trial in trials}
+    return [trial for trial_id, trial in by_id.items() if trial_id not in done]
+
+
+def make_packs(trials: Sequence[Trial], workers: int, way: str, pack_size: int = 0) -> list[list[Trial]]:
+    """Trials in packs of one shape, wide packs first so that no worker is left with one at the end.
+
+    Args:
+        trials: in any order.
+        workers: packs that run at once.
+        way: "loop" or "vmap".
+        pack_size: most members of a pack; 0 chooses.
+    """
+    shapes: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        shapes.setdefault(trial.pack_key(), []).append(trial)
+    packs = []
+    for group in shapes.values():
+        size = pack_size or LARGEST_PACK[way]
+        count = math.ceil(len(group) / size)
+        if not pack_size and len(group) >= workers:
+            count = math.ceil(count / workers) * workers
+        # Round robin mixes learning rates, so that no pack holds all that diverge early.
+        packs += [group[i::count] for i in range(count) if group[i::count]]
+    return sorted(packs, key=lambda pack: -pack[0].model.width)

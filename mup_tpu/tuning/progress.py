@@ -1,0 +1,110 @@
+"""Progress of a sweep on the terminal: a live bar for people, a line a pack for log files."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mup_tpu.config import Trial
+from mup_tpu.training.loop import PackResult, Report
+
+
+class SweepProgress:
+    """Which widths, how many trials done and diverged, the rate, and the time left.
+
+    Args:
+        trials: those to run.
+        console: where to show it; not a terminal gets a line for each finished pack.
+    """
+
+    def __init__(self, trials: list[Trial], console: Console) -> None:
+        self.console = console
+        self.total = Counter(trial.model.width for trial in trials)
+        self.done: Counter[int] = Counter()
+        self.diverged: Counter[int] = Counter()
+        self._running: dict[int, tuple[list[Trial], Report | None]] = {}
+        self._cost = {w: float(w) ** 2 + 256.0 * w for w in self.total}
+        self._began = time.monotonic()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("trials"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks = {
+            width: self._bars.add_task(f"width {width}", total=count, note="", start=False)
+            for width, count in sorted(self.total.items())
+        }
+
+    def __enter__(self) -> SweepProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def started(self, pack_index: int, pack: list[Trial]) -> None:
+        """A pack has gone to a worker."""
+        self._running[pack_index] = (pack, None)
+        self._bars.start_task(self._tasks[pack[0].model.width])
+
+    def reported(self, pack_index: int, report: Report) -> None:
+        """A pack has come further."""
+        pack, _ = self._running[pack_index]
+        self._running[pack_index] = (pack, report)
+        self._refresh(pack[0].model.width)
+
+    def finished(self, pack_index: int, statuses: Mapping[str, int]) -> None:
+        """A pack has ended and is stored; `statuses` counts how."""
+        pack, _ = self._running.pop(pack_index)
+        width = pack[0].model.width
+        self.done[width] += len(pack)
+        self.diverged[width] += statuses.get("diverged", 0)
+        self._refresh(width)
+        if not self.console.is_terminal:
+            outcome = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+            total, done = sum(self.total.values()), sum(self.done.values())
+            self.console.print(
+                f"width {width}: {outcome}; {done} of {total} trials stored, {self._time_left()} left",
+                highlight=False,
+            )
+
+    def _refresh(self, width: int) -> None:
+        packs = [(p, r) for p, r in self._running.values() if p[0].model.width == width]
+        partial = sum(len(p) * r.step / r.steps for p, r in packs if r)
+        rate = sum(r.tokens_per_second for _, r in packs if r)
+        notes = [f"{rate / 1000:.0f}k tokens/s"] if rate else []
+        if self.diverged[width]:
+            notes.append(f"{self.diverged[width]} diverged")
+        notes.append(f"{self._time_left()} left")
+        self._bars.update(
+            self._tasks[width],
+            completed=int(self.done[width] + partial),
+            note=" · ".join(notes) if self.done[width] < self.total[width] else "",
+        )
+
+    def _time_left(self) -> str:
+        """From the share of arithmetic done: a trial costs about in proportion to width² + 256·width."""
+        work = sum(n * self._cost[w] for w, n in self.total.items())
+        done = sum(n * self._cost[w] for w, n in self.done.items())
+        done += sum(
+            len(p) * self._cost[p[0].model.width] * r.step / r.steps for p, r in self._running.values() if r
+        )
+        if done <= 0:
+            return "?"
+        seconds = (time.monotonic() - self._began) * (work - done) / done
+        return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def count_statuses(result: PackResult) -> Counter[str]:
+    """How the members of a pack ended."""
+    return Counter(row["status"] for row in result.rows)

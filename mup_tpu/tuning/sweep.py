@@ -1,0 +1,164 @@
+"""A sweep: run what is missing of a known grid, store each pack as it ends.
+
+The store is the only state. Running a sweep again runs what is missing and nothing else: that is resume,
+caching, and "three more learning rates" in one rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from mup_tpu import data
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.devices import get_device
+from mup_tpu.errors import ConfigError
+from mup_tpu.store import Store
+from mup_tpu.training.loop import PackResult, Report, train_pack
+from mup_tpu.training.rows import run_row
+from mup_tpu.tuning.plan import make_packs, missing_trials
+from mup_tpu.tuning.progress import SweepProgress, count_statuses
+
+
+def run_sweep(
+    sweep: Sweep, results: str, options: SweepOptions, run: RunOptions, console: Console
+) -> Counter[str]:
+    """Run what is missing of a sweep and store it.
+
+    Args:
+        sweep: the grid.
+        results: results folder or fsspec URL; rows already there are not run again.
+        options: where it runs.
+        run: how each pack is run.
+        console: for progress.
+
+    Returns:
+        How many trials ended how in this call; empty where nothing was missing.
+
+    Raises:
+        ConfigError: a trial of the grid is not allowed, or the device or cluster is not there.
+        StoreError: the results folder cannot be written or holds another experiment.
+        DataError: the corpus cannot be used.
+    """
+    trials = sweep.trials()
+    if len({trial.data for trial in trials}) != 1:
+        raise ConfigError("the trials of one sweep must share one DataConfig")
+    store = Store(results, sweep.experiment)
+    dataset = data.load(sweep.base.data)
+    missing = missing_trials(trials, store.done(), dataset.fingerprint)
+    console.print(
+        f"{sweep.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
+        f"{len(missing)} to run",
+        highlight=False,
+    )
+    outcome: Counter[str] = Counter()
+    if not missing:
+        return outcome
+    way = get_device(run.device).way if run.way == "auto" else run.way
+    folders = _CheckpointFolders(results, dataset.fingerprint, run)
+    runner = _with_ray if options.ray else _in_this_process
+    with (
+        runner(missing, options, run, way, folders) as (packs, events),
+        SweepProgress(missing, console) as progress,
+    ):
+        for index, event in events:
+            if event is None:
+                progress.started(index, packs[index])
+            elif isinstance(event, Report):
+                progress.reported(index, event)
+            else:
+                if isinstance(event, PackResult):
+                    result = event
+                else:
+                    result = _failed(packs[index], event.reason, dataset, run)
+                    console.print(
+                        f"[red]a pack of width {packs[index][0].model.width} failed:[/] {event.reason}"
+                    )
+                store.append(result.rows, result.curves)
+                progress.finished(index, count_statuses(result))
+                outcome.update(count_statuses(result))
+                folders.remove(packs[index])
+    if store.done() >= {trial.trial_id(dataset.fingerprint) for trial in trials}:
+        folders.remove_all()
+    return outcome
+
+
+class _CheckpointFolders:
+    """A folder for each pack's checkpoints, named by its first member: the same trials make the same packs."""
+
+    def __init__(self, results: str, fingerprint: str, run: RunOptions) -> None:
+        self._root = Path(results).absolute() / "checkpoints" if run.checkpoint_every else None
+        self._fingerprint = fingerprint
+
+    def of(self, pack: list[Trial]) -> Path | None:
+        return self._root / pack[0].trial_id(self._fingerprint) if self._root else None
+
+    def remove(self, pack: list[Trial]) -> None:
+        folder = self.of(pack)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_all(self) -> None:
+        """Drop what is left once the sweep is complete: packs of an earlier, killed call may have been others."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _with_ray(
+    trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
+) -> Iterator[tuple[list, Iterator]]:
+    from mup_tpu.tuning import ray_packs
+
+    run = replace(run, threads=run.threads or 1)
+    with ray_packs.ray_cluster(options.address):
+        workers, needs = ray_packs.slots(run)
+        packs = make_packs(trials, workers, way, options.pack_size)
+        with contextlib.closing(
+            ray_packs.run_packs(packs, run, workers, needs, [folders.of(pack) for pack in packs])
+        ) as events:
+            yield packs, events
+
+
+@contextlib.contextmanager
+def _in_this_process(
+    trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
+) -> Iterator[tuple[list, Iterator]]:
+    packs = make_packs(trials, 1, way, options.pack_size)
+    torch.set_num_threads(run.threads or os.cpu_count() or 1)
+
+    def events() -> Iterator:
+        dataset = data.load(trials[0].data)
+        for index, pack in enumerate(packs):
+            yield index, None
+            for event in train_pack(pack, dataset, run, folders.of(pack)):
+                yield index, event
+
+    yield packs, events()
+
+
+def _failed(pack: list[Trial], reason: str, dataset: data.TokenDataset, run: RunOptions) -> PackResult:
+    rows = [
+        run_row(
+            trial,
+            trial_id=trial.trial_id(dataset.fingerprint),
+            steps_done=0,
+            dataset=dataset.name,
+            data_fingerprint=dataset.fingerprint,
+            loss=float("nan"),
+            status="failed",
+            reason=reason,
+            device=run.device,
+            pack_size=len(pack),
+        )
+        for trial in pack
+    ]
+    return PackResult(rows, [], None, 0.0)

@@ -1,0 +1,45 @@
+"""What is left to run, and in which packs."""
+
+from mup_tpu.config import Sweep, Trial
+from mup_tpu.tuning.plan import make_packs, missing_trials
+
+SWEEP = Sweep(
+    "x", Trial(), widths=(64, 128), learning_rates=tuple(2.0**-e for e in range(4, 11)), num_seeds=2
+)
+
+
+def test_only_what_has_no_result_is_missing():
+    trials = SWEEP.trials()
+    done = {trial.trial_id("data") for trial in trials[::3]}
+    missing = missing_trials(trials + trials, done, "data")
+    assert {t.trial_id("data") for t in missing} == {t.trial_id("data") for t in trials} - done
+    assert len(missing) == len(trials) - len(done)
+
+
+def test_every_trial_is_in_one_pack_of_its_shape():
+    trials = SWEEP.trials()
+    for workers in (1, 2, 5):
+        packs = make_packs(trials, workers, "loop")
+        assert sorted(t.trial_id("d") for p in packs for t in p) == sorted(t.trial_id("d") for t in trials)
+        assert all(len({t.pack_key() for t in pack}) == 1 for pack in packs)
+        assert all(len(pack) <= 8 for pack in packs)
+
+
+def test_workers_get_equal_shares_and_wide_packs_go_first():
+    packs = make_packs(SWEEP.trials(), 2, "loop")
+    widths = [pack[0].model.width for pack in packs]
+    assert widths == sorted(widths, reverse=True)
+    for width in (64, 128):
+        sizes = [len(pack) for pack in packs if pack[0].model.width == width]
+        assert len(sizes) % 2 == 0 and max(sizes) - min(sizes) <= 1
+
+
+def test_a_pack_mixes_learning_rates():
+    pack = make_packs(SWEEP.trials(), 2, "loop")[0]
+    rates = [t.optimizer.learning_rate for t in pack]
+    assert max(rates) / min(rates) >= 8
+
+
+def test_pack_size_is_obeyed():
+    assert {len(pack) for pack in make_packs(SWEEP.trials(), 2, "vmap", pack_size=1)} == {1}
+    assert len(make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)) == 2

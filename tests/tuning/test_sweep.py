@@ -1,0 +1,143 @@
+"""Sweeps on a real local Ray: stored as they go, resumed after a kill, equal with and without Ray."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.training.loop import Report
+from mup_tpu.tuning import ray_packs
+from mup_tpu.tuning.sweep import run_sweep
+
+NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+
+
+def small_sweep(tiny: Trial) -> Sweep:
+    return Sweep("small", tiny, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30), num_seeds=2)
+
+
+def results_of(path) -> pd.DataFrame:
+    return load_runs(path).drop(columns=NOT_RESULTS)
+
+
+@pytest.fixture(scope="module")
+def in_process(tiny, tmp_path_factory):
+    """The small sweep's table, run without Ray."""
+    path = tmp_path_factory.mktemp("in_process")
+    sweep = small_sweep(tiny.replace(grad_clip=0.0))
+    outcome = run_sweep(sweep, str(path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    assert outcome == {"finished": 16, "diverged": 8}
+    return path
+
+
+@pytest.mark.slow
+def test_ray_gives_the_table_of_this_process_and_a_second_run_runs_nothing(tiny, in_process, tmp_path):
+    sweep = small_sweep(tiny.replace(grad_clip=0.0))
+    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+    assert sum(outcome.values()) == 24
+    pd.testing.assert_frame_equal(results_of(tmp_path), results_of(in_process))
+    pd.testing.assert_frame_equal(load_curves(tmp_path), load_curves(in_process))
+    assert not run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+
+
+def test_three_more_learning_rates_run_alone(tiny, tmp_path):
+    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    run_sweep(sweep, str(tmp_path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    more = Sweep("x", tiny, widths=(32,), learning_rates=(0.01, 0.02, 0.04, 0.08), parametrizations=("mup",))
+    outcome = run_sweep(more, str(tmp_path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    assert outcome == {"finished": 3}
+    assert load_runs(tmp_path)["lr"].tolist() == [0.01, 0.02, 0.04, 0.08]
+
+
+def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
+    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=2)
+    for size in (1, 3):
+        options = SweepOptions(ray=False, pack_size=size)
+        run_sweep(sweep, str(tmp_path / str(size)), options, RunOptions(), Console(quiet=True))
+    pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", [True, False])
+def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path):
+    """kill -9 of the driver once something is stored, then the same command again."""
+    results = tmp_path / "results"
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        "import sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nimport json\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(grad_clip=0.0).to_dict())!r}))\n"
+        "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30), num_seeds=2)\n"
+        f"options = SweepOptions(ray={ray}, pack_size=4)\n"
+        "if __name__ == '__main__':\n"
+        "    run_sweep(sweep, sys.argv[1], options, RunOptions(checkpoint_every=10), Console(quiet=True))\n"
+    )
+    command = [sys.executable, str(script), str(results)]
+    victim = subprocess.Popen(command, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not list(results.glob("runs/*.parquet")):
+        assert victim.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    stored = len(load_runs(results))
+    assert 0 < stored < 24
+    subprocess.run(command, check=True, timeout=300)
+    assert load_runs(results)["trial_id"].is_unique
+    pd.testing.assert_frame_equal(results_of(results), results_of(in_process))
+    pd.testing.assert_frame_equal(load_curves(results), load_curves(in_process))
+    assert not (results / "checkpoints").exists(), "checkpoints of finished packs were left behind"
+
+
+@pytest.mark.slow
+def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, tmp_path):
+    """One worker is killed in mid-pack; one pack's corpus vanishes, so that it raises; the rest goes on."""
+    vanished = shutil.copytree(tiny.data.corpus, tmp_path / "vanished")
+    other = tiny.replace(corpus=str(vanished), data_seed=1)
+    packs = [[tiny.replace(steps=3000)], [other], [tiny.replace(seed=1)]]
+    shutil.rmtree(vanished)
+    killed, last = False, {}
+    options = RunOptions(threads=1)
+    with ray_packs.ray_cluster(None):
+        workers, needs = ray_packs.slots(options)
+        for index, event in ray_packs.run_packs(packs, options, workers, needs, [None] * 3):
+            last[index] = event
+            if index == 0 and isinstance(event, Report) and not killed:
+                subprocess.run(["pkill", "-9", "-f", "ray::_PackWorker"], check=True)
+                killed = True
+    assert killed
+    assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
+    assert last[0].rows[0]["steps_done"] == 3000
+    assert isinstance(last[1], ray_packs.PackFailure) and "vanished" in last[1].reason
+
+
+def test_another_experiments_folder_and_an_unwritable_one_are_refused(tiny, tmp_path):
+    Store(tmp_path / "other", "other")
+    sweep = small_sweep(tiny)
+    with pytest.raises(StoreError, match="holds experiment 'other', not 'small'"):
+        run_sweep(sweep, str(tmp_path / "other"), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be written"):
+        run_sweep(sweep, str(tmp_path / "file/x"), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+
+
+def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
+    sweep = small_sweep(tiny)
+    with pytest.raises(ConfigError, match="device 'cuda' is not available"):
+        run_sweep(
+            sweep, str(tmp_path), SweepOptions(ray=False), RunOptions(device="cuda"), Console(quiet=True)
+        )
+    with pytest.raises(ConfigError, match="no Ray cluster answers at address '127.0.0.1:1'"):
+        run_sweep(
+            sweep, str(tmp_path), SweepOptions(address="127.0.0.1:1"), RunOptions(), Console(quiet=True)
+        )
