@@ -1,0 +1,135 @@
+"""How an optimum moves with scale: a random-effects regression, and two checks that use whole curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy import stats
+
+from mup_tpu.analysis.optimum import LossCurve, Optimum
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Exponent α in lr* ∝ scale^α, over the bracketed scales."""
+
+    alpha: float
+    low: float
+    high: float
+    """95 % interval."""
+    tau: float
+    """Scatter of the optima beyond their own errors, octaves."""
+    intercept: float
+    """log2 lr* at scale 1."""
+    scales: tuple[float, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were at least three bracketed scales."""
+        return math.isfinite(self.alpha)
+
+
+@dataclass(frozen=True)
+class WiderIsBetter:
+    """How often the larger of two neighbouring scales has the lower loss at the same hyperparameter."""
+
+    held: int
+    pairs: int
+    p_value: float
+    """Of Page's trend test that loss falls with scale; nan with fewer than three scales."""
+
+    @property
+    def share(self) -> float:
+        """Share of pairs that hold."""
+        return self.held / self.pairs if self.pairs else math.nan
+
+
+def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
+    """Random-effects regression of log2 lr* on log2 scale.
+
+    Weights 1/(se² + τ²) with τ² by the method of moments (DerSimonian & Laird 1986, for a regression). The
+    interval is Student's with Satterthwaite's degrees of freedom: those of the noise for the part that comes
+    from the optima's own errors, scales - 2 for the part that comes from their scatter.
+    """
+    known = [o for o in optima if o.is_bracketed]
+    scales = tuple(o.scale for o in known)
+    if len(known) < 3:
+        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
+    x = np.log2([o.scale for o in known])
+    y = np.array([o.x for o in known])
+    variance = np.maximum([o.se for o in known], 1e-3) ** 2
+    design = np.column_stack([np.ones_like(x), x])
+
+    def solve(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
+        return covariance @ (design.T @ (weights * y)), covariance
+
+    weights = 1 / variance
+    beta, covariance = solve(weights)
+    q = float((weights * (y - design @ beta) ** 2).sum())
+    left = len(known) - 2
+    trace = weights.sum() - np.trace(covariance @ (design.T @ ((weights**2)[:, None] * design)))
+    tau2 = max(0.0, (q - left) / trace)
+    beta, covariance = solve(1 / (variance + tau2))
+    total = covariance[1, 1]
+    within = min(solve(1 / variance)[1][1, 1], total)
+    between = total - within
+    df = total**2 / (within**2 / max(noise_df, 1) + between**2 / left)
+    reach = stats.t.ppf(0.975, df) * math.sqrt(total)
+    return Drift(
+        float(beta[1]),
+        float(beta[1] - reach),
+        float(beta[1] + reach),
+        math.sqrt(tau2),
+        float(beta[0]),
+        scales,
+    )
+
+
+def wider_is_better(curves: list[LossCurve]) -> WiderIsBetter:
+    """Compare neighbouring scales at each hyperparameter both have; Page's test for the trend over all."""
+    held = pairs = 0
+    for small, large in pairwise(curves):
+        common, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
+        both = np.isfinite(small.mean_G[i])
+        held += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
+        pairs += int(both.sum())
+    p_value = math.nan
+    shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
+    if len(curves) >= 3 and len(shared) >= 2:
+        rows = [[-float(c.mean_G[np.flatnonzero(c.x_G == x)[0]]) for c in curves] for x in shared]
+        p_value = float(stats.page_trend_test(rows).pvalue)
+    return WiderIsBetter(held, pairs, p_value)
+
+
+def collapse_exponent(curves: list[LossCurve]) -> float:
+    """Octaves of shift per octave of scale that bring the excess-loss curves closest together.
+
+    Each curve's loss over its own minimum is moved by -β·log2(scale ratio) and compared with the others where
+    they overlap; β minimises the mean squared distance. An estimate of the drift that uses whole curves, not
+    only minima.
+    """
+    usable = [c for c in curves if np.isfinite(c.mean_G).sum() >= 4]
+    if len(usable) < 2:
+        return math.nan
+    excess = [
+        (c.x_G[np.isfinite(c.mean_G)], c.mean_G[np.isfinite(c.mean_G)] - c.mean_G.min()) for c in usable
+    ]
+    shifts = np.log2([c.scale / usable[0].scale for c in usable])
+
+    def distance(beta: float) -> float:
+        moved = [(x - beta * s, y) for (x, y), s in zip(excess, shifts, strict=True)]
+        low, high = max(x[0] for x, _ in moved), min(x[-1] for x, _ in moved)
+        if high - low < 1.0:
+            return math.inf
+        grid = np.linspace(low, high, 64)
+        values = np.array([np.interp(grid, x, y) for x, y in moved])
+        near = values.min(axis=0) < 0.5  # far from the optimum, losses saturate and say nothing of its place
+        return float(values[:, near].var(axis=0).mean()) if near.any() else math.inf
+
+    betas = np.linspace(-2.5, 2.5, 201)
+    distances = [distance(b) for b in betas]
+    return float(betas[int(np.argmin(distances))]) if np.isfinite(distances).any() else math.nan

@@ -1,0 +1,78 @@
+"""What is lost at one scale by taking the optimum of another.
+
+Shapes: R bootstrap draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mup_tpu.analysis.optimum import Draws, LossCurve, Optimum, fit_curves
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What is lost at one scale by taking the optimum of a smaller one."""
+
+    source: float
+    target: float
+    value: float
+    """nat per token; +inf where that learning rate diverges, nan where the grid does not reach."""
+    low: float
+    high: float
+    status: str
+    """"estimated", "diverged", "outside the grid" or "not bracketed"."""
+    relative: float
+    """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
+
+
+def regret(
+    source: LossCurve,
+    source_optimum: Optimum,
+    source_draws: Draws,
+    target: LossCurve,
+    target_optimum: Optimum,
+    target_draws: Draws,
+) -> Regret:
+    """Loss at the target scale of the source's optimum, over the target's own best."""
+    ends = (source.scale, target.scale)
+    nothing = {"value": math.nan, "low": math.nan, "high": math.nan, "relative": math.nan}
+    if not (source_optimum.is_bracketed and target_optimum.is_bracketed):
+        return Regret(*ends, status="not bracketed", **nothing)
+    x = source_optimum.x
+    if not target.x_G[0] <= x <= target.x_G[-1]:
+        return Regret(*ends, status="outside the grid", **nothing)
+    value = float(_loss_at(np.array([x]), target, _centre_draw(target))[0] - target_optimum.loss)
+    if not math.isfinite(value):
+        return Regret(*ends, math.inf, math.inf, math.inf, "diverged", math.inf)
+    inside = np.isfinite(source_draws.x_R) & np.isfinite(target_draws.x_R)
+    losses_R = _loss_at(source_draws.x_R, target, target_draws) - target_draws.loss_R
+    drawn = losses_R[inside] if inside.any() else np.array([value])
+    low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
+    gain = source_optimum.loss - target_optimum.loss
+    relative = value / gain if gain > 0 else math.nan
+    return Regret(*ends, max(value, 0.0), max(min(low, value), 0.0), max(high, value), "estimated", relative)
+
+
+def _centre_draw(curve: LossCurve) -> Draws:
+    return fit_curves(curve.x_G, curve.mean_G[None], curve.step)
+
+
+def _loss_at(x_R: np.ndarray, curve: LossCurve, draws: Draws) -> np.ndarray:
+    """Loss of each draw at x: its local fit where that reaches, elsewhere straight lines between points."""
+    clipped_R = np.clip(x_R, curve.x_G[0], curve.x_G[-1])
+    u_R = clipped_R - draws.centre_R
+    fitted_R = sum(draws.coefficients_R4[:, k] * u_R**k for k in range(4))
+    right_R = np.clip(np.searchsorted(curve.x_G, clipped_R, side="right"), 1, len(curve.x_G) - 1)
+    rows = np.arange(len(clipped_R))
+    left_y, right_y = draws.means_RG[rows, right_R - 1], draws.means_RG[rows, right_R]
+    share_R = (clipped_R - curve.x_G[right_R - 1]) / (curve.x_G[right_R] - curve.x_G[right_R - 1])
+    with np.errstate(invalid="ignore"):
+        straight_R = np.where(
+            share_R == 0, left_y, np.where(share_R == 1, right_y, left_y * (1 - share_R) + right_y * share_R)
+        )
+    # Beyond one grid step of its centre the local fit is only a trend: there the measured points are better.
+    return np.where((np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R), fitted_R, straight_R)

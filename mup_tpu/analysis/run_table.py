@@ -1,0 +1,223 @@
+"""Any run table, checked before a number is drawn from it.
+
+What is wrong stops the analysis with one sentence naming the column and the values; what is odd but usable is
+kept as a note, which every output repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.errors import TableError
+from mup_tpu.store import load_curves, load_runs
+
+MERGE_OCTAVES = 0.02
+"""Learning rates closer than this are one: they differ by rounding."""
+
+_NO_LOSS = ("stopped", "failed", "preempted")
+"""Statuses whose loss is not that of a whole run."""
+
+_SAME = {
+    "dataset": ("dataset", "data_fingerprint"),
+    "step count": ("steps_planned", "steps"),
+    "batch size": ("batch_size",),
+    "sequence length": ("sequence_length",),
+    "width": ("width",),
+    "depth": ("depth",),
+    "learning rate": ("lr",),
+    "weight decay": ("weight_decay",),
+    "init std": ("init_std",),
+    "loss kind": ("loss_kind",),
+    "optimizer": ("optimizer",),
+}
+"""What a comparison must hold fixed, unless it is what is compared: a name for people, and the columns."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table that is not ours."""
+
+    scale: str = "width"
+    """What the model is scaled by."""
+    hyperparameter: str = "lr"
+    """What is tuned; positive, compared on a log2 axis."""
+    loss: str = "loss"
+    """Result of a run, nat per token; empty or infinite where it diverged."""
+    loss_error: str = "loss_err"
+    """Standard error of a loss that is a mean already; optional."""
+    seed: str = "seed"
+    """Replicate; optional."""
+    parametrization: str = "parametrization"
+    """What to compare; optional."""
+    status: str = "status"
+    """How a run ended; optional."""
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A checked table and what was noticed on the way."""
+
+    runs: pd.DataFrame
+    """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged),
+    seed, and loss_error (nan where unknown)."""
+    notes: tuple[str, ...]
+    columns: Columns
+    name: str
+    command: str | None = None
+    """Command line that adds runs to the table, where it is a store's."""
+    curves: pd.DataFrame | None = field(default=None, repr=False)
+    """Learning curves, where the table is a store's."""
+    source: pd.DataFrame | None = field(default=None, repr=False)
+    """The rows as they were read."""
+
+
+def load_table(path: str | Path, columns: Columns = Columns(), chance: float | None = None) -> RunTable:
+    """Read and check a results folder, a CSV or a Parquet file.
+
+    Args:
+        path: results folder (or fsspec URL), or a file.
+        columns: names of its columns.
+        chance: loss of guessing; runs at or above it count as diverged.
+
+    Raises:
+        TableError: it is no table, or cannot be analysed as it is.
+        StoreError: the results folder holds no runs.
+    """
+    curves, command = None, None
+    suffix = Path(str(path)).suffix.lower()
+    try:
+        if suffix == ".csv":
+            table = pd.read_csv(path)
+        elif suffix in (".parquet", ".pq"):
+            table = pd.read_parquet(path)
+        else:
+            table, curves = load_runs(path), load_curves(path)
+            experiment = table["experiment"].iloc[0]
+            command = f"python experiments/{experiment}.py --results {path}"
+    except (OSError, ValueError) as error:
+        raise TableError(f"table {path} cannot be read: {error}") from None
+    checked = check_table(table, columns, chance, name=Path(str(path)).name)
+    return RunTable(checked.runs, checked.notes, columns, checked.name, command, curves, table)
+
+
+def check_table(
+    table: pd.DataFrame, columns: Columns = Columns(), chance: float | None = None, name: str = "table"
+) -> RunTable:
+    """Check a table and bring it into standard form.
+
+    Args:
+        table: one row a run.
+        columns: names of its columns.
+        chance: loss of guessing, nat per token; runs at or above it count as diverged.
+        name: what to call it.
+
+    Raises:
+        TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
+    """
+    notes: list[str] = []
+    needed = (columns.scale, columns.hyperparameter, columns.loss)
+    missing = [column for column in needed if column not in table]
+    if missing:
+        raise TableError(
+            f"table has no column {', '.join(map(repr, missing))}; it has {', '.join(table.columns)}"
+        )
+    runs = pd.DataFrame(
+        {
+            "parametrization": _optional(table, columns.parametrization, "all").astype(str),
+            "scale": pd.to_numeric(table[columns.scale], errors="coerce"),
+            "value": pd.to_numeric(table[columns.hyperparameter], errors="coerce"),
+            "loss": pd.to_numeric(table[columns.loss], errors="coerce").astype(float),
+            "seed": _optional(table, columns.seed, 0),
+            "status": _optional(table, columns.status, "finished").astype(str),
+            "loss_error": pd.to_numeric(_optional(table, columns.loss_error, np.nan), errors="coerce"),
+        }
+    )
+    for column, part in ((columns.scale, "scale"), (columns.hyperparameter, "value")):
+        bad = table.index[~(runs[part] > 0)].tolist()
+        if bad:
+            value = table.loc[bad[0], column]
+            hint = " (are these log2 values? the column takes plain ones)" if part == "value" else ""
+            raise TableError(f"{column} must be above 0, but row {bad[0]} has {value}{_more(bad)}{hint}")
+    excluded = runs["status"].isin(_NO_LOSS)
+    if excluded.any():
+        counts = ", ".join(
+            f"{n} {status}" for status, n in runs.loc[excluded, "status"].value_counts().items()
+        )
+        notes.append(f"{counts} runs left out: their loss is not that of a whole run")
+    _check_same(table.loc[~excluded], (columns.scale, columns.hyperparameter))
+    runs = runs.loc[~excluded].copy()
+    if runs.empty:
+        raise TableError("table has no finished run")
+    runs["loss"] = runs["loss"].where(runs["status"] != "diverged", np.inf).fillna(np.inf)
+    diverged = ~np.isfinite(runs["loss"])
+    if chance is not None:
+        at_chance = runs["loss"] >= chance
+        diverged |= at_chance
+        runs.loc[at_chance, "loss"] = np.inf
+    if diverged.any():
+        notes.append(f"{int(diverged.sum())} diverged runs kept, as +inf")
+    runs["x"] = np.log2(runs["value"])
+    _merge_close(runs, notes)
+    runs = _drop_duplicates(runs, notes)
+    seeds = runs.groupby(["parametrization", "scale", "x"])["x"].count()
+    if seeds.nunique() > 1:
+        notes.append(
+            f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; each is weighted by its own"
+        )
+    return RunTable(runs.drop(columns=["status"]).reset_index(drop=True), tuple(notes), columns, name)
+
+
+def _optional(table: pd.DataFrame, column: str, default: object) -> pd.Series:
+    return table[column] if column in table else pd.Series(default, index=table.index)
+
+
+def _more(rows: list) -> str:
+    return f", and {len(rows) - 1} more rows" if len(rows) > 1 else ""
+
+
+def _check_same(table: pd.DataFrame, compared: tuple[str, ...]) -> None:
+    for what, candidates in _SAME.items():
+        for column in candidates:
+            if column in table and column not in compared and table[column].dropna().nunique() > 1:
+                values = ", ".join(map(str, sorted(table[column].dropna().unique())[:4]))
+                raise TableError(
+                    f"table mixes several {what}s (column {column!r}: {values}); "
+                    "compare runs of one kind, e.g. by filtering that column first"
+                )
+
+
+def _merge_close(runs: pd.DataFrame, notes: list[str]) -> None:
+    """Give hyperparameter values within MERGE_OCTAVES of each other the first one's x."""
+    values = np.sort(runs["x"].unique())
+    representative, merged = {}, 0
+    current = -np.inf
+    for x in values:
+        if x - current > MERGE_OCTAVES:
+            current = x
+        elif x != current:
+            merged += 1
+        representative[x] = current
+    runs["x"] = runs["x"].map(representative)
+    if merged:
+        notes.append(f"{merged} values within {MERGE_OCTAVES} octave of another were merged with it")
+
+
+def _drop_duplicates(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    key = ["parametrization", "scale", "x", "seed"]
+    doubled = runs.duplicated(key, keep=False)
+    if not doubled.any():
+        return runs
+    distinct = runs[doubled].groupby(key)["loss"].nunique()
+    conflicts = distinct[distinct > 1]
+    if len(conflicts):
+        p, scale, x, seed = conflicts.index[0]
+        raise TableError(
+            f"two runs of {p}, scale {scale:g}, 2^{x:g}, seed {seed} have different losses"
+            f"{_more(list(conflicts))}; give the seed column, or drop one"
+        )
+    notes.append(f"{int(runs.duplicated(key).sum())} identical duplicate rows dropped")
+    return runs.drop_duplicates(key)

@@ -1,0 +1,318 @@
+"""Figures from analysis results: one style, every function returns a Figure, the same input gives the same
+bytes.
+
+Width is a sequential colour (viridis), parametrizations are panels that share axes, and learning rates lie on
+a log2 axis. Colours are told apart by the colour-blind; nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+
+P = ParamSpec("P")
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "mup_tpu",
+    "svg.fonttype": "path",
+}
+_LABELS = {"mup": "μP", "sp": "SP", "all": "all runs"}
+_INK, _ALERT = "#333333", "#b2182b"
+
+
+def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under this module's style."""
+
+    @functools.wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def label(parametrization: str) -> str:
+    """What people call a parametrization."""
+    return _LABELS.get(parametrization, parametrization)
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write name.png and name.svg, the same bytes for the same figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+@_styled
+def transfer_figure(analysis: TransferAnalysis) -> Figure:
+    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
+    results = analysis.results
+    figure, axes = _panels(len(results), width=4.6, height=4.3)
+    tops = [_visible_top(result) for result in results]
+    bottom = min(c.mean_G.min() for r in results for c in r.curves)
+    top = max(*tops, bottom + 0.05)
+    rail = top + 0.06 * (top - bottom)
+    scales = sorted({c.scale for r in results for c in r.curves})
+    for ax, result in zip(axes, results, strict=True):
+        _draw_curves(ax, result, scales, top, rail, analysis.scale)
+        ax.set_title(
+            f"{label(result.parametrization)}: {result.verdict.verdict}{_alpha(result)}", fontsize=10.5
+        )
+        ax.set_xlabel(_hyperparameter_label(analysis.hyperparameter))
+        ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
+        _log2_axis(ax)
+    axes[0].set_ylabel("loss (nat per token)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), title=None)
+    return figure
+
+
+def _draw_curves(
+    ax: Axes, result: TransferResult, scales: Sequence[float], top: float, rail: float, scale_name: str
+) -> None:
+    for curve, optimum in zip(result.curves, result.optima, strict=True):
+        color = _sequential(scales, curve.scale)
+        shown = np.isfinite(curve.mean_G) & (curve.mean_G <= top)
+        error_G = result.noise.errors_G(curve)
+        ax.plot(
+            curve.x_G[shown],
+            curve.mean_G[shown],
+            "o-",
+            color=color,
+            ms=3.5,
+            lw=1.4,
+            label=f"{scale_name} {curve.scale:g}",
+        )
+        low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
+        ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
+        lost = (curve.diverged_G > 0) | (np.isfinite(curve.mean_G) & (curve.mean_G > top))
+        offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * 0.06
+        diverged = curve.diverged_G > 0
+        ax.plot(curve.x_G[diverged] + offset, np.full(diverged.sum(), rail), "x", color=color, ms=5, mew=1.6)
+        above = lost & ~diverged
+        ax.plot(curve.x_G[above] + offset, np.full(above.sum(), rail), "^", color=color, ms=4, mfc="none")
+        if optimum.is_bracketed:
+            low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
+            ax.plot(
+                [low, high], [optimum.loss] * 2, "-", color=color, lw=3.2, alpha=0.55, solid_capstyle="butt"
+            )
+            ax.plot(optimum.x, optimum.loss, "*", color=color, ms=12, mec="white", mew=0.7, zorder=5)
+        elif np.isfinite(optimum.loss):
+            arrow = "<" if optimum.status == "at lower edge" else ">"
+            ax.plot(optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5)
+    first = next((o for o in result.optima if o.is_bracketed), None)
+    if first is not None:
+        ax.axvline(first.x, color=_INK, lw=0.9, ls=":", zorder=0)
+    ax.axhline(rail, color=_INK, lw=0.5, alpha=0.4)
+    ax.annotate(
+        "× diverged   △ above the axis", (0.98, rail), xycoords=("axes fraction", "data"), fontsize=7.5,
+        ha="right", va="bottom", color=_INK, xytext=(0, 2), textcoords="offset points",
+    )  # fmt: skip
+
+
+def _visible_top(result: TransferResult) -> float:
+    """Loss up to which the valley is shown: high learning rates would flatten it."""
+    best = min(c.mean_G.min() for c in result.curves)
+    narrow = max(np.nanmin(np.where(np.isfinite(c.mean_G), c.mean_G, np.nan)) for c in result.curves)
+    finite = np.concatenate([c.mean_G[np.isfinite(c.mean_G)] for c in result.curves])
+    return float(min(finite.max(), max(best + 0.6, narrow + 0.35)))
+
+
+@_styled
+def optimum_figure(analysis: TransferAnalysis) -> Figure:
+    """Optimum against scale, both logarithmic, with the fitted drift; unbracketed optima as arrows."""
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    for i, result in enumerate(analysis.results):
+        color, marker = _categorical(i), "osD^v"[i % 5]
+        shift = 2 ** (0.03 * (i - (len(analysis.results) - 1) / 2))
+        known = [o for o in result.optima if o.is_bracketed]
+        if known:
+            x = np.array([o.scale for o in known])
+            y = np.array([o.x for o in known])
+            errors = [[o.x - o.low for o in known], [o.high - o.x for o in known]]
+            ax.errorbar(
+                x * shift, y, yerr=np.clip(errors, 0, 4), fmt=marker, color=color, capsize=3, ms=6,
+                label=f"{label(result.parametrization)}{_alpha(result)}",
+            )  # fmt: skip
+        if result.drift.is_known:
+            line = np.array([min(result.drift.scales), max(result.drift.scales)])
+            ax.plot(
+                line,
+                result.drift.intercept + result.drift.alpha * np.log2(line),
+                "-",
+                color=color,
+                lw=1.3,
+            )
+        for o in result.optima:
+            if not o.is_bracketed and np.isfinite(o.best_x):
+                down = o.status == "at lower edge"
+                ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
+    ax.set_xscale("log", base=2)
+    scales = sorted({o.scale for r in analysis.results for o in r.optima})
+    ax.set_xticks(scales, [f"{s:g}" for s in scales])
+    ax.minorticks_off()
+    ax.set_xlabel(analysis.scale)
+    ax.set_ylabel(f"best {_hyperparameter_label(analysis.hyperparameter)}")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=9)
+    return figure
+
+
+@_styled
+def regret_figure(analysis: TransferAnalysis) -> Figure:
+    """What each larger scale loses by taking a smaller one's optimum, nat per token, as a heat map."""
+    figure, axes = _panels(len(analysis.results), width=3.8, height=3.6)
+    largest = max(
+        [r.value for result in analysis.results for r in result.regrets if np.isfinite(r.value)] or [0.01]
+    )
+    for ax, result in zip(axes, analysis.results, strict=True):
+        scales = [o.scale for o in result.optima]
+        grid = np.full((len(scales), len(scales)), np.nan)
+        for r in result.regrets:
+            i, j = scales.index(r.source), scales.index(r.target)
+            grid[i, j] = r.value
+            text = (
+                f"{r.value:.3f}"
+                if np.isfinite(r.value)
+                else {"outside the grid": "outside", "diverged": "∞"}.get(r.status, "?")
+            )
+            dark = np.isfinite(r.value) and r.value > 0.6 * largest
+            ax.text(j, i, text, ha="center", va="center", fontsize=8.5, color="white" if dark else _INK)
+        ax.imshow(grid, cmap="YlOrRd", vmin=0, vmax=max(largest, 0.01))
+        ax.set_xticks(range(len(scales)), [f"{s:g}" for s in scales])
+        ax.set_yticks(range(len(scales)), [f"{s:g}" for s in scales])
+        ax.set_xlabel(f"trained at {analysis.scale}")
+        ax.set_title(label(result.parametrization), fontsize=10.5)
+        ax.grid(False)
+    axes[0].set_ylabel(f"tuned at {analysis.scale}")
+    figure.suptitle("regret (nat per token)", fontsize=10.5)
+    return figure
+
+
+@_styled
+def best_loss_figure(analysis: TransferAnalysis) -> Figure:
+    """Fitted loss at each scale's own optimum, and at the smallest scale's optimum (what transfer gives)."""
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    for i, result in enumerate(analysis.results):
+        color, marker = _categorical(i), "osD^v"[i % 5]
+        own = [(o.scale, o.loss) for o in result.optima if np.isfinite(o.loss)]
+        ax.plot(
+            *zip(*own, strict=True),
+            marker + "-",
+            color=color,
+            label=f"{label(result.parametrization)}, own optimum",
+        )
+        first = next((o.scale for o in result.optima if o.is_bracketed), None)
+        best = dict(own)
+        moved = [
+            (r.target, best[r.target] + r.value)
+            for r in result.regrets
+            if r.source == first and np.isfinite(r.value)
+        ]
+        if moved:
+            ax.plot(
+                *zip(*moved, strict=True), marker + "--", color=color, mfc="none",
+                label=f"{label(result.parametrization)}, optimum of {analysis.scale} {first:g}",
+            )  # fmt: skip
+    ax.set_xscale("log", base=2)
+    scales = sorted({o.scale for r in analysis.results for o in r.optima})
+    ax.set_xticks(scales, [f"{s:g}" for s in scales])
+    ax.minorticks_off()
+    ax.set_xlabel(analysis.scale)
+    ax.set_ylabel("loss (nat per token)")
+    ax.legend(fontsize=8.5)
+    return figure
+
+
+@_styled
+def coordinate_check_figure(table: pd.DataFrame) -> Figure:
+    """Activation and update size of each layer against width, with each layer's slope in the legend."""
+    fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
+    parametrizations = sorted(table["parametrization"].unique(), reverse=True)
+    last = table[table["step"] == table["step"].max()]
+    layers = list(dict.fromkeys(table["layer"]))
+    figure = Figure(figsize=(4.9 * len(parametrizations), 7.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = np.atleast_2d(figure.subplots(2, len(parametrizations), sharex=True, sharey="row", squeeze=False))
+    for row, quantity in zip(axes, ("activation", "update"), strict=True):
+        for ax, parametrization in zip(row, parametrizations, strict=True):
+            chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
+            for i, layer in enumerate(layers):
+                line = chosen[chosen["layer"] == layer].groupby("width")["rms"].mean()
+                line = line[line > 0]
+                if line.empty:
+                    continue
+                slope = fitted.get((parametrization, quantity, layer), np.nan)
+                color = matplotlib.colormaps["cividis"](i / len(layers))
+                style = {"color": color, "marker": "osD^v<>Ph"[i % 9], "ms": 4, "lw": 1.2}
+                ax.plot(line.index, line, label=f"{layer}: {slope:+.2f}", **style)
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log", base=2)
+            widths = sorted(last["width"].unique())
+            ax.set_xticks(widths, [str(w) for w in widths])
+            ax.minorticks_off()
+            ax.legend(fontsize=7, title="slope", title_fontsize=7.5, ncols=2)
+            ax.set_title(f"{label(parametrization)}: {quantity} size", fontsize=10.5)
+        row[0].set_ylabel(f"rms of {quantity} after {last['step'].max()} steps")
+    for ax in axes[-1]:
+        ax.set_xlabel("width")
+    return figure
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * count, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0])
+
+
+def _sequential(scales: Sequence[float], scale: float) -> tuple:
+    position = list(scales).index(scale) / max(1, len(scales) - 1)
+    return matplotlib.colormaps["viridis"](0.88 * (1 - position))
+
+
+def _categorical(index: int) -> str:
+    return ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")[index % 5]
+
+
+def _alpha(result: TransferResult) -> str:
+    drift = result.drift
+    if not drift.is_known:
+        return ""
+    return f", α = {drift.alpha:.2f} [{drift.low:.2f}, {drift.high:.2f}]".replace("-", "−")
+
+
+def _hyperparameter_label(name: str) -> str:
+    return "learning rate" if name == "lr" else name.replace("_", " ")
+
+
+def _log2_axis(ax: Axes) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))

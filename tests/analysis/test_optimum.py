@@ -1,0 +1,141 @@
+"""Optima of curves whose optimum is known in closed form, and intervals against simulation."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import check_table
+from mup_tpu.analysis.optimum import draw_curve, find_optimum, loss_curve, pooled_noise
+
+
+def curve_of(loss, grid, seeds=2, sigma=0.0, generator=None):
+    """The curve of `loss(x)` on a grid of x = log2 lr, with seeds that scatter by sigma."""
+    generator = generator or np.random.default_rng(0)
+    rows = [
+        {"width": 64, "lr": 2.0**x, "seed": s, "loss": loss(x) + sigma * generator.standard_normal()}
+        for x in grid
+        for s in range(seeds)
+    ]
+    return loss_curve(check_table(pd.DataFrame(rows)).runs)
+
+
+def optimum_of(curve, seed=0):
+    noise = pooled_noise([curve])
+    return find_optimum(curve, draw_curve(curve, noise, np.random.default_rng(seed)))
+
+
+def test_optimum_of_a_parabola_is_its_vertex():
+    curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8.3) ** 2, range(-12, -4))
+    optimum = optimum_of(curve)
+    assert optimum.status == "bracketed"
+    assert optimum.x == pytest.approx(-8.3, abs=0.006)
+    assert optimum.loss == pytest.approx(2.5, abs=1e-4)
+    assert optimum.low <= -8.3 <= optimum.high
+
+
+def test_optimum_of_a_cubic_is_its_local_minimum():
+    # d/dx of 0.05 u² + 0.008 u³ vanishes at u = 0, whatever the cubic term.
+    curve = curve_of(lambda x: 2.5 + 0.05 * (x + 7.6) ** 2 + 0.008 * (x + 7.6) ** 3, range(-11, -4))
+    assert optimum_of(curve).x == pytest.approx(-7.6, abs=0.006)
+
+
+@pytest.mark.parametrize(("vertex", "status"), [(-14, "at lower edge"), (-2, "at upper edge")])
+def test_optimum_at_an_edge_is_a_bound(vertex, status):
+    optimum = optimum_of(curve_of(lambda x: 2.5 + 0.03 * (x - vertex) ** 2, range(-11, -4)))
+    assert optimum.status == status
+    assert not optimum.is_bracketed
+    assert "extend the grid" in optimum.sentence()
+    assert (optimum.low == -np.inf) == (status == "at lower edge")
+    assert (optimum.high == np.inf) == (status == "at upper edge")
+
+
+def test_divergence_beside_the_best_point_gives_an_interval_of_a_grid_step():
+    curve = curve_of(lambda x: np.inf if x > -8 else 2.5 + 0.02 * (x + 6) ** 2, range(-12, -4))
+    optimum = optimum_of(curve)
+    assert optimum.status == "bracketed by divergence"
+    assert optimum.low <= -9 < -7 <= optimum.high
+    assert curve.diverged_G.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
+
+
+def test_a_cell_is_diverged_if_half_its_seeds_are():
+    rows = pd.DataFrame(
+        [{"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5} for x in (-9, -8, -7) for s in range(4)]
+    )
+    rows.loc[(rows["lr"] == 2.0**-8) & (rows["seed"] < 2), "loss"] = np.nan
+    rows.loc[(rows["lr"] == 2.0**-7) & (rows["seed"] < 1), "loss"] = np.nan
+    curve = loss_curve(check_table(rows).runs)
+    assert curve.mean_G.tolist() == [2.5, np.inf, 2.5]
+    assert curve.diverged_G.tolist() == [0, 2, 1]
+
+
+def test_a_flat_curve_says_so_with_its_band():
+    optimum = optimum_of(curve_of(lambda x: 2.5 + 1e-5 * (x + 8) ** 2, range(-12, -3), sigma=0.01))
+    assert optimum.status in ("flat", "at lower edge", "at upper edge")
+    curve = curve_of(lambda x: 2.5 + 2e-4 * (x + 8) ** 2, range(-12, -3), seeds=4, sigma=0.004)
+    flat = optimum_of(curve)
+    assert flat.status == "flat"
+    assert flat.sentence().startswith("flat: within 0.01 of the best from 2^")
+
+
+def test_everything_diverged():
+    optimum = optimum_of(curve_of(lambda x: np.nan, range(-8, -4)))
+    assert optimum.status == "no finite run"
+
+
+def test_same_seed_same_interval():
+    curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8) ** 2, range(-12, -4), sigma=0.01)
+    assert optimum_of(curve) == optimum_of(curve)
+    assert optimum_of(curve) != optimum_of(curve, seed=1)
+
+
+def test_noise_is_that_of_the_seeds():
+    curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8) ** 2, np.arange(-12, -4, 0.125), seeds=6, sigma=0.02)
+    noise = pooled_noise([curve])
+    assert noise.source == "seeds"
+    assert noise.sigma == pytest.approx(0.02, rel=0.15)
+
+
+def test_one_unstable_point_does_not_widen_the_others():
+    rows = [
+        {"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5 + 0.03 * (x + 8) ** 2 + 0.002 * (-1) ** s}
+        for x in range(-12, -4)
+        for s in (0, 1)
+    ]
+    for row in rows:
+        if row["lr"] == 2.0**-7:
+            row["loss"] += 0.2 * (-1) ** row["seed"]
+    curve = loss_curve(check_table(pd.DataFrame(rows)).runs)
+    error_G = pooled_noise([curve]).errors_G(curve)
+    assert error_G[5] > 10 * error_G[4]
+    assert error_G[4] < 0.005
+
+
+def test_without_replicates_the_lack_of_fit_stands_in_and_rounding_is_a_floor():
+    curve = curve_of(lambda x: 2.5 + 0.03 * (x + 8) ** 2, range(-12, -4), seeds=1)
+    noise = pooled_noise([curve], rounding=0.01)
+    assert noise.source == "lack of fit"
+    assert noise.sigma == pytest.approx(0.01 / 12**0.5)
+
+
+def test_given_errors_are_used():
+    rows = pd.DataFrame([{"width": 64, "lr": 2.0**x, "loss": 2.5, "loss_err": 0.004} for x in range(-9, -4)])
+    curve = loss_curve(check_table(rows).runs)
+    noise = pooled_noise([curve])
+    assert noise.source == "given errors"
+    assert noise.errors_G(curve) == pytest.approx(np.full(5, 0.004))
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_about_as_often_as_they_claim():
+    """The whole table is benchmarks/interval_coverage.py; here one cell of it, loosely."""
+    generator = np.random.default_rng(5)
+    covered = 0
+    for trial in range(200):
+        vertex = -8 + generator.uniform(-0.5, 0.5)
+        curve = curve_of(
+            lambda x, v=vertex: 2.5 + 0.04 * (x - v) ** 2 + 0.004 * (x - v) ** 3,
+            range(-12, -4), seeds=3, sigma=0.01, generator=generator,
+        )  # fmt: skip
+        optimum = optimum_of(curve, seed=trial)
+        covered += optimum.low <= vertex <= optimum.high
+    assert 180 <= covered <= 200

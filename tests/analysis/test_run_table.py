@@ -1,0 +1,112 @@
+"""Validation: what is wrong stops with a sentence, what is odd becomes a note, what diverged is kept."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import Columns, check_table, load_table
+from mup_tpu.errors import TableError
+
+
+def runs(**columns) -> pd.DataFrame:
+    """Two widths, three learning rates, two seeds."""
+    rows = [
+        {"width": w, "lr": 2.0**e, "seed": s, "loss": 2.5 + 0.1 * abs(e + 8) + 0.01 * s}
+        for w in (64, 128)
+        for e in (-9, -8, -7)
+        for s in (0, 1)
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def test_log2_of_the_learning_rate_and_plain_losses():
+    table = check_table(runs())
+    assert sorted(table.runs["x"].unique()) == [-9, -8, -7]
+    assert table.notes == ()
+    assert set(table.runs["parametrization"]) == {"all"}
+
+
+def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
+    frame = runs(status=["diverged"] + ["finished"] * 11)
+    frame.loc[1, "loss"] = np.nan
+    frame.loc[2, "loss"] = 5.6
+    table = check_table(frame, chance=5.545)
+    assert np.isinf(table.runs["loss"]).sum() == 3
+    assert len(table.runs) == 12
+    assert "3 diverged runs kept, as +inf" in table.notes
+
+
+def test_stopped_and_failed_runs_are_left_out_and_said():
+    table = check_table(runs(status=["stopped", "failed"] + ["finished"] * 10))
+    assert len(table.runs) == 10
+    assert any("1 failed" in note and "1 stopped" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lr": -8.0}, "lr must be above 0, but row 0 has -8.0, and 11 more rows .*log2"),
+        ({"width": 0}, "width must be above 0, but row 0 has 0"),
+        (
+            {"steps_planned": [100] * 11 + [200]},
+            r"mixes several step counts \(column 'steps_planned': 100, 200\)",
+        ),
+        ({"dataset": ["a", "b"] * 6}, "mixes several datasets"),
+        ({"batch_size": [8, 16] * 6}, "mixes several batch sizes"),
+        ({"depth": [2, 4] * 6}, "mixes several depths"),
+        ({"init_std": [0.02, 0.04] * 6}, "mixes several init stds"),
+        ({"loss_kind": ["validation_final", "train_mean"] * 6}, "several loss kinds"),
+        ({"seed": 0}, "two runs of all, scale 64, 2\\^-9, seed 0 have different losses"),
+        ({"status": "failed"}, "no finished run"),
+    ],
+)
+def test_what_cannot_be_analysed_is_refused_with_its_column(change, sentence):
+    with pytest.raises(TableError, match=sentence):
+        check_table(runs(**change))
+
+
+def test_a_short_diverged_run_of_the_same_plan_passes():
+    frame = runs(status=["diverged"] + ["finished"] * 11, steps_planned=100, steps_done=[7] + [100] * 11)
+    assert len(check_table(frame).runs) == 12
+
+
+def test_missing_columns_are_named_with_what_is_there():
+    with pytest.raises(TableError, match="no column 'lr', 'loss'; it has width, learning_rate, final"):
+        check_table(runs().rename(columns={"lr": "learning_rate", "loss": "final"}).drop(columns="seed"))
+
+
+def test_learning_rates_that_differ_by_rounding_are_merged():
+    frame = runs()
+    frame.loc[frame["seed"] == 1, "lr"] *= 1.005
+    table = check_table(frame)
+    assert len(table.runs["x"].unique()) == 3
+    assert "3 values within 0.02 octave of another were merged with it" in table.notes
+
+
+def test_identical_duplicates_are_dropped_with_a_note():
+    frame = pd.concat([runs(), runs().head(2)], ignore_index=True)
+    table = check_table(frame)
+    assert len(table.runs) == 12
+    assert "2 identical duplicate rows dropped" in table.notes
+
+
+def test_unequal_seeds_are_noted():
+    assert "unequal seeds: cells have 1 to 2 runs" in check_table(runs().head(11)).notes[0]
+
+
+def test_csv_and_parquet_with_other_column_names(tmp_path):
+    frame = runs().rename(columns={"width": "d_model", "lr": "eta", "loss": "final"})
+    frame.to_csv(tmp_path / "runs.csv", index=False)
+    frame.to_parquet(tmp_path / "runs.parquet")
+    columns = Columns(scale="d_model", hyperparameter="eta", loss="final")
+    for name in ("runs.csv", "runs.parquet"):
+        table = load_table(tmp_path / name, columns)
+        pd.testing.assert_frame_equal(table.runs, check_table(runs()).runs)
+        assert table.command is None
+
+
+def test_unreadable_tables(tmp_path):
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    for name in ("bad.parquet", "missing.csv"):
+        with pytest.raises(TableError, match="cannot be read"):
+            load_table(tmp_path / name)

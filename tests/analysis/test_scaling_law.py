@@ -1,0 +1,107 @@
+"""Fits recover the laws that made the data: known parameters with noise, and published coefficients."""
+
+import numpy as np
+import pytest
+
+from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.errors import TableError
+
+SIZES = 2.0 ** np.arange(14, 24)
+
+# L(N, D): Hoffmann et al. 2022, equation 10, and its refit by Besiroglu et al. 2024, table 1.
+HOFFMANN = {"E": 1.69, "A": 406.4, "B": 410.7, "α": 0.34, "β": 0.28}
+BESIROGLU = {"E": 1.8172, "A": 482.01, "B": 2085.43, "α": 0.3478, "β": 0.3658}
+
+
+def law(sizes, e=2.0, a=30.0, alpha=0.3):
+    return e + a * sizes**-alpha
+
+
+def test_noiseless_law_is_recovered():
+    fit = fit_scaling_law(law(SIZES), SIZES)
+    assert fit.irreducible == pytest.approx(2.0, rel=1e-4)
+    assert fit.coefficients[0] == pytest.approx(30.0, rel=1e-3)
+    assert fit.exponents[0] == pytest.approx(0.3, rel=1e-3)
+    assert fit.is_identified
+    assert fit.loss(1e9) == pytest.approx(law(1e9), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_noisy_law_is_inside_its_intervals():
+    inside = 0
+    for seed in range(12):
+        noise = 0.002 * np.random.default_rng(seed).standard_normal(len(SIZES))
+        fit = fit_scaling_law(law(SIZES) * np.exp(noise), SIZES, seed=seed)
+        low, high = fit.intervals["α"]
+        inside += low <= 0.3 <= high
+    assert inside >= 9
+
+
+def test_held_out_width_falls_inside_the_prediction():
+    noise = 0.002 * np.random.default_rng(3).standard_normal(len(SIZES))
+    losses = law(SIZES) * np.exp(noise)
+    prediction = fit_scaling_law(losses[:-1], SIZES[:-1]).predict(SIZES[-1])
+    assert prediction.holds(losses[-1])
+    assert not prediction.holds(losses[-1] + 0.1)
+
+
+def test_an_outlier_barely_moves_the_fit():
+    losses = law(SIZES)
+    losses[4] *= 1.2
+    assert fit_scaling_law(losses, SIZES).exponents[0] == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("published", [HOFFMANN, BESIROGLU], ids=["hoffmann", "besiroglu"])
+def test_published_surfaces_are_recovered_from_their_own_points(published):
+    """The sizes and token counts of the original study, log-uniform, with 0.2 % noise."""
+    generator = np.random.default_rng(0)
+    n = np.exp(generator.uniform(np.log(5e7), np.log(1.6e10), 240))
+    d = np.exp(generator.uniform(np.log(5e9), np.log(5e11), 240))
+    surface = published["E"] + published["A"] * n ** -published["α"] + published["B"] * d ** -published["β"]
+    fit = fit_scaling_law(surface * np.exp(0.002 * generator.standard_normal(240)), n, d)
+    assert fit.irreducible == pytest.approx(published["E"], rel=0.02)
+    assert fit.exponents == pytest.approx((published["α"], published["β"]), rel=0.06)
+    for name, value in published.items():
+        low, high = fit.intervals[name]
+        # 99.9 % of a 95 % interval's width, since five are looked at once.
+        middle, reach = (low + high) / 2, 1.7 * (high - low) / 2
+        assert abs(value - middle) <= reach, name
+
+
+@pytest.mark.parametrize(("published", "n_exponent"), [(HOFFMANN, 0.46), (BESIROGLU, 0.512)])
+def test_compute_optimal_exponents_are_the_published_ones(published, n_exponent):
+    """Hoffmann et al., table 2, approach 3: 0.46; Besiroglu et al., section 4: 0.512."""
+    n, d = (grid.ravel() for grid in np.meshgrid(10.0 ** np.arange(7, 11), 10.0 ** np.arange(9, 13)))
+    surface = published["E"] + published["A"] * n ** -published["α"] + published["B"] * d ** -published["β"]
+    fit = fit_scaling_law(surface, n, d)
+    assert fit.compute_optimal_exponents[0] == pytest.approx(n_exponent, abs=0.01)
+    assert sum(fit.compute_optimal_exponents) == pytest.approx(1.0)
+
+
+def test_compute_share_solves_the_law():
+    fit = fit_scaling_law(law(SIZES), SIZES)
+    share = fit.compute_share(1e6, regret=0.05)
+    assert law(share * 1e6) == pytest.approx(law(1e6) + 0.05, rel=1e-4)
+    assert fit.compute_share(1e6, regret=0.0) == 1.0
+
+
+def test_a_line_without_curvature_is_not_identified():
+    losses = 3.0 + 0.001 * np.random.default_rng(1).standard_normal(len(SIZES))
+    fit = fit_scaling_law(losses, SIZES)
+    assert not fit.is_identified
+    assert "too little to fit" in fit.why_not_identified
+
+
+@pytest.mark.parametrize(
+    ("losses", "sizes", "sentence"),
+    [
+        ([3.0, 2.9, 2.8], [1e4, 1e5, 1e6], "needs more than 3 points and 3 sizes; there are 3 points"),
+        ([3.0, 2.9, 2.8, 2.7], [1e4, 1e4, 1e5, 1e5], "there are 4 points and 2 sizes"),
+        ([3.0, 2.9, np.inf, 2.7], [1e4, 1e5, 1e6, 1e7], "loss inf is not allowed"),
+        ([3.0, 2.9, 2.8, 2.7], [1e4, 1e5, 0, 1e7], "scaling variable 0 is not allowed"),
+    ],
+)
+def test_points_that_cannot_be_fitted(losses, sizes, sentence):
+    with pytest.raises(TableError, match=sentence):
+        fit_scaling_law(np.array(losses), np.array(sizes))

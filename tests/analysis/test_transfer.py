@@ -1,0 +1,170 @@
+"""Drift, regret and verdict: on tables made from known laws, and on published sweeps read off figures."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis.drift import collapse_exponent, fit_drift, wider_is_better
+from mup_tpu.analysis.optimum import Optimum, loss_curve
+
+REFERENCE = Path(__file__).parents[1] / "reference_runs"
+WIDTHS = (64, 128, 256, 512)
+
+
+def swept(alpha, widths=WIDTHS, grid=range(-14, -3), sigma=0.003, seeds=3, curvature=0.04, seed=0):
+    """Runs whose optimum is 2^-8 at width 64 and moves as width^alpha; wider is better by 0.05 a doubling."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for w in widths:
+        octaves = np.log2(w / 64)
+        for x in grid:
+            for s in range(seeds):
+                loss = 2.5 - 0.05 * octaves + curvature * (x + 8 - alpha * octaves) ** 2
+                rows.append(
+                    {"width": w, "lr": 2.0**x, "seed": s, "loss": loss + sigma * generator.standard_normal()}
+                )
+    return pd.DataFrame(rows)
+
+
+def result_of(frame):
+    return analyze(check_table(frame)).results[0]
+
+
+def test_a_fixed_optimum_transfers():
+    result = result_of(swept(0.0))
+    assert result.verdict.verdict == "TRANSFERS"
+    assert result.drift.low < 0 < result.drift.high
+    assert result.verdict.settle == ""
+
+
+def test_a_moving_optimum_drifts_by_its_exponent_and_costs_what_the_parabola_says():
+    result = result_of(swept(-1.0))
+    assert result.verdict.verdict == "DRIFTS"
+    assert result.drift.alpha == pytest.approx(-1.0, abs=0.05)
+    assert result.drift.low < -1.0 < result.drift.high
+    # At width 512 the optimum lies 3 octaves lower: 0.04 * 3² nat.
+    assert result.headline_regret.value == pytest.approx(0.36, abs=0.02)
+    assert result.headline_regret.low < 0.36 < result.headline_regret.high
+    # Width itself gains 0.05 a doubling.
+    assert result.headline_regret.relative == pytest.approx(0.36 / 0.15, rel=0.1)
+
+
+def test_two_widths_are_inconclusive_and_more_widths_would_settle_it():
+    result = result_of(swept(0.0, widths=(64, 128)))
+    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert "2 of 2 widths have a bracketed optimum, and 3 are needed" in result.verdict.sentence
+    assert "at width 256" in result.verdict.settle
+
+
+def test_noise_is_inconclusive_and_seeds_would_settle_it():
+    result = result_of(swept(0.0, sigma=0.08, curvature=0.02, seeds=2))
+    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert "4 seeds" in result.verdict.settle
+
+
+def test_an_optimum_at_the_edge_is_not_a_number():
+    result = result_of(swept(-2.0, grid=range(-11, -4)))
+    assert [o.status for o in result.optima] == ["bracketed", "bracketed", "at lower edge", "at lower edge"]
+    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert "2^-12" in result.verdict.settle
+    statuses = {(r.source, r.target): r.status for r in result.regrets}
+    assert statuses[64, 512] == "not bracketed"
+
+
+def test_settling_an_experiment_of_ours_is_a_command_line(tmp_path):
+    from dataclasses import replace
+
+    table = replace(
+        check_table(swept(-2.0, grid=range(-11, -4))), command="python experiments/lr_transfer.py --results r"
+    )
+    settle = analyze(table).results[0].verdict.settle
+    assert settle == (
+        "python experiments/lr_transfer.py --results r --parametrizations all --widths 256 512 --num-seeds 3 "
+        "--learning-rates 2^-13 2^-12"
+    )
+
+
+def test_regret_at_a_learning_rate_that_diverges_is_infinite_and_drifts():
+    frame = swept(-1.0, grid=np.arange(-13, -4))
+    wide = (frame["width"] >= 256) & (frame["lr"] > 2.0**-9 * 256 / frame["width"])
+    frame.loc[wide, "loss"] = np.nan
+    result = result_of(frame)
+    assert {r.status for r in result.regrets if r.source == 64 and r.target >= 256} == {"diverged"}
+    assert result.headline_regret.value == np.inf
+    assert result.verdict.verdict == "DRIFTS"
+    assert "diverges at 512" in result.verdict.sentence
+
+
+def test_any_hyperparameter_and_any_scale():
+    frame = swept(-0.5).rename(columns={"width": "depth", "lr": "init_std"}).assign(width=64, lr=0.01)
+    columns = Columns(scale="depth", hyperparameter="init_std")
+    result = analyze(check_table(frame, columns)).results[0]
+    assert result.drift.alpha == pytest.approx(-0.5, abs=0.05)
+    assert "init_std* ∝ depth^-0.5" in result.verdict.sentence
+
+
+def bracketed(scale, x, se):
+    return Optimum(scale, "bracketed", x, x - 2 * se, x + 2 * se, 2.5, x, x, x, x, se)
+
+
+def test_drift_without_excess_scatter_is_weighted_least_squares():
+    scales, x, se = [64, 128, 256, 512], [-8.0, -8.3, -8.7, -8.9], [0.2, 0.1, 0.3, 0.2]
+    drift = fit_drift([bracketed(*o) for o in zip(scales, x, se, strict=True)], noise_df=1000)
+    slope, intercept = np.polyfit(np.log2(scales), x, 1, w=1 / np.array(se))
+    assert drift.tau == 0
+    assert (drift.alpha, drift.intercept) == pytest.approx((slope, intercept))
+
+
+def test_drift_interval_widens_with_the_optima_s_own_scatter():
+    scales = [64, 128, 256, 512]
+    calm = fit_drift([bracketed(s, -8 - 0.01 * i, 0.05) for i, s in enumerate(scales)], 30)
+    wild = fit_drift([bracketed(s, -8 + (-1) ** i, 0.05) for i, s in enumerate(scales)], 30)
+    assert wild.tau == pytest.approx(1.0, rel=0.3)
+    assert wild.high - wild.low > 10 * (calm.high - calm.low)
+
+
+def test_wider_is_better_counts_pairs_and_tests_the_trend():
+    curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")]
+    found = wider_is_better(curves)
+    assert (found.held, found.pairs) == (33, 33)
+    assert found.p_value < 1e-6
+    assert wider_is_better(curves[::-1]).held == 0
+
+
+def test_collapse_finds_the_shift_of_the_curves():
+    for alpha in (0.0, -0.5, -1.0):
+        curves = [loss_curve(g) for _, g in check_table(swept(alpha, sigma=0.0)).runs.groupby("scale")]
+        assert collapse_exponent(curves) == pytest.approx(alpha, abs=0.05)
+
+
+def test_the_same_table_gives_the_same_numbers():
+    assert str(result_of(swept(-0.3)).to_dict()) == str(result_of(swept(-0.3)).to_dict())
+
+
+# Exponents with their tolerances: tests/reference_runs/README.md.
+@pytest.mark.parametrize(
+    ("table", "parametrization", "alpha", "tolerance", "zero_inside"),
+    [
+        ("shakespeare", "mup", 0.01, 0.15, True),
+        ("shakespeare", "sp", -1.67, 0.25, False),
+        ("owt", "mup", 0.10, 0.25, True),
+        ("owt", "sp", -0.74, 0.4, False),
+    ],
+)
+def test_published_sweeps_give_the_published_drift(table, parametrization, alpha, tolerance, zero_inside):
+    analysis = analyze(load_table(REFERENCE / f"nanogpt_mup_{table}_digitised.csv"))
+    result = next(r for r in analysis.results if r.parametrization == parametrization)
+    assert result.drift.alpha == pytest.approx(alpha, abs=tolerance)
+    assert (result.drift.low < 0 < result.drift.high) == zero_inside
+
+
+def test_published_sp_sweep_is_not_wider_is_better():
+    analysis = analyze(load_table(REFERENCE / "nanogpt_mup_shakespeare_digitised.csv"))
+    found = {r.parametrization: r.wider_is_better for r in analysis.results}
+    assert found["mup"].share > 0.75
+    assert found["mup"].p_value < 0.01
+    assert found["sp"].share < 0.5
+    assert found["sp"].p_value > 0.5

@@ -1,0 +1,92 @@
+"""Figures show the numbers of the analysis, and the same input gives the same bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu import plots
+from mup_tpu.analysis import analyze, check_table, load_table
+
+REFERENCE = Path(__file__).parent / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
+FIGURES = ("transfer", "optimum", "regret", "best_loss")
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyze(load_table(REFERENCE))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_same_input_same_bytes(name, analysis, tmp_path):
+    draw = getattr(plots, f"{name}_figure")
+    first = plots.save_figure(draw(analysis), tmp_path / "a", name)
+    second = plots.save_figure(draw(analysis), tmp_path / "b", name)
+    assert [p.name for p in first] == [f"{name}.png", f"{name}.svg"]
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    assert first[0].stat().st_size > 10_000
+
+
+def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
+    figure = plots.transfer_figure(analysis)
+    assert [ax.get_title().split(":")[0] for ax in figure.axes] == ["μP", "SP"]
+    for ax, result in zip(figure.axes, analysis.results, strict=True):
+        drawn = {line.get_label(): line for line in ax.get_lines()}
+        for curve in result.curves:
+            line = drawn[f"width {curve.scale:g}"]
+            shown = np.isin(curve.x_G, line.get_xdata())
+            assert line.get_ydata().tolist() == curve.mean_G[shown].tolist()
+            assert shown.sum() >= 4
+        stars = [line for line in ax.get_lines() if line.get_marker() == "*"]
+        assert [s.get_xdata()[0] for s in stars] == [o.x for o in result.optima]
+
+
+def test_diverged_runs_are_on_the_rail():
+    rows = pd.DataFrame(
+        [
+            {"width": w, "lr": 2.0**x, "seed": 0, "loss": np.nan if x == -4 else 2.5 + 0.1 * abs(x + 7)}
+            for w in (64, 128, 256)
+            for x in range(-10, -3)
+        ]
+    )
+    ax = plots.transfer_figure(analyze(check_table(rows))).axes[0]
+    crosses = [line for line in ax.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
+    assert len(crosses) == 3
+    assert all(abs(c.get_xdata()[0] + 4) < 0.1 for c in crosses)
+
+
+def test_one_width_can_be_drawn():
+    rows = pd.DataFrame([{"width": 64, "lr": 2.0**x, "loss": 2.5} for x in (-9, -8)])
+    for name in FIGURES:
+        getattr(plots, f"{name}_figure")(analyze(check_table(rows)))
+
+
+def test_regret_figure_writes_the_regrets(analysis):
+    figure = plots.regret_figure(analysis)
+    for ax, result in zip(figure.axes, analysis.results, strict=True):
+        written = {text.get_text() for text in ax.texts}
+        assert {f"{r.value:.3f}" for r in result.regrets if np.isfinite(r.value)} <= written
+
+
+def test_coordinate_check_figure_names_each_slope():
+    table = pd.DataFrame(
+        [
+            {
+                "parametrization": p,
+                "width": w,
+                "seed": 0,
+                "step": 1,
+                "layer": layer,
+                "quantity": q,
+                "rms": w**0.5,
+            }
+            for p in ("mup", "sp")
+            for w in (64, 128, 256)
+            for layer in ("embedding", "logits")
+            for q in ("activation", "update")
+        ]
+    )
+    figure = plots.coordinate_check_figure(table)
+    labels = [text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts()]
+    assert labels == ["embedding: +0.50", "logits: +0.50"] * 4
