@@ -1,0 +1,28 @@
+"""Does the best learning rate of a narrow GPT-2 stay the best of a wide one, in SP and in μP?
+
+python experiments/lr_transfer.py --width 128     runs one width; each trial is stored as its pack finishes
+python experiments/lr_transfer.py                 runs all widths, or whatever of them is missing
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Sweep, Trial
+
+SWEEP = Sweep(
+    experiment="lr_transfer",
+    base=Trial().replace(
+        depth=2,
+        head_size=32,
+        base_width=64,
+        init_std=0.06,
+        sequence_length=128,
+        batch_size=16,
+        steps=500,
+        warmup=0.1,
+    ),
+    widths=(32, 64, 128, 256),
+    learning_rates=tuple(2.0 ** (e / 2) for e in range(-22, -8)),
+    num_seeds=3,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)

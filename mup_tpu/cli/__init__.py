@@ -1,0 +1,105 @@
+"""The command line: `mup-tpu COMMAND`, also `python -m mup_tpu COMMAND`.
+
+Commands are plain typed functions, options come from their signatures and from the config dataclasses. Heavy
+packages are imported inside the command that needs them, so that help and replay answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import MupTpuError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command of `mup-tpu`; exits with 2 and one sentence where the input is wrong."""
+    from mup_tpu.cli import replay, training
+
+    app = tyro.extras.SubcommandApp()
+    commands: tuple[Callable[..., None], ...] = (
+        training.train,
+        training.sweep,
+        training.coord_check,
+        replay.runs,
+        replay.analyze,
+        replay.plot,
+    )
+    for command in commands:
+        app.command(name=command.__name__.replace("_", "-"))(command)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    guard(
+        lambda: app.cli(
+            prog="mup-tpu",
+            description="Tune GPT-2 narrow, check with numbers that the optimum transfers, train wide once.",
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    )
+
+
+def run_experiment(sweep: Sweep, description: str | None) -> None:
+    """The command line of an experiment: run what is missing of its sweep, then show verdict and figures.
+
+    Args:
+        sweep: the experiment's grid; options narrow or extend it.
+        description: what the help says, the script's docstring.
+    """
+
+    def experiment(
+        width: int | None = None,
+        widths: tuple[int, ...] = sweep.widths,
+        learning_rates: tuple[LearningRate, ...] = sweep.learning_rates,
+        parametrizations: tuple[str, ...] = sweep.parametrizations,
+        num_seeds: int = sweep.num_seeds,
+        results: str = f"results/{sweep.experiment}",
+        run: RunOptions = RunOptions(),
+        where: SweepOptions = SweepOptions(),
+    ) -> None:
+        """Run an experiment.
+
+        Args:
+            width: Run this width alone.
+            widths: Model widths to run.
+            learning_rates: Peak learning rates at the base width, plain or as 2^-8.
+            parametrizations: Parametrizations to compare.
+            num_seeds: Seeds of every cell, from 0.
+            results: Results folder (or fsspec URL); what is stored there is not run again.
+            run: How each trial is run.
+            where: Where the sweep runs.
+        """
+        from mup_tpu.cli.training import run_and_show
+
+        chosen = dataclasses.replace(
+            sweep,
+            widths=widths if width is None else (width,),
+            learning_rates=learning_rates,
+            parametrizations=parametrizations,
+            num_seeds=num_seeds,
+        )
+        run_and_show(chosen, results, where, run)
+
+    guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
+
+
+def guard(call: Callable[[], Any]) -> None:
+    """Run a command; errors that are the user's to mend become one sentence and exit code 2."""
+    try:
+        call()
+    except MupTpuError as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped", style="yellow")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

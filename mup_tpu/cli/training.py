@@ -1,0 +1,203 @@
+"""Commands that train: train, sweep, coord-check. torch and ray are imported when one of them runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mup_tpu.training.loop import Report
+
+
+def train(
+    trial: Trial = Trial(),
+    run: RunOptions = RunOptions(),
+    config: Path | None = None,
+    results: str | None = None,
+    checkpoints: Path | None = None,
+    export: Path | None = None,
+) -> None:
+    """Train one trial and print its loss.
+
+    Args:
+        trial: What to train.
+        run: How to run it.
+        config: TOML file with [model], [data], [optimizer], [train]; it takes the place of the options for
+            them.
+        results: Results folder to store the row and the learning curve in.
+        checkpoints: Folder to checkpoint to and to go on from (every tenth of the run unless
+            --checkpoint-every).
+        export: Folder to write the trained model to, as a stock Hugging Face GPT-2.
+    """
+    import dataclasses
+
+    import torch
+
+    from mup_tpu import data
+    from mup_tpu.config_io import load_trial
+    from mup_tpu.model import export_stock
+    from mup_tpu.store import Store
+    from mup_tpu.training.loop import run_to_end, train_pack
+
+    console = Console()
+    if config is not None:
+        if trial != Trial():
+            raise ConfigError(
+                f"--config {config} and options of the trial were both given; change the file instead"
+            )
+        trial = load_trial(config)
+    if checkpoints is not None and not run.checkpoint_every:
+        run = dataclasses.replace(run, checkpoint_every=max(1, trial.train.steps // 10))
+    store = Store(results, "train") if results else None
+    dataset = data.load(trial.data)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    shown = [0]
+    with console.status("starting") as status:
+
+        def show(report: Report) -> None:
+            line = f"step {report.step}/{report.steps} · loss {report.losses[0]:.4f}"
+            if report.validation_losses:
+                line += f" · held-out {report.validation_losses[0]:.4f}"
+            line += f" · {report.tokens_per_second:,.0f} tokens/s"
+            if console.is_terminal:
+                status.update(line)
+            elif report.step * 10 // report.steps > shown[0]:  # a log file gets ten lines
+                shown[0] = report.step * 10 // report.steps
+                console.print(line, highlight=False)
+
+        result = run_to_end(train_pack([trial], dataset, run, checkpoints), show)
+    row = result.rows[0]
+    if store is not None:
+        store.append(result.rows, result.curves)
+    loss = (
+        f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
+        if math.isfinite(row["loss"])
+        else row["reason"]
+    )
+    console.print(
+        f"{row['status']}: {loss}, width {row['width']}, {row['params']:,} parameters, "
+        f"{row['tokens']:,} tokens, {row['wall_time_s']:.1f} s, input wait {result.input_wait_fraction:.1%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if export is not None:
+        assert result.pack is not None
+        parameters = result.pack.member_parameters(0)
+        path = export_stock(trial.model, parameters, dataset.vocab_size, trial.data.sequence_length, export)
+        console.print(f"exported a stock GPT-2 to {path}", highlight=False)
+
+
+def sweep(
+    file: Annotated[Path, tyro.conf.Positional],
+    results: str | None = None,
+    run: RunOptions = RunOptions(),
+    where: SweepOptions = SweepOptions(),
+) -> None:
+    """Run what is missing of a sweep described in a TOML file, and store it.
+
+    Args:
+        file: TOML file: experiment, widths, learning_rates, parametrizations, num_seeds, and the shared trial
+            under [base.model], [base.data], [base.optimizer], [base.train].
+        results: Results folder (or fsspec URL); by default results/EXPERIMENT.
+        run: How each trial is run.
+        where: Where the sweep runs.
+    """
+    from mup_tpu.config_io import load_sweep
+
+    run_and_show(load_sweep(file), results, where, run)
+
+
+def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions) -> None:
+    """Run a sweep, then print its optima and verdict and draw its figures."""
+    from mup_tpu.cli import replay
+    from mup_tpu.tuning.sweep import run_sweep
+
+    console = Console()
+    folder = results or f"results/{sweep.experiment}"
+    try:
+        outcome = run_sweep(sweep, folder, where, run, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; what had finished is stored in {folder}, run the same command to go on")
+        raise
+    if outcome:
+        ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
+        console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
+    replay.analyze(folder)
+    replay.plot(folder)
+
+
+def coord_check(
+    results: str = "results/coord_check",
+    trial: Trial = Trial(),
+    widths: tuple[int, ...] = (64, 128, 256, 512, 1024),
+    parametrizations: tuple[str, ...] = ("sp", "mup"),
+    num_seeds: int = 3,
+    check_steps: int = 4,
+) -> None:
+    """Train a few steps at several widths; plot each layer's activation and update size against width.
+
+    In μP no slope is above 0 by much; in SP some are: those layers blow up as the model grows.
+
+    Args:
+        results: Folder for the table and the figure.
+        trial: What to train at each width; its width, parametrization and schedule are not used.
+        widths: Widths to compare.
+        parametrizations: Parametrizations to compare.
+        num_seeds: Seeds to average over.
+        check_steps: Optimizer steps, at a constant learning rate.
+    """
+    from mup_tpu import data
+    from mup_tpu.analysis import coord_check as analysis
+    from mup_tpu.plots import coordinate_check_figure, save_figure
+    from mup_tpu.training.coord_check import measure
+
+    console = Console()
+    trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
+    with console.status("measuring") as status:
+        table = measure(
+            trial,
+            data.load(trial.data),
+            widths,
+            parametrizations,
+            num_seeds,
+            lambda line: status.update(line),
+        )
+    folder = Path(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(folder / "coord_check.parquet", index=False)
+    _print_slopes(console, analysis.slopes(table))
+    for path in save_figure(coordinate_check_figure(table), folder / "figures", "coord_check"):
+        if path.suffix == ".png":
+            console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+
+
+def _print_slopes(console: Console, slopes: pd.DataFrame) -> None:
+    """A row a layer; then, for each parametrization, the layer that grows fastest with width."""
+    rows: list[dict[Any, Any]] = slopes.to_dict("records")
+    cells = {
+        (r["layer"], r["parametrization"], r["quantity"]): f"{r['slope']:+.2f} ± {r['high'] - r['slope']:.2f}"
+        for r in rows
+    }
+    columns = list(dict.fromkeys((p, quantity) for _, p, quantity in cells))
+    shown = Table("layer", title="exponent of width (95 %)")
+    for parametrization, quantity in columns:
+        shown.add_column(f"{parametrization} {quantity}", justify="right")
+    for layer in dict.fromkeys(r["layer"] for r in rows):
+        shown.add_row(layer, *(cells[layer, *column] for column in columns))
+    console.print(shown)
+    for parametrization in dict.fromkeys(p for p, _ in columns):
+        known = [r for r in rows if r["parametrization"] == parametrization and not math.isnan(r["slope"])]
+        top = max(known, key=lambda r: r["slope"])
+        what = f"{top['quantity']} of {top['layer']} ∝ width^{top['slope']:.2f}"
+        console.print(f"{parametrization}: fastest growing is the {what}", style="bold", highlight=False)

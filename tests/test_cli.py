@@ -1,0 +1,205 @@
+"""The command line as a user meets it: the main commands on a small corpus, and every bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu.cli import main
+from mup_tpu.store import Store, load_runs
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--width", 32, "--base-width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4]
+SMALL += ["--steps", 12]
+SWEEP_TOML = """
+experiment = "small"
+widths = [32]
+learning_rates = ["2^-7", 0.02]
+
+[base.model]
+base_width = 32
+head_size = 16
+
+[base.data]
+corpus = {corpus!r}
+sequence_length = 32
+batch_size = 4
+
+[base.train]
+steps = 12
+"""
+
+
+def outcome(capfd, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `mup-tpu ARGUMENTS`."""
+    try:
+        main([str(a) for a in arguments])
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capfd.readouterr()
+    return code, captured.out, " ".join(captured.err.split())
+
+
+def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, capfd):
+    code, out, err = outcome(
+        capfd, "train", *SMALL, "--corpus", corpus, "--results", tmp_path / "r", "--export", tmp_path / "hf",
+    )  # fmt: skip
+    assert code == 0, err
+    row = load_runs(tmp_path / "r").iloc[0]
+    assert f"loss {row['loss']:.4f} nat/token" in out
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
+    command = ["train", *SMALL, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
+    _, first, _ = outcome(capfd, *command)
+    code, second, err = outcome(capfd, *command)
+    assert code == 0, err
+    # The whole first run is reported, then only what comes after the checkpoint of step 8, to the same loss.
+    assert "step 4/12" in first
+    assert "step 4/12" not in second
+    summary = first.splitlines()[-1].split(" nat/token")[0]
+    assert summary in second
+
+
+def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
+    file, results = tmp_path / "sweep.toml", tmp_path / "results"
+    file.write_text(SWEEP_TOML.format(corpus=str(corpus)))
+    code, out, err = outcome(capfd, "sweep", file, "--results", results, "--no-ray")
+    assert code == 0, err
+    assert "ran 4 trials: 4 finished" in out
+    assert "mup: INCONCLUSIVE: 0 of 1 widths have a bracketed optimum" in out
+
+    code, out, err = outcome(capfd, "runs", results, "--csv", tmp_path / "runs.csv")
+    assert code == 0, err
+    assert len(pd.read_csv(tmp_path / "runs.csv")) == 4
+
+    code, out, err = outcome(capfd, "analyze", results, "--json")
+    assert code == 0, err
+    assert {r["parametrization"] for r in json.loads(out)["results"]} == {"mup", "sp"}
+
+    code, out, err = outcome(capfd, "plot", results, "--out", tmp_path / "figures")
+    assert code == 0, err
+    assert (tmp_path / "figures" / "transfer.png").stat().st_size > 10_000
+
+
+def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
+    code, out, err = outcome(
+        capfd, "coord-check", "--results", tmp_path, "--widths", 32, 64, "--num-seeds", 1, "--corpus", corpus,
+        "--base-width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4,
+    )  # fmt: skip
+    assert code == 0, err
+    table = pd.read_parquet(tmp_path / "coord_check.parquet")
+    assert set(table["width"]) == {32, 64}
+    assert (tmp_path / "figures" / "coord_check.png").exists()
+    assert outcome(capfd, "plot", tmp_path)[0] == 0
+
+
+BAD_TRIALS = {
+    "unknown parametrization": (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
+    "width": (["--width", "100"], "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128"),
+    "zero learning rate": (["--learning-rate", "0"], "learning_rate 0 is not allowed"),
+    "log2 learning rate": (["--learning-rate=-8"], "if that is its log2, write 0.00390625 or 2^-8"),
+    "no learning rate": (["--learning-rate", "fast"], "learning rate 'fast' is not a number"),
+    "warm-up": (["--warmup", "500"], "warmup 500 is 500 steps, but the run has steps 500"),
+    "missing file": (["--corpus", "/no/such.txt"], "corpus '/no/such.txt' is neither"),
+    "negative threads": (["--threads", "-1"], "threads -1 is not allowed"),
+    "zero log interval": (["--log-every", "0"], "log_every 0 is not allowed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_TRIALS)
+def test_bad_option_is_one_sentence_and_exit_code_2(case, capfd):
+    arguments, sentence = BAD_TRIALS[case]
+    code, _, err = outcome(capfd, "train", *arguments)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_bad_corpora(tmp_path, capfd):
+    (tmp_path / "empty.txt").write_text(" \n\n ")
+    (tmp_path / "latin.txt").write_bytes("Ärger und Überdruß".encode("latin-1"))
+    (tmp_path / "short.txt").write_text("A short text.\n\n" * 40)
+    (tmp_path / "folder").mkdir()
+    for name, sentence in {
+        "empty.txt": "is empty",
+        "latin.txt": "is not UTF-8 at byte 0",
+        "short.txt": "is shorter than one batch",
+        "folder": "holds no",
+    }.items():
+        code, _, err = outcome(capfd, "train", "--corpus", tmp_path / name)
+        assert code == 2, name
+        assert sentence in err
+        assert str(tmp_path / name) in err
+
+
+def test_bad_results_folders(corpus, tmp_path, capfd):
+    (tmp_path / "file").write_text("in the way")
+    Store(tmp_path / "other", "another_experiment")
+    train = ["train", *SMALL, "--corpus", corpus, "--results"]
+    code, _, err = outcome(capfd, *train, tmp_path / "file" / "results")
+    assert code == 2
+    assert "cannot be written" in err
+    code, _, err = outcome(capfd, *train, tmp_path / "other")
+    assert code == 2
+    assert "holds experiment 'another_experiment', not 'train'" in err
+
+
+def test_bad_toml(tmp_path, capfd):
+    file = tmp_path / "sweep.toml"
+    file.write_text('experiment = "x"\n[base.optimizer]\nlearning_rat = 0.01\n')
+    code, _, err = outcome(capfd, "sweep", file)
+    assert code == 2
+    assert "unknown key 'learning_rat'" in err
+    assert "learning_rate" in err.split("learning_rat'")[1]
+    file.write_text("experiment = ")
+    assert outcome(capfd, "sweep", file)[0] == 2
+    assert outcome(capfd, "sweep", tmp_path / "missing.toml")[0] == 2
+
+
+def test_bad_tables(tmp_path, capfd):
+    table = tmp_path / "runs.csv"
+    table.write_text("width,learning_rate,loss\n64,-8,2.5\n")
+    code, _, err = outcome(capfd, "analyze", table)
+    assert code == 2
+    assert "table has no column 'lr'; it has width, learning_rate, loss" in err
+    code, _, err = outcome(capfd, "analyze", table, "--lr-col", "learning_rate")
+    assert code == 2
+    assert "are these log2 values?" in err
+    assert outcome(capfd, "analyze", tmp_path / "nothing.csv")[0] == 2
+    code, _, err = outcome(capfd, "plot", tmp_path / "nothing")
+    assert code == 2
+    assert "holds no store" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["lr_transfer", "quickstart"])
+def test_experiment_script_runs_one_width(script, corpus, tmp_path):
+    """The script as a user runs it, on a few trials of its own grid."""
+    small = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
+    command = [
+        sys.executable,
+        f"experiments/{script}.py",
+        *small,
+        "--no-ray",
+        "--results",
+        tmp_path / "results",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    runs = load_runs(tmp_path / "results")
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, script]]
+    assert "figure: " in done.stdout
+
+
+def test_bad_input_of_a_process_has_no_traceback():
+    command = [sys.executable, "experiments/quickstart.py", "--width", "100", "--results", "/dev/null/x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "width 100 is not a multiple" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,144 @@
+"""The arrows between rooms: replay starts without a training library, and nothing imports upward."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "mup_tpu"
+HEAVY = ("torch", "torch_xla", "torchvision", "ray", "transformers", "datasets", "mup", "hyperopt", "optuna")
+LIGHT_ROOMS = ("errors", "parametrization", "config", "config_io", "store", "analysis", "plots")
+
+# What each room may import from the package, besides itself; the command line and experiments may use all.
+CONFIGURATION = {"errors", "parametrization", "config", "config_io"}
+MODEL = CONFIGURATION | {"model"}
+TRAINING = MODEL | {"data", "devices", "training"}
+MAY_IMPORT = {
+    "errors": set(),
+    "parametrization": {"errors"},
+    "config": {"errors", "parametrization"},
+    "config_io": CONFIGURATION,
+    "model": CONFIGURATION,
+    "data": CONFIGURATION,
+    "devices": MODEL,
+    "training": TRAINING,
+    "tuning": TRAINING | {"store"},
+    "store": CONFIGURATION,
+    "analysis": CONFIGURATION | {"store"},
+    "plots": CONFIGURATION | {"store", "analysis"},
+    "report": CONFIGURATION | {"store", "analysis", "plots"},
+}
+
+
+def heavy_modules_after(code: str) -> list[str]:
+    """Run `code` in a fresh interpreter; return which training libraries it left imported."""
+    program = (
+        f"import sys\n{code}\n"
+        f"print('\\nheavy:', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stderr.rsplit("heavy:", 1)[1].split()
+
+
+def room_sources(room: str) -> list[Path]:
+    """The files of a room, which is one module or one package."""
+    module = PACKAGE / f"{room}.py"
+    return [module] if module.exists() else sorted((PACKAGE / room).rglob("*.py"))
+
+
+def dotted_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of the package that a file imports anywhere in it, type-checking blocks left out."""
+    package = dotted_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    rooms = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*origin, *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("mup_tpu.")}
+    return {room for room in rooms if room_sources(room)}
+
+
+def test_the_detector_sees_a_heavy_import():
+    assert "torch" in heavy_modules_after("import torch")
+
+
+def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "mup_tpu")
+    room = tmp_path / "mup_tpu" / "analysis"
+    room.mkdir(parents=True)
+    for name in ("store", "config", "plots", "tuning"):
+        (tmp_path / "mup_tpu" / f"{name}.py").touch()
+    (room / "__init__.py").touch()
+    (room / "optimum.py").write_text(
+        "from .. import store\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import mup_tpu.tuning\n"
+        "def f():\n    from mup_tpu.plots import figure\n    from . import fit\n    import mup_tpu.config\n"
+    )
+    assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "analysis"}
+
+
+@pytest.mark.parametrize("room", [*LIGHT_ROOMS, *filter(room_sources, ["report"])])
+def test_replay_rooms_import_no_training_library(room):
+    modules = [dotted_name(path) for path in room_sources(room)]
+    assert modules, f"mup_tpu has no room {room!r}"
+    assert heavy_modules_after("\n".join(f"import {module}" for module in modules)) == []
+
+
+@pytest.mark.parametrize("command", ["", "runs", "analyze", "plot"])
+def test_command_line_help_imports_no_training_library(command):
+    code = (
+        "from mup_tpu.cli import main\n"
+        f"sys.argv = ['mup-tpu', *{command.split()!r}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
+    )
+    assert heavy_modules_after(code) == []
+
+
+def test_package_runs_as_a_module():
+    result = subprocess.run(
+        [sys.executable, "-m", "mup_tpu", "--help"],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    for command in ("train", "sweep", "analyze", "plot", "coord-check"):
+        assert command in result.stdout
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_nothing_imports_upward(room):
+    for path in room_sources(room):
+        upward = imported_rooms(path) - MAY_IMPORT[room] - {room}
+        assert not upward, f"{path.relative_to(PACKAGE.parent)} imports {', '.join(sorted(upward))}"
+
+
+def test_every_room_has_its_arrows():
+    rooms = {
+        path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert rooms - {"__init__", "__main__", "cli"} <= MAY_IMPORT.keys()

@@ -1,0 +1,130 @@
+"""Installing: the set-up scripts, the pins that must fit each other, and what `pip install .` gives."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SCRIPTS = ("scripts/quickstart", "scripts/test", ".ci/run")
+NO_NETWORK = re.compile(
+    r"dns error|name resolution|failed to fetch|connection (?:refused|reset|error)|timed out|\bnetwork\b",
+    re.I,
+)
+
+
+def requirements_of(extra: str) -> list[Requirement]:
+    """The requirements of an extra, with those of the project's extras that it names."""
+    found = []
+    for line in METADATA["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name == METADATA["name"]:
+            found += [inner for name in sorted(requirement.extras) for inner in requirements_of(name)]
+        else:
+            found.append(requirement)
+    return found
+
+
+def pin_in_all(package: str) -> tuple[str, str]:
+    """The exact version that `all` pins a package to, and the platforms that the pin is for."""
+    pins = [r for r in requirements_of("all") if r.name == package and str(r.specifier).startswith("==")]
+    assert len(pins) == 1, f"`all` pins {package} {len(pins)} times"
+    return str(pins[0].specifier).removeprefix("=="), str(pins[0].marker)
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "scripts/_environment"])
+def test_script_is_valid_bash(script):
+    result = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_is_executable(script):
+    assert os.access(ROOT / script, os.X_OK)
+
+
+def test_environment_refuses_a_python_it_cannot_use(tmp_path):
+    """A checkout of its own, so that this environment stays as it is."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    result = subprocess.run(
+        [tmp_path / "scripts" / "test"],
+        env={**os.environ, "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert f"PYTHON={old} is not a Python 3.11, 3.12 or 3.13" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_torch_pins_in_all_are_for_one_release_and_one_platform():
+    torch, platforms = pin_in_all("torch")
+    torch_xla, xla_platforms = pin_in_all("torch_xla")
+    _, vision_platforms = pin_in_all("torchvision")
+    assert torch_xla.split(".")[:2] == torch.split(".")[:2]
+    assert platforms == xla_platforms == vision_platforms
+
+
+def test_torchvision_pin_requires_exactly_the_pinned_torch():
+    torch, _ = pin_in_all("torch")
+    torchvision, _ = pin_in_all("torchvision")
+    try:
+        installed = importlib.metadata.version("torchvision")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("torchvision is not installed")
+    if installed.split("+")[0] != torchvision:
+        pytest.skip(f"torchvision {installed} is installed, not the pinned {torchvision}")
+    wanted = [Requirement(line) for line in importlib.metadata.requires("torchvision") or []]
+    assert f"torch=={torch}" in [str(requirement) for requirement in wanted]
+
+
+@pytest.mark.slow
+def test_plain_install_is_a_working_replay_without_training_libraries(tmp_path):
+    # Built from a copy: setuptools builds in the source folder, and would take stale files from there.
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    if importlib.util.find_spec("uv"):
+        install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python, source]
+    else:
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", source]
+    result = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    if result.returncode and NO_NETWORK.search(result.stderr):
+        pytest.skip("the package registry cannot be reached")
+    assert result.returncode == 0, result.stderr
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    found = run(
+        python,
+        "-c",
+        "import importlib.util as u, mup_tpu.analysis, mup_tpu.plots, mup_tpu.store\n"
+        "print(mup_tpu.__path__[0], *[n for n in ('torch', 'ray', 'transformers', 'mup') if u.find_spec(n)])",
+    ).split()
+    installed = Path(found[0])
+    assert found[1:] == []
+    assert environment.resolve() in installed.resolve().parents
+    assert "analyze" in run(environment / "bin" / "mup-tpu", "--help")
+    wanted = {path.relative_to(source) for path in (source / "mup_tpu").rglob("*") if path.is_file()}
+    missing = sorted(str(path) for path in wanted if not (installed.parent / path).exists())
+    assert not missing, f"not in the wheel: {missing}"
