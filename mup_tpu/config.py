@@ -39,6 +39,12 @@ def parse_learning_rate(text: str | float) -> float:
         ) from None
 
 
+def format_learning_rate(value: float) -> str:
+    """`2^-8` where the exponent is a multiple of 1/8, else the plain number to three digits."""
+    exponent = math.log2(value) if value > 0 else math.nan
+    return f"2^{exponent:g}" if (8 * exponent).is_integer() else f"{value:.3g}"
+
+
 def _learning_rate_argument(tokens: list[str]) -> float:
     try:
         return parse_learning_rate(tokens[0])
@@ -53,7 +59,7 @@ LearningRate = Annotated[
         metavar="LR",
         instance_from_str=_learning_rate_argument,
         is_instance=lambda x: isinstance(x, float),
-        str_from_instance=lambda x: [f"{x:g}"],
+        str_from_instance=lambda x: [format_learning_rate(x)],
     ),
 ]
 
@@ -160,7 +166,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Weight decay λ of matrices and embeddings; biases and norms have none."""
     decay_mode: Literal["coupled", "independent"] = "coupled"
-    """"coupled": a step shrinks weights by lr·λ (as torch's AdamW); "independent": by schedule·λ, whatever lr."""
+    """"coupled": a step shrinks weights by lr·λ, as in torch; "independent": by schedule·λ alone."""
     beta1: float = 0.9
     """AdamW's decay of the first moment."""
     beta2: float = 0.95
@@ -349,6 +355,11 @@ class RunOptions:
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes none."""
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "log_every")
+        for name in ("threads", "eval_every", "checkpoint_every"):
+            _require_positive(self, name, allow_zero=True)
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -360,6 +371,9 @@ class SweepOptions:
     """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
     pack_size: int = 0
     """Most trials that train together in one process; 0 chooses for the device."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "pack_size", allow_zero=True)
 
 
 def _part_of_field() -> dict[str, str]:

@@ -52,6 +52,8 @@ AttentionInterface.register("mup_tpu_matmul", _matmul_attention)
 class _Scale(nn.Module):
     """Multiplies by a factor; stands where GPT-2 has its (unused) embedding dropout."""
 
+    factor: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("factor", torch.ones(()))
@@ -63,9 +65,12 @@ class _Scale(nn.Module):
 class ScaledGPT2(GPT2LMHeadModel):
     """Stock GPT-2, names included, with a factor each on embeddings, attention logits and logits."""
 
+    attention_factor: Tensor
+    logit_factor: Tensor
+
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
-        self.transformer.drop = _Scale()
+        self.transformer.drop = _Scale()  # type: ignore[assignment]
         self.register_buffer("attention_factor", torch.ones(()))
         self.register_buffer("logit_factor", torch.ones(()))
 

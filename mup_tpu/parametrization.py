@@ -1,8 +1,8 @@
 """μP and SP as tables: how each parameter's init, learning rate and weight decay scale with width.
 
-Rules: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8. The width multiplier m = width
-    / base width comes from mup's shape inference (`mup.shape`, base and delta model on the meta device) and
-    is kept by parameter name, because attributes on tensors do not survive `.to("xla")`, deepcopy or vmap.
+Rules: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8. The width multiplier
+m = width / base width comes from mup's shape inference (`mup.shape`, base and delta model on the meta device)
+and is kept by parameter name, because attributes on tensors do not survive `.to("xla")`, deepcopy or vmap.
 
 A parametrization is one entry of `TABLES`; adding one means adding it here and nowhere else.
 """
@@ -82,7 +82,7 @@ def _mup_forward(m: float, head_ratio: float) -> ForwardScaling:
 TABLES: Mapping[str, Parametrization] = {
     "mup": Parametrization(adamw=_mup_adamw, sgd=_mup_sgd, forward=_mup_forward),
     "sp": Parametrization(adamw=_unscaled, sgd=_unscaled, forward=lambda m, head_ratio: ForwardScaling()),
-    # Two common mistakes, kept to measure what they cost (results/ablations).
+    # Two common mistakes, here so that what they cost can be measured.
     "mup_sqrt_attention": Parametrization(
         adamw=_mup_adamw, sgd=_mup_sgd, forward=lambda m, head_ratio: ForwardScaling(logits=1 / m)
     ),

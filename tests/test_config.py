@@ -13,13 +13,28 @@ from mup_tpu.errors import ConfigError
     ("make", "sentence"),
     [
         (lambda: ModelConfig(parametrization="mupp"), "parametrization 'mupp' is not one of 'mup', 'sp'"),
-        (lambda: ModelConfig(width=100), "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128"),
-        (lambda: ModelConfig(base_width=40), "base_width 40 is not a multiple of head_size 32; nearest allowed: 32, 64"),
-        (lambda: ModelConfig(width=63, growing="head_size"), "width 63 is not a multiple of the number of heads 2"),
+        (
+            lambda: ModelConfig(width=100),
+            "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128",
+        ),
+        (
+            lambda: ModelConfig(base_width=40),
+            "base_width 40 is not a multiple of head_size 32; nearest allowed: 32, 64",
+        ),
+        (
+            lambda: ModelConfig(width=63, growing="head_size"),
+            "width 63 is not a multiple of the number of heads 2",
+        ),
         (lambda: ModelConfig(depth=0), "depth 0 is not allowed"),
         (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
-        (lambda: OptimizerConfig(learning_rate=-8.0), "learning_rate -8 is not allowed.* write 0.00390625 or 2\\^-8"),
-        (lambda: OptimizerConfig(learning_rate=0.0), "learning_rate 0 is not allowed: a learning rate is above 0"),
+        (
+            lambda: OptimizerConfig(learning_rate=-8.0),
+            "learning_rate -8 is not allowed.* write 0.00390625 or 2\\^-8",
+        ),
+        (
+            lambda: OptimizerConfig(learning_rate=0.0),
+            "learning_rate 0 is not allowed: a learning rate is above 0",
+        ),
         (lambda: OptimizerConfig(beta2=1.0), r"beta2 1.0 is not in \[0, 1\)"),
         (lambda: TrainConfig(steps=100, warmup=200), "warmup 200 is 200 steps, but the run has steps 100"),
         (lambda: TrainConfig(steps=1, warmup=0.9), "warm-up must be shorter than the run"),

@@ -43,22 +43,23 @@ class TokenDataset:
         self._blocks = (len(self._train) - 1) // config.sequence_length - 1
         if self._blocks < config.batch_size:
             raise DataError(
-                f"corpus {config.corpus!r} is shorter than one batch: {len(self._train)} training tokens, but "
+                f"corpus {config.corpus!r} is shorter than one batch: {len(self._train)} training tokens, "
                 f"batch_size {config.batch_size} x sequence_length {config.sequence_length} needs "
                 f"{(config.batch_size + 1) * config.sequence_length + 1}"
             )
         if len(self._validation) < config.sequence_length + 1:
             raise DataError(
-                f"corpus {config.corpus!r} has {len(self._validation)} held-out tokens, fewer than one sequence of "
+                f"corpus {config.corpus!r} has {len(self._validation)} held-out tokens, below one sequence: "
                 f"sequence_length {config.sequence_length}; use more text or a larger validation_fraction "
                 f"than {config.validation_fraction}"
             )
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in an order of its own.
+        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in an order of its
+        own.
 
-        An epoch starts its blocks at an offset of its own too, so that sequences differ between epochs. A batch
-        that crosses the end of an epoch is filled from the next.
+        An epoch starts its blocks at an offset of its own too, so that sequences differ between epochs. A
+        batch that crosses the end of an epoch is filled from the next.
         """
         t, b = self.config.sequence_length, self.config.batch_size
         starts = [self._start(step * b + i) for i in range(b)]
@@ -72,8 +73,8 @@ class TokenDataset:
     def validation_batches(self, count: int) -> np.ndarray:
         """Held-out tokens (N, B, T + 1), int64, the same ones always: spread evenly, not overlapping.
 
-        Fewer than `count` batches where the held-out text is shorter; where it does not fill one batch, one batch
-        of fewer sequences.
+        Fewer than `count` batches where the held-out text is shorter; where it does not fill one batch, one
+        batch of fewer sequences.
         """
         t = self.config.sequence_length
         blocks = (len(self._validation) - 1) // t

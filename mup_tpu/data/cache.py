@@ -86,7 +86,7 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
 
 
 def _build(config: DataConfig, name: str, folder: Path) -> None:
-    """Make a cache folder and rename it into place; of two builders the first wins and the other's is dropped."""
+    """Make a cache folder and rename it into place; of two builders the first wins."""
     documents = read_documents(config.corpus)
     split = {
         "train": [d for d in documents if not is_held_out(d, config.validation_fraction)],

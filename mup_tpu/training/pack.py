@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class Pack:
             for t, s in zip(trials, self.scalings, strict=True)
         ]
         factors = [forward_factors(t.model) for t in trials]
-        to = {"device": device.torch_device, "dtype": _DTYPES[first.train.precision]}
+        to: dict[str, Any] = {"device": device.torch_device, "dtype": _DTYPES[first.train.precision]}
         self.parameters = {name: torch.stack([f[name] for f in fresh]).to(**to) for name in self.shapes}
         self.buffers = {name: torch.tensor([f[name] for f in factors], **to) for name in factors[0]}
         self.state: State = {
@@ -177,7 +178,7 @@ class Pack:
         return {name: p[member] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, by name: parameters and optimizer state, stacked, on the device."""
+        """All that a checkpoint must hold, by name: parameters and optimizer state, stacked."""
         flat = {f"parameters/{name}": p for name, p in self.parameters.items()}
         return flat | {f"{slot}/{name}": t for slot, ts in self.state.items() for name, t in ts.items()}
 

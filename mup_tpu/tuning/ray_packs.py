@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class _PackWorker:
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None) -> Iterator[None]:
-    """A connection to a cluster, or a cluster of this machine alone; a connection that is there already is used.
+    """A connection to a cluster, or a cluster of this machine alone; one that is there already is used.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -64,9 +64,8 @@ def ray_cluster(address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # Ray's coming default; silences its warning
+    # Ray's coming default; silences its warning.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(address="local", include_dashboard=False, **common)
@@ -124,9 +123,8 @@ def run_packs(
     workers: int,
     needs: dict[str, Any],
     checkpoints: Sequence[Path | None],
-) -> Iterator[tuple[int, PackEvent | None]]:
-    """Run packs on the cluster, yielding (pack index, event) as events come; event None says that it has
-    started.
+) -> Generator[tuple[int, PackEvent | None]]:
+    """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
 
     Args:
         packs: in the order to start them.
@@ -148,16 +146,16 @@ def run_packs(
                 index, worker = waiting.pop(0), idle.pop()
                 attempts[index] += 1
                 folder = checkpoints[index]
-                stream = worker.run.options(num_returns="streaming").remote(
-                    list(packs[index]), str(folder) if folder else None
-                )
+                stream = worker.run.options(  # type: ignore[attr-defined]
+                    num_returns="streaming"
+                ).remote(list(packs[index]), str(folder) if folder else None)
                 streams[stream] = (index, worker)
                 yield index, None
-            ready, _ = ray.wait(list(streams), num_returns=1, timeout=1.0)
+            ready: list[Any] = ray.wait(list(streams), num_returns=1, timeout=1.0)[0]
             for stream in ready:
                 index, worker = streams[stream]
                 try:
-                    event = ray.get(next(stream))
+                    event: PackEvent = ray.get(next(stream))  # type: ignore[assignment]
                 except ray.exceptions.RayActorError as error:
                     del streams[stream]
                     idle.append(remote.remote(options))

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def run_sweep(
 
 
 class _CheckpointFolders:
-    """A folder for each pack's checkpoints, named by its first member: the same trials make the same packs."""
+    """A folder for each pack's checkpoints, named by its first member: same trials, same packs."""
 
     def __init__(self, results: str, fingerprint: str, run: RunOptions) -> None:
         self._root = Path(results).absolute() / "checkpoints" if run.checkpoint_every else None
@@ -107,7 +107,7 @@ class _CheckpointFolders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_all(self) -> None:
-        """Drop what is left once the sweep is complete: packs of an earlier, killed call may have been others."""
+        """Drop what is left at the end: packs of an earlier, killed call may have been others."""
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
@@ -115,7 +115,7 @@ class _CheckpointFolders:
 @contextlib.contextmanager
 def _with_ray(
     trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
-) -> Iterator[tuple[list, Iterator]]:
+) -> Iterator[tuple[list, Generator]]:
     from mup_tpu.tuning import ray_packs
 
     run = replace(run, threads=run.threads or 1)
@@ -131,11 +131,11 @@ def _with_ray(
 @contextlib.contextmanager
 def _in_this_process(
     trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
-) -> Iterator[tuple[list, Iterator]]:
+) -> Iterator[tuple[list, Generator]]:
     packs = make_packs(trials, 1, way, options.pack_size)
     torch.set_num_threads(run.threads or os.cpu_count() or 1)
 
-    def events() -> Iterator:
+    def events() -> Generator:
         dataset = data.load(trials[0].data)
         for index, pack in enumerate(packs):
             yield index, None

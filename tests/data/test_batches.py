@@ -1,4 +1,4 @@
-"""Batches: a function of (data seed, step) alone, every block once an epoch; a prefetcher that changes nothing."""
+"""Batches: a function of (data seed, step) alone, every block once an epoch; prefetching changes nothing."""
 
 import threading
 import time
