@@ -17,10 +17,11 @@ SWEEP = Sweep(
         sequence_length=128,
         batch_size=16,
         steps=500,
-        warmup=0.1,
+        warmup=0.2,
+        eval_batches=32,
     ),
     widths=(32, 64, 128, 256),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-22, -8)),
+    learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -11)),
     num_seeds=3,
 )
 

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import slopes
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
@@ -37,7 +37,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 _LABELS = {"mup": "μP", "sp": "SP", "all": "all runs"}
-_INK, _ALERT = "#333333", "#b2182b"
+_INK = "#333333"
+_MARKERS = "osD^v"
 
 
 def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -54,6 +55,20 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def label(parametrization: str) -> str:
     """What people call a parametrization."""
     return _LABELS.get(parametrization, parametrization)
+
+
+def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
+    """Every figure that an analysis has the data for, by name."""
+    figures = {
+        "transfer": transfer_figure(analysis),
+        "optimum": optimum_figure(analysis),
+        "regret": regret_figure(analysis),
+        "best_loss": best_loss_figure(analysis),
+        "collapse": collapse_figure(analysis),
+    }
+    if any(result.learning_curves for result in analysis.results):
+        figures["learning_curves"] = learning_curves_figure(analysis)
+    return figures
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -85,8 +100,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
         _log2_axis(ax)
     axes[0].set_ylabel("loss (nat per token)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), title=None)
+    _legend_below(figure, axes[0])
     return figure
 
 
@@ -148,7 +162,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
     FigureCanvasAgg(figure)
     ax = figure.subplots()
     for i, result in enumerate(analysis.results):
-        color, marker = _categorical(i), "osD^v"[i % 5]
+        color, marker = _categorical(i), _MARKERS[i % len(_MARKERS)]
         shift = 2 ** (0.03 * (i - (len(analysis.results) - 1) / 2))
         known = [o for o in result.optima if o.is_bracketed]
         if known:
@@ -172,11 +186,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
             if not o.is_bracketed and np.isfinite(o.best_x):
                 down = o.status == "at lower edge"
                 ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
-    ax.set_xscale("log", base=2)
-    scales = sorted({o.scale for r in analysis.results for o in r.optima})
-    ax.set_xticks(scales, [f"{s:g}" for s in scales])
-    ax.minorticks_off()
-    ax.set_xlabel(analysis.scale)
+    _scale_axis(ax, analysis)
     ax.set_ylabel(f"best {_hyperparameter_label(analysis.hyperparameter)}")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
     if ax.get_legend_handles_labels()[0]:
@@ -217,38 +227,106 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
 
 @_styled
 def best_loss_figure(analysis: TransferAnalysis) -> Figure:
-    """Fitted loss at each scale's own optimum, and at the smallest scale's optimum (what transfer gives)."""
-    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    ax = figure.subplots()
+    """Loss at each scale's own optimum and at the smallest one's, against scale and against compute.
+
+    The panel against compute (6·N·D floating-point operations, Kaplan et al. 2020) is there where the table
+    knows parameters and tokens; the fitted scaling law is drawn where it is identified.
+    """
+    with_compute = any(np.isfinite(r.law.params + r.law.tokens).all() for r in analysis.results)
+    figure, axes = _panels(2 if with_compute else 1, width=4.9, height=4.0, share_x=False)
     for i, result in enumerate(analysis.results):
-        color, marker = _categorical(i), "osD^v"[i % 5]
-        own = [(o.scale, o.loss) for o in result.optima if np.isfinite(o.loss)]
+        _draw_best_losses(axes[0], result, analysis.scale, i)
+        if with_compute:
+            _draw_compute(axes[1], result, i)
+    _scale_axis(axes[0], analysis)
+    axes[0].set_ylabel("loss (nat per token)")
+    if with_compute:
+        axes[1].set_xscale("log")
+        axes[1].xaxis.set_minor_formatter(NullFormatter())
+        axes[1].set_xlabel("compute 6·N·D (FLOP; N without embeddings)")
+    for ax in axes:
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=8)
+    return figure
+
+
+def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) -> None:
+    color, marker = _categorical(index), _MARKERS[index % len(_MARKERS)]
+    name = label(result.parametrization)
+    best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
+    ax.plot(list(best), list(best.values()), marker + "-", color=color, label=f"{name}, own optimum")
+    first = next((o.scale for o in result.optima if o.is_bracketed), None)
+    moved = {
+        r.target: best[r.target] + r.value
+        for r in result.regrets
+        if r.source == first and np.isfinite(r.value)
+    }
+    if moved and first is not None:
         ax.plot(
-            *zip(*own, strict=True),
-            marker + "-",
-            color=color,
-            label=f"{label(result.parametrization)}, own optimum",
-        )
-        first = next((o.scale for o in result.optima if o.is_bracketed), None)
-        best = dict(own)
-        moved = [
-            (r.target, best[r.target] + r.value)
-            for r in result.regrets
-            if r.source == first and np.isfinite(r.value)
-        ]
-        if moved:
+            list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
+            label=f"{name}, optimum of {scale} {first:g}",
+        )  # fmt: skip
+
+
+def _draw_compute(ax: Axes, result: TransferResult, index: int) -> None:
+    points, color = result.law, _categorical(index)
+    name = label(result.parametrization)
+    params, tokens = np.array(points.params), np.array(points.tokens)
+    if not np.isfinite(params * tokens).all():
+        return
+    ax.plot(6 * params * tokens, points.losses, _MARKERS[index % len(_MARKERS)], color=color, label=name)
+    if points.law is not None:
+        sizes = np.geomspace(params.min(), 2 * params.max(), 64)
+        losses = [points.law.loss(n) for n in sizes]
+        fit = f"{name}: {points.law.irreducible:.2f} + A·N$^{{−{points.law.exponents[0]:.2f}}}$"
+        ax.plot(6 * sizes * tokens[0], losses, "-", color=color, lw=1.1, label=fit)
+
+
+@_styled
+def collapse_figure(analysis: TransferAnalysis) -> Figure:
+    """Loss above each scale's best, the curves moved by the exponent that brings them closest together."""
+    figure, axes = _panels(len(analysis.results), width=4.6, height=4.0)
+    scales = sorted({c.scale for r in analysis.results for c in r.curves})
+    for ax, result in zip(axes, analysis.results, strict=True):
+        beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
+        for curve in result.curves:
+            shown = np.isfinite(curve.mean_G)
+            moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
             ax.plot(
-                *zip(*moved, strict=True), marker + "--", color=color, mfc="none",
-                label=f"{label(result.parametrization)}, optimum of {analysis.scale} {first:g}",
+                moved_G[shown], (curve.mean_G - curve.mean_G.min())[shown], "o-", ms=3.5, lw=1.3,
+                color=_sequential(scales, curve.scale), label=f"{analysis.scale} {curve.scale:g}",
             )  # fmt: skip
-    ax.set_xscale("log", base=2)
-    scales = sorted({o.scale for r in analysis.results for o in r.optima})
-    ax.set_xticks(scales, [f"{s:g}" for s in scales])
-    ax.minorticks_off()
-    ax.set_xlabel(analysis.scale)
-    ax.set_ylabel("loss (nat per token)")
-    ax.legend(fontsize=8.5)
+        title = f"{label(result.parametrization)}: moved by {analysis.scale}$^{{{beta:.2f}}}$"
+        ax.set_title(title.replace("-", "−"), fontsize=10.5)
+        ax.set_ylim(-0.02, 0.8)
+        ax.set_xlabel(
+            f"{_hyperparameter_label(analysis.hyperparameter)}, moved to {analysis.scale} {scales[0]:g}"
+        )
+        _log2_axis(ax)
+    axes[0].set_ylabel("loss above the best (nat per token)")
+    _legend_below(figure, axes[0])
+    return figure
+
+
+@_styled
+def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
+    """Training loss against step, at the grid point nearest to each scale's optimum."""
+    results = [r for r in analysis.results if r.learning_curves]
+    figure, axes = _panels(max(1, len(results)), width=4.6, height=4.0)
+    scales = sorted({c.scale for r in results for c in r.learning_curves})
+    for ax, result in zip(axes, results, strict=False):
+        for curve in result.learning_curves:
+            ax.plot(
+                curve.steps, curve.losses, "-", lw=1.5, color=_sequential(scales, curve.scale),
+                label=f"{analysis.scale} {curve.scale:g} at $2^{{{curve.x:g}}}$",
+            )  # fmt: skip
+        ax.set_title(label(result.parametrization), fontsize=10.5)
+        ax.set_xlabel("step")
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        ax.yaxis.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        ax.legend(fontsize=8.5)
+    axes[0].set_ylabel("training loss (nat per token)")
     return figure
 
 
@@ -287,10 +365,23 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, width: float, height: float, share_x: bool = True) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width * count, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0])
+    return figure, list(figure.subplots(1, count, sharex=share_x, sharey=True, squeeze=False)[0])
+
+
+def _legend_below(figure: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, max(1, len(labels))))
+
+
+def _scale_axis(ax: Axes, analysis: TransferAnalysis) -> None:
+    scales = sorted({o.scale for r in analysis.results for o in r.optima})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(scales, [f"{s:g}" for s in scales])
+    ax.minorticks_off()
+    ax.set_xlabel(analysis.scale)
 
 
 def _sequential(scales: Sequence[float], scale: float) -> tuple:

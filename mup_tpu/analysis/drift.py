@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
@@ -34,7 +35,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class WiderIsBetter:
-    """How often the larger of two neighbouring scales has the lower loss at the same hyperparameter."""
+    """How often the larger of two neighbouring scales has the lower loss, all else (and the step) equal."""
 
     held: int
     pairs: int
@@ -89,20 +90,40 @@ def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
     )
 
 
-def wider_is_better(curves: list[LossCurve]) -> WiderIsBetter:
-    """Compare neighbouring scales at each hyperparameter both have; Page's test for the trend over all."""
+def wider_is_better(curves: list[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:
+    """Compare neighbouring scales at each hyperparameter (and step) both have.
+
+    Args:
+        curves: of one parametrization, by scale.
+        history: its losses on the way (scale, x, step, loss), to be compared at every step.
+
+    Returns:
+        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter, on the
+        final losses.
+    """
     held = pairs = 0
+    if history is not None and len(history):
+        table = history.groupby(["scale", "x", "step"])["loss"].mean().unstack("scale")
+        for narrow_S, wide_S in pairwise(table.to_numpy().T):
+            both = np.isfinite(narrow_S) & ~np.isnan(wide_S)
+            held += int((wide_S[both] < narrow_S[both]).sum())
+            pairs += int(both.sum())
+        return WiderIsBetter(held, pairs, _trend(curves))
     for small, large in pairwise(curves):
         common, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
         both = np.isfinite(small.mean_G[i])
         held += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
         pairs += int(both.sum())
-    p_value = math.nan
+    return WiderIsBetter(held, pairs, _trend(curves))
+
+
+def _trend(curves: list[LossCurve]) -> float:
+    """p-value of Page's test that loss falls with scale."""
     shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
     if len(curves) >= 3 and len(shared) >= 2:
         rows = [[-float(c.mean_G[np.flatnonzero(c.x_G == x)[0]]) for c in curves] for x in shared]
-        p_value = float(stats.page_trend_test(rows).pvalue)
-    return WiderIsBetter(held, pairs, p_value)
+        return float(stats.page_trend_test(rows).pvalue)
+    return math.nan
 
 
 def collapse_exponent(curves: list[LossCurve]) -> float:

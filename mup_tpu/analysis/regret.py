@@ -27,6 +27,8 @@ class Regret:
     """"estimated", "diverged", "outside the grid" or "not bracketed"."""
     relative: float
     """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
+    compute_share: float = math.nan
+    """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
 
 
 def regret(

@@ -6,7 +6,7 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from mup_tpu.store import load_curves, load_runs
 
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
+
+_HISTORY = ["parametrization", "scale", "x", "seed", "step", "loss"]
 
 _NO_LOSS = ("stopped", "failed", "preempted")
 """Statuses whose loss is not that of a whole run."""
@@ -55,6 +57,12 @@ class Columns:
     """What to compare; optional."""
     status: str = "status"
     """How a run ended; optional."""
+    step: str = "step"
+    """Step of a loss, in a table with a row a step; the last is the run's result. Optional."""
+    params: str = "params_non_embedding"
+    """Parameters without embeddings; optional."""
+    tokens: str = "tokens"
+    """Tokens a run was trained on; optional."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +71,14 @@ class RunTable:
 
     runs: pd.DataFrame
     """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged),
-    seed, and loss_error (nan where unknown)."""
+    seed, and loss_error, params, tokens (nan where unknown)."""
     notes: tuple[str, ...]
     columns: Columns
     name: str
     command: str | None = None
     """Command line that adds runs to the table, where it is a store's."""
-    curves: pd.DataFrame | None = field(default=None, repr=False)
-    """Learning curves, where the table is a store's."""
-    source: pd.DataFrame | None = field(default=None, repr=False)
-    """The rows as they were read."""
+    history: pd.DataFrame | None = field(default=None, repr=False)
+    """Training losses on the way, where known: parametrization, scale, x, seed, step, loss."""
 
 
 def load_table(path: str | Path, columns: Columns = Columns(), chance: float | None = None) -> RunTable:
@@ -101,7 +107,11 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
     except (OSError, ValueError) as error:
         raise TableError(f"table {path} cannot be read: {error}") from None
     checked = check_table(table, columns, chance, name=Path(str(path)).name)
-    return RunTable(checked.runs, checked.notes, columns, checked.name, command, curves, table)
+    history = checked.history
+    if curves is not None:
+        on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
+        history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
+    return replace(checked, command=command, history=history)
 
 
 def check_table(
@@ -133,7 +143,16 @@ def check_table(
             "loss": pd.to_numeric(table[columns.loss], errors="coerce").astype(float),
             "seed": _optional(table, columns.seed, 0),
             "status": _optional(table, columns.status, "finished").astype(str),
-            "loss_error": pd.to_numeric(_optional(table, columns.loss_error, np.nan), errors="coerce"),
+            **{
+                part: pd.to_numeric(_optional(table, column, np.nan), errors="coerce")
+                for part, column in (
+                    ("loss_error", columns.loss_error),
+                    ("params", columns.params),
+                    ("tokens", columns.tokens),
+                    ("step", columns.step),
+                )
+            },
+            "trial_id": _optional(table, "trial_id", ""),
         }
     )
     for column, part in ((columns.scale, "scale"), (columns.hyperparameter, "value")):
@@ -162,13 +181,30 @@ def check_table(
         notes.append(f"{int(diverged.sum())} diverged runs kept, as +inf")
     runs["x"] = np.log2(runs["value"])
     _merge_close(runs, notes)
+    history = None
+    if runs["step"].notna().any():
+        history = runs[_HISTORY].sort_values(_HISTORY[:-1], ignore_index=True)
+        runs = _last_steps(runs, columns.step)
     runs = _drop_duplicates(runs, notes)
     seeds = runs.groupby(["parametrization", "scale", "x"])["x"].count()
     if seeds.nunique() > 1:
         notes.append(
             f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; each is weighted by its own"
         )
-    return RunTable(runs.drop(columns=["status"]).reset_index(drop=True), tuple(notes), columns, name)
+    runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
+    return RunTable(runs, tuple(notes), columns, name, history=history)
+
+
+def _last_steps(runs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The last row of each run; finished runs must end at the same step."""
+    last = runs.sort_values("step").groupby(_HISTORY[:-2], as_index=False).tail(1)
+    ends = last.loc[np.isfinite(last["loss"]), "step"]
+    if ends.nunique() > 1:
+        raise TableError(
+            f"runs end at different steps (column {column!r}: {ends.min():g} to {ends.max():g}); "
+            "compare runs of one length"
+        )
+    return last.sort_index()
 
 
 def _optional(table: pd.DataFrame, column: str, default: object) -> pd.Series:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.optimum import (
@@ -20,7 +21,40 @@ from mup_tpu.analysis.optimum import (
 )
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict, decide, settle
+from mup_tpu.errors import TableError
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """Loss at each scale's optimum against parameters, and the law through them where there is one."""
+
+    params: tuple[float, ...]
+    tokens: tuple[float, ...]
+    losses: tuple[float, ...]
+    law: ScalingLaw | None
+    why_not: str
+    """Why there is no law; "" where there is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
+        if self.law is None:
+            return points | {"why_not": self.why_not}
+        fit = {"E": self.law.irreducible, "A": self.law.coefficients[0], "α": self.law.exponents[0]}
+        return points | {"fit": fit, "intervals": self.law.intervals, "scatter": self.law.scatter}
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Training loss on the way, mean over seeds."""
+
+    scale: float
+    x: float
+    """log2 of the hyperparameter."""
+    steps: tuple[float, ...]
+    losses: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -36,6 +70,9 @@ class TransferResult:
     wider_is_better: WiderIsBetter
     collapse_exponent: float
     """Shift per octave of scale, in octaves, that best brings the loss curves together."""
+    law: FittedLaw
+    learning_curves: tuple[LearningCurve, ...]
+    """Of each bracketed scale at the grid point nearest to its optimum, where the table knows them."""
     verdict: Verdict
 
     @property
@@ -55,6 +92,8 @@ class TransferResult:
             "regrets": [asdict(r) for r in self.regrets],
             "wider_is_better": asdict(self.wider_is_better) | {"share": self.wider_is_better.share},
             "collapse_exponent": self.collapse_exponent,
+            "law": self.law.to_dict(),
+            "learning_curves": [asdict(c) for c in self.learning_curves],
         }
 
 
@@ -102,13 +141,14 @@ def analyze(
         noise = pooled_noise(curves, rounding)
         if noise.source == "lack of fit":
             notes.append(f"{parametrization}: one run a cell, so intervals come from the fits' lack of fit")
-        results.append(_analyze_one(str(parametrization), curves, noise, table, epsilon, delta, seed))
+        results.append(_analyze_one(str(parametrization), runs, curves, noise, table, epsilon, delta, seed))
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
 
 
 def _analyze_one(
     parametrization: str,
+    runs: pd.DataFrame,
     curves: list[LossCurve],
     noise: Noise,
     table: RunTable,
@@ -125,6 +165,12 @@ def _analyze_one(
         for i in range(len(curves))
         for j in range(i + 1, len(curves))
     ]
+    law = fit_law(runs, optima)
+    if law.law is not None:
+        regrets = [_with_compute(r, law.law, runs) for r in regrets]
+    history = table.history
+    if history is not None:
+        history = history[history["parametrization"] == parametrization]
     headline = _headline(optima, regrets)
     verdict, sentence = decide(parametrization, optima, drift, headline, table.columns, epsilon, delta)
     open_ = verdict == "INCONCLUSIVE"
@@ -136,8 +182,10 @@ def _analyze_one(
         tuple(optima),
         drift,
         tuple(regrets),
-        wider_is_better(curves),
+        wider_is_better(curves, history),
         collapse_exponent(curves),
+        law,
+        learning_curves(optima, history),
         Verdict(verdict, sentence, remedy),
     )
 
@@ -147,6 +195,50 @@ def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | 
     if len(bracketed) < 2:
         return None
     return next(r for r in regrets if (r.source, r.target) == (bracketed[0], bracketed[-1]))
+
+
+def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
+    """The law L = E + A·N^-α through the losses at the bracketed optima of one parametrization.
+
+    Refused where parameters are unknown, differ within a scale, or too few points tell too little.
+    """
+    known = [o for o in optima if o.is_bracketed]
+    sizes = runs.groupby("scale")[["params", "tokens"]].max().reindex([o.scale for o in known])
+    params, tokens = tuple(sizes["params"].tolist()), tuple(sizes["tokens"].tolist())
+    losses = tuple(o.loss for o in known)
+    if not np.isfinite(params).all():
+        return FittedLaw(params, tokens, losses, None, "the table does not say how many parameters a run has")
+    if (runs.groupby("scale")["params"].nunique() > 1).any():
+        return FittedLaw(params, tokens, losses, None, "runs of one scale differ in parameters")
+    try:
+        law = fit_scaling_law(np.array(losses), np.array(params))
+    except TableError as error:
+        return FittedLaw(params, tokens, losses, None, str(error))
+    if not law.is_identified:
+        return FittedLaw(params, tokens, losses, None, law.why_not_identified)
+    return FittedLaw(params, tokens, losses, law, "")
+
+
+def _with_compute(regret_: Regret, law: ScalingLaw, runs: pd.DataFrame) -> Regret:
+    if regret_.status != "estimated":
+        return regret_
+    params = float(runs.loc[runs["scale"] == regret_.target, "params"].iloc[0])
+    return replace(regret_, compute_share=law.compute_share(params, regret_.value))
+
+
+def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:
+    """Learning curves at the grid points nearest to the optima, from one parametrization's history."""
+    if history is None or history.empty:
+        return ()
+    found = []
+    for optimum in (o for o in optima if o.is_bracketed):
+        runs = history[history["scale"] == optimum.scale]
+        nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
+        means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()
+        found.append(
+            LearningCurve(optimum.scale, float(nearest), tuple(means.index.tolist()), tuple(means.tolist()))
+        )
+    return tuple(found)
 
 
 def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.runs,
         replay.analyze,
         replay.plot,
+        replay.report,
     )
     for command in commands:
         app.command(name=command.__name__.replace("_", "-"))(command)

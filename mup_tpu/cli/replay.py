@@ -1,11 +1,12 @@
-"""Commands that replay stored results: runs, analyze, plot. They need no torch and no ray."""
+"""Commands that replay stored results: runs, analyze, plot, report. They need no torch and no ray."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -13,6 +14,9 @@ from rich.table import Table
 
 from mup_tpu.config import format_learning_rate
 from mup_tpu.errors import TableError
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis import TransferAnalysis
 
 Where = Annotated[str, tyro.conf.Positional]
 
@@ -56,50 +60,66 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False) -> None:
     console.print(shown)
 
 
-def analyze(
-    path: Where,
-    width_col: str = "width",
-    lr_col: str = "lr",
-    loss_col: str = "loss",
-    seed_col: str = "seed",
-    parametrization_col: str = "parametrization",
-    status_col: str = "status",
-    hyperparameter: str | None = None,
-    scale: str | None = None,
-    chance: float | None = None,
-    epsilon: float = 0.01,
-    delta: float = 0.2,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class TableOptions:
+    """How to read a table, and what to compare in it."""
+
+    width_col: str = "width"
+    """Column of the model width."""
+    lr_col: str = "lr"
+    """Column of the learning rate (plain, not log2)."""
+    loss_col: str = "loss"
+    """Column of the loss."""
+    seed_col: str = "seed"
+    """Column of the seed; not needed."""
+    parametrization_col: str = "parametrization"
+    """Column of the parametrization; not needed."""
+    status_col: str = "status"
+    """Column that says how a run ended; not needed."""
+    step_col: str = "step"
+    """Column of the step, in a table with a row a step; not needed."""
+    params_col: str = "params_non_embedding"
+    """Column of the parameters without embeddings; not needed, but a scaling law wants it."""
+    hyperparameter: str | None = None
+    """Column to analyse in place of the learning rate, e.g. init_std."""
+    scale: str | None = None
+    """Column to analyse in place of the width, e.g. depth."""
+    chance: float | None = None
+    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    epsilon: float = 0.01
+    """Regret that does not matter, nat per token."""
+    delta: float = 0.2
+    """Drift exponent that does not matter."""
+
+    def analyze(self, path: str) -> TransferAnalysis:
+        """Read, check and analyse a results folder or table."""
+        from mup_tpu.analysis import Columns, load_table
+        from mup_tpu.analysis import analyze as analyze_table
+
+        columns = Columns(
+            scale=self.scale or self.width_col,
+            hyperparameter=self.hyperparameter or self.lr_col,
+            loss=self.loss_col,
+            seed=self.seed_col,
+            parametrization=self.parametrization_col,
+            status=self.status_col,
+            step=self.step_col,
+            params=self.params_col,
+        )
+        return analyze_table(load_table(path, columns, self.chance), self.epsilon, self.delta)
+
+
+def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Print the optimum of every width, its drift and regret, and the verdict: does it transfer?
 
     Args:
         path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
-        width_col: Column of the model width.
-        lr_col: Column of the learning rate (plain, not log2).
-        loss_col: Column of the loss.
-        seed_col: Column of the seed; not needed.
-        parametrization_col: Column of the parametrization; not needed.
-        status_col: Column that says how a run ended; not needed.
-        hyperparameter: Column to analyse in place of the learning rate, e.g. init_std.
-        scale: Column to analyse in place of the width, e.g. depth.
-        chance: Loss of guessing, nat per token; runs at or above it count as diverged.
-        epsilon: Regret that does not matter, nat per token.
-        delta: Drift exponent that does not matter.
+        table: How to read it.
         json: Print JSON alone, for machines.
     """
-    from mup_tpu.analysis import Columns, load_table
-    from mup_tpu.analysis import analyze as analyze_table
+    from mup_tpu import report
 
-    columns = Columns(
-        scale=scale or width_col,
-        hyperparameter=hyperparameter or lr_col,
-        loss=loss_col,
-        seed=seed_col,
-        parametrization=parametrization_col,
-        status=status_col,
-    )
-    analysis = analyze_table(load_table(path, columns, chance), epsilon, delta)
+    analysis = table.analyze(path)
     console = Console()
     if json:
         print(_to_json(analysis.to_dict()))
@@ -107,38 +127,30 @@ def analyze(
     for note in analysis.notes:
         console.print(f"note: {note}", style="yellow", highlight=False)
     for result in analysis.results:
-        table = Table(title=f"{result.parametrization}: best {analysis.hyperparameter} by {analysis.scale}")
-        for heading in (analysis.scale, "optimum", "95 % interval", "loss there", "near-optimal", ""):
-            table.add_column(heading, justify="right" if heading else "left")
-        for o in result.optima:
-            table.add_row(
-                f"{o.scale:g}",
-                f"2^{o.x:.2f}" if o.is_bracketed else "-",
-                f"{_power(o.low)} to {_power(o.high)}" if not math.isnan(o.low) else "-",
-                f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
-                f"2^{o.band_low:g} to 2^{o.band_high:g}" if math.isfinite(o.band_low) else "-",
-                o.sentence(),
-            )
-        console.print(table)
+        cells = report.optima_cells(result, analysis.scale)
+        shown = Table(title=f"{result.parametrization}: best {analysis.hyperparameter} by {analysis.scale}")
+        for heading in cells["headings"]:
+            shown.add_column(heading, justify="left" if heading == "status" else "right")
+        for row in cells["rows"]:
+            shown.add_row(*row)
+        console.print(shown)
     for result in analysis.results:
         console.print(result.verdict.sentence, style="bold", highlight=False, soft_wrap=True)
-        if result.verdict.settle:
-            console.print(f"  to settle it: {result.verdict.settle}", highlight=False, soft_wrap=True)
+        for detail in report.details(result):
+            console.print(f"  {detail}", highlight=False, soft_wrap=True)
 
 
-def plot(path: Where, out: Path | None = None, chance: float | None = None) -> None:
-    """Draw the figures of a results folder or table again, as PNG and SVG, with the data behind each.
+def plot(path: Where, out: Path | None = None, table: TableOptions = TableOptions()) -> None:
+    """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 
     Args:
         path: Results folder, or a CSV or Parquet file.
         out: Folder for the figures; by default PATH/figures, or figures beside a file.
-        chance: Loss of guessing, nat per token; runs at or above it count as diverged.
+        table: How to read it.
     """
     import pandas as pd
 
     from mup_tpu import plots
-    from mup_tpu.analysis import Columns, load_table
-    from mup_tpu.analysis import analyze as analyze_table
 
     console = Console()
     source = Path(path)
@@ -149,21 +161,40 @@ def plot(path: Where, out: Path | None = None, chance: float | None = None) -> N
             figure = plots.coordinate_check_figure(pd.read_parquet(measured))
             paths = plots.save_figure(figure, folder, "coord_check")
         else:
-            analysis = analyze_table(load_table(path, Columns(), chance))
+            analysis = table.analyze(path)
             paths = []
-            for name, draw in (
-                ("transfer", plots.transfer_figure),
-                ("optimum", plots.optimum_figure),
-                ("regret", plots.regret_figure),
-                ("best_loss", plots.best_loss_figure),
-            ):
-                paths += plots.save_figure(draw(analysis), folder, name)
-            (folder / "analysis.json").write_text(_to_json(analysis.to_dict()) + "\n")
+            for name, figure in plots.transfer_figures(analysis).items():
+                paths += plots.save_figure(figure, folder, name)
+            (folder / "analysis.json").write_text(_to_json(analysis.to_dict()) + "\n", encoding="utf-8")
     except OSError as error:
         raise TableError(f"figures folder {folder} cannot be written: {error.strerror}") from None
     for figure_path in paths:
         if figure_path.suffix == ".png":
             console.print(f"figure: {figure_path}", highlight=False, soft_wrap=True)
+
+
+def report(path: Where, out: Path | None = None, table: TableOptions = TableOptions()) -> None:
+    """Write one self-contained HTML file: verdict, figures, tables, how the runs were made, warnings.
+
+    Args:
+        path: Results folder (or fsspec URL), or a CSV or Parquet file.
+        out: The file; by default report.html in the folder, or NAME.html beside a file.
+        table: How to read it.
+    """
+    from mup_tpu import report as rendering
+    from mup_tpu.store import load_runs
+
+    source = Path(path)
+    is_file = source.suffix.lower() in (".csv", ".parquet", ".pq")
+    analysis = table.analyze(path)
+    runs_made = None if is_file else load_runs(path)
+    html = rendering.render(analysis, runs_made, table.epsilon, table.delta)
+    file = out or (source.with_suffix(".html") if is_file else source / "report.html")
+    try:
+        file.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise TableError(f"report {file} cannot be written: {error.strerror}") from None
+    Console().print(f"report: {file}", highlight=False, soft_wrap=True)
 
 
 def _cell(column: str, value: Any) -> str:
@@ -172,10 +203,6 @@ def _cell(column: str, value: Any) -> str:
     if column == "loss":
         return f"{value:.4f}"
     return f"{value:.1f}" if column == "wall_time_s" else str(value)
-
-
-def _power(x: float) -> str:
-    return f"2^{x:.2f}" if math.isfinite(x) else "−∞" if x < 0 else "∞"
 
 
 def _to_json(value: Any) -> str:

@@ -198,6 +198,8 @@ def _print_slopes(console: Console, slopes: pd.DataFrame) -> None:
     console.print(shown)
     for parametrization in dict.fromkeys(p for p, _ in columns):
         known = [r for r in rows if r["parametrization"] == parametrization and not math.isnan(r["slope"])]
+        if not known:
+            continue
         top = max(known, key=lambda r: r["slope"])
         what = f"{top['quantity']} of {top['layer']} ∝ width^{top['slope']:.2f}"
         console.print(f"{parametrization}: fastest growing is the {what}", style="bold", highlight=False)

@@ -44,7 +44,7 @@ class TokenDataset:
         if self._blocks < config.batch_size:
             raise DataError(
                 f"corpus {config.corpus!r} is shorter than one batch: {len(self._train)} training tokens, "
-                f"batch_size {config.batch_size} x sequence_length {config.sequence_length} needs "
+                f"but batch_size {config.batch_size} x sequence_length {config.sequence_length} needs "
                 f"{(config.batch_size + 1) * config.sequence_length + 1}"
             )
         if len(self._validation) < config.sequence_length + 1:

@@ -1,0 +1,180 @@
+"""One self-contained HTML file about a run table: verdict, figures, tables, how the runs were made."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import jinja2
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mup_tpu import plots
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import DELTA, EPSILON
+
+Cells = dict[str, Sequence[Any]]
+"""A table for people: "headings", and "rows" of as many cells."""
+
+_TITLES = {
+    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
+    "optimum": "Optimum against scale, with the fitted drift",
+    "regret": "Regret of every smaller scale's optimum at every larger scale",
+    "best_loss": "Best loss against scale and compute",
+    "collapse": "Loss above the best, curves moved by the exponent that collapses them",
+    "learning_curves": "Learning curves at the optima",
+}
+_MADE = (
+    "dataset",
+    "data_fingerprint",
+    "loss_kind",
+    "steps_planned",
+    "tokens",
+    "batch_size",
+    "sequence_length",
+    "optimizer",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "grad_clip",
+    "depth",
+    "head_size",
+    "growing",
+    "tied",
+    "base_width",
+    "init_std",
+    "precision",
+    "device",
+    "versions",
+    "git_commit",
+)
+
+
+def render(
+    analysis: TransferAnalysis,
+    source: pd.DataFrame | None = None,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+) -> str:
+    """The report as HTML, with everything in it: no script, no link, no file beside it.
+
+    Args:
+        analysis: what to report.
+        source: the run table it was made from, to say how the runs were made.
+        epsilon: regret that the verdicts took as not mattering, nat per token.
+        delta: drift exponent that they took as not mattering.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mup_tpu", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    figures = plots.transfer_figures(analysis).items()
+    return environment.get_template("report.html.j2").render(
+        name=analysis.name,
+        scale=analysis.scale,
+        hyperparameter=analysis.hyperparameter,
+        notes=analysis.notes,
+        results=[
+            {
+                "parametrization": plots.label(result.parametrization),
+                "verdict": result.verdict,
+                "details": details(result),
+                "optima": optima_cells(result, analysis.scale),
+                "regrets": regret_cells(result),
+            }
+            for result in analysis.results
+        ],
+        figures=[{"title": _TITLES[name], "png": _png(figure)} for name, figure in figures],
+        made=how_made(source) if source is not None else [],
+        epsilon=epsilon,
+        delta=delta,
+        version=version("mup_tpu"),
+    )
+
+
+def details(result: TransferResult) -> list[str]:
+    """What else to say below a verdict."""
+    lines = [f"to settle it: {result.verdict.settle}"] if result.verdict.settle else []
+    wider, headline = result.wider_is_better, result.headline_regret
+    if wider.pairs:
+        lines.append(f"wider is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
+    if headline is not None and math.isfinite(headline.compute_share):
+        share = f"{headline.compute_share:.0%} of its compute"
+        lines.append(f"that regret is like training the model of {headline.target:g} with {share}")
+    elif headline is not None and headline.status == "estimated":
+        lines.append(f"compute-equivalent of that regret not given: {result.law.why_not}")
+    return lines
+
+
+def optima_cells(result: TransferResult, scale: str) -> Cells:
+    """A row a scale: its optimum with interval, the loss there, and what to know of it."""
+    headings = (scale, "optimum", "95 % interval", "loss there", "near-optimal", "status")
+    return {"headings": headings, "rows": [_optimum_row(o) for o in result.optima]}
+
+
+def _optimum_row(o: Optimum) -> tuple[str, ...]:
+    return (
+        f"{o.scale:g}",
+        f"2^{o.x:.2f}" if o.is_bracketed else "-",
+        "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
+        f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
+        f"2^{o.band_low:g} to 2^{o.band_high:g}" if math.isfinite(o.band_low) else "-",
+        o.sentence(),
+    )
+
+
+def regret_cells(result: TransferResult) -> Cells:
+    """A row a pair of scales: regret with interval, in nat, relative to the gain, and as compute."""
+    headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
+    return {"headings": headings, "rows": [_regret_row(r) for r in result.regrets]}
+
+
+def _regret_row(r: Regret) -> tuple[str, ...]:
+    known = r.status == "estimated"
+    return (
+        f"{r.source:g}",
+        f"{r.target:g}",
+        f"{r.value:.4f}" if known else r.status,
+        f"{r.low:.4f} to {r.high:.4f}" if known and math.isfinite(r.high) else "-",
+        f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
+        f"{r.compute_share:.0%}" if math.isfinite(r.compute_share) else "-",
+    )
+
+
+def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
+    """Names and values of what the runs share, and how many there were."""
+    made = [("runs", str(len(source)))]
+    if "status" in source:
+        made.append(("ended", ", ".join(f"{n} {s}" for s, n in source["status"].value_counts().items())))
+    if "wall_time_s" in source:
+        made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
+    for column in _MADE:
+        if column in source:
+            values = [_readable(column, v) for v in sorted(source[column].dropna().unique().tolist())]
+            if values:
+                made.append((column.replace("_", " "), ", ".join(dict.fromkeys(values))))
+    return made
+
+
+def _readable(column: str, value: Any) -> str:
+    if column == "versions":
+        return ", ".join(f"{name} {number}" for name, number in json.loads(value).items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _power(x: float) -> str:
+    return f"2^{x:.2f}" if math.isfinite(x) else "−∞" if x < 0 else "∞"
+
+
+def _png(figure: Figure) -> str:
+    sink = io.BytesIO()
+    with matplotlib.rc_context(plots.STYLE):
+        figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
+    return base64.b64encode(sink.getvalue()).decode()
