@@ -232,7 +232,9 @@ def best_loss_figure(analysis: TransferAnalysis) -> Figure:
     The panel against compute (6·N·D floating-point operations, Kaplan et al. 2020) is there where the table
     knows parameters and tokens; the fitted scaling law is drawn where it is identified.
     """
-    with_compute = any(np.isfinite(r.law.params + r.law.tokens).all() for r in analysis.results)
+    with_compute = any(
+        r.law.params and np.isfinite(r.law.params + r.law.tokens).all() for r in analysis.results
+    )
     figure, axes = _panels(2 if with_compute else 1, width=4.9, height=4.0, share_x=False)
     for i, result in enumerate(analysis.results):
         _draw_best_losses(axes[0], result, analysis.scale, i)

@@ -86,6 +86,10 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     assert code == 0, err
     assert (tmp_path / "figures" / "transfer.png").stat().st_size > 10_000
 
+    code, out, err = outcome(capfd, "report", results)
+    assert code == 0, err
+    assert "INCONCLUSIVE" in (results / "report.html").read_text()
+
 
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     code, out, err = outcome(

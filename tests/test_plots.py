@@ -10,7 +10,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import analyze, check_table, load_table
 
 REFERENCE = Path(__file__).parent / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
-FIGURES = ("transfer", "optimum", "regret", "best_loss")
+FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,35 @@ def test_diverged_runs_are_on_the_rail():
     assert all(abs(c.get_xdata()[0] + 4) < 0.1 for c in crosses)
 
 
-def test_one_width_can_be_drawn():
-    rows = pd.DataFrame([{"width": 64, "lr": 2.0**x, "loss": 2.5} for x in (-9, -8)])
-    for name in FIGURES:
-        getattr(plots, f"{name}_figure")(analyze(check_table(rows)))
+def test_one_width_without_an_optimum_can_be_drawn(tmp_path):
+    rows = [
+        {"width": 64, "lr": 2.0**x, "loss": 2.5, "params_non_embedding": 1000, "tokens": 50} for x in (-9, -8)
+    ]
+    for name, figure in plots.transfer_figures(analyze(check_table(pd.DataFrame(rows)))).items():
+        plots.save_figure(figure, tmp_path, name)
+
+
+def test_scaling_law_is_drawn_against_compute_where_it_is_known():
+    rows = pd.DataFrame(
+        [
+            {
+                "width": w,
+                "lr": 2.0**x,
+                "loss": 2.0 + 20 * (12 * w**2) ** -0.3 + 0.05 * (x + 7) ** 2,
+                "params_non_embedding": 12 * w**2,
+                "tokens": 1000,
+            }
+            for w in (32, 64, 128, 256, 512)
+            for x in range(-10, -3)
+        ]
+    )
+    result = (analysis := analyze(check_table(rows))).results[0]
+    assert result.law.law.exponents[0] == pytest.approx(0.3, rel=0.01)
+    ax = plots.best_loss_figure(analysis).axes[1]
+    points, law = ax.get_lines()
+    assert points.get_xdata().tolist() == [6 * 12 * w**2 * 1000 for w in (32, 64, 128, 256, 512)]
+    assert len(law.get_xdata()) > 10
+    assert "0.30" in law.get_label()
 
 
 def test_regret_figure_writes_the_regrets(analysis):

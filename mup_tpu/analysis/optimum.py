@@ -83,13 +83,13 @@ class Optimum:
     def sentence(self) -> str:
         """What to say of it."""
         if self.status == "at lower edge":
-            return f"not bracketed: optimum ≤ 2^{self.best_x:g}; extend the grid downwards"
+            return f"not bracketed: optimum ≤ 2^{self.best_x:.4g}; extend the grid downwards"
         if self.status == "at upper edge":
-            return f"not bracketed: optimum ≥ 2^{self.best_x:g}; extend the grid upwards"
+            return f"not bracketed: optimum ≥ 2^{self.best_x:.4g}; extend the grid upwards"
         if self.status == "no finite run":
             return "every run diverged; extend the grid downwards"
         if self.status == "flat":
-            return f"flat: within 0.01 of the best from 2^{self.band_low:g} to 2^{self.band_high:g}"
+            return f"flat: within 0.01 of the best from 2^{self.band_low:.4g} to 2^{self.band_high:.4g}"
         return self.status
 
     def to_dict(self) -> dict[str, Any]:

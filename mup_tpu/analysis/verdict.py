@@ -108,7 +108,7 @@ def settle(
         step = min(c.step for c in curves)
         near = {round(o.x / step) * step + k * step / 2 for o in optima for k in range(-3, 4)}
         grid, seeds = sorted(near), 2 * seeds
-    values = " ".join(f"2^{x:g}" for x in grid)
+    values = " ".join(f"2^{x:.4g}" for x in grid)
     numbers = " ".join(f"{s:g}" for s in scales)
     if command is not None and columns == Columns():
         return (
