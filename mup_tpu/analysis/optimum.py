@@ -9,6 +9,7 @@ Shapes: R draws, G grid points, C points of several curves.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from scipy.interpolate import Akima1DInterpolator
 DRAWS = 2000
 WINDOW_STEPS = 3
 _PRIOR_DF = 4
+_COARSENESS = 0.1
 _FINE = np.linspace(-1.0, 1.0, 201)
 
 
@@ -192,12 +194,12 @@ class Draws:
 
     x_R: np.ndarray
     """Optimum of each draw; -inf or +inf where it fell on the lower or upper edge of the grid."""
+    akima_x_R: np.ndarray
+    """The optimum of each draw's Akima interpolation; likewise."""
     loss_R: np.ndarray
     means_RG: np.ndarray
     coefficients_R4: np.ndarray
     centre_R: np.ndarray
-    reach_R: np.ndarray
-    """Half-width of each draw's window, octaves."""
 
 
 def draw_curve(curve: LossCurve, noise: Noise, generator: np.random.Generator, draws: int = DRAWS) -> Draws:
@@ -212,8 +214,8 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, step: float) -> Draws:
     """Bracket and fit many curves over one grid at once (those with one best point share a projection)."""
     rows = len(means_RG)
     finite_G = np.isfinite(means_RG[0])
-    x_R, loss_R = np.empty(rows), np.empty(rows)
-    coefficients_R4, centre_R, reach_R = np.zeros((rows, 4)), np.zeros(rows), np.zeros(rows)
+    x_R, akima_x_R, loss_R = np.empty(rows), np.empty(rows), np.empty(rows)
+    coefficients_R4, centre_R = np.zeros((rows, 4)), np.zeros(rows)
     best_R = np.argmin(means_RG, axis=1)
     for best in np.unique(best_R):
         chosen = best_R == best
@@ -227,15 +229,18 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, step: float) -> Draws:
         fine = np.where(_FINE < 0, -_FINE * (lower - x_G[best]), _FINE * (upper - x_G[best]))
         values = c_R4 @ np.vander(fine, 4, increasing=True).T
         at = np.argmin(values, axis=1)
-        x_best = x_G[best] + fine[at]
-        if best == 0:
-            x_best = np.full(len(at), -np.inf)
-        elif best == len(x_G) - 1:
-            x_best = np.full(len(at), np.inf)
-        x_R[chosen], loss_R[chosen] = x_best, values[np.arange(len(at)), at]
+        loss_R[chosen] = values[np.arange(len(at)), at]
         coefficients_R4[chosen], centre_R[chosen] = c_R4, x_G[best]
-        reach_R[chosen] = np.abs(u).max() if len(u) else 0.0
-    return Draws(x_R, loss_R, means_RG, coefficients_R4, centre_R, reach_R)
+        if best in (0, len(x_G) - 1):
+            x_R[chosen] = akima_x_R[chosen] = -np.inf if best == 0 else np.inf
+            continue
+        x_R[chosen] = x_G[best] + fine[at]
+        if lower < x_G[best] < upper:
+            akima = Akima1DInterpolator(x_G[finite_G], means_RG[np.ix_(chosen, finite_G)].T)
+            akima_x_R[chosen] = x_G[best] + fine[np.argmin(akima(x_G[best] + fine), axis=0)]
+        else:
+            akima_x_R[chosen] = x_R[chosen]
+    return Draws(x_R, akima_x_R, loss_R, means_RG, coefficients_R4, centre_R)
 
 
 def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
@@ -266,17 +271,17 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
         )
     x = float(fit.x_R[0])
     by_divergence = not finite_G[best + 1] or not finite_G[best - 1]
-    akima_x = x if by_divergence else _akima_optimum(x_G[finite_G], curve.mean_G[finite_G], best_x=x_G[best])
-    disagreement = abs(akima_x - x)
+    akima_x = float(fit.akima_x_R[0])
     if by_divergence:
         low, high = min(low, float(x_G[best - 1])), max(high, float(x_G[best + 1]))
-    low, high = min(low, x) - disagreement, max(high, x) + disagreement
+    bias = _model_error(x - akima_x, draws, curve.step)
+    low, high = x - math.hypot(x - min(low, x), bias), x + math.hypot(max(high, x) - x, bias)
     inside = draws.x_R[np.isfinite(draws.x_R)]
     spread = float(inside.std()) if len(inside) > 1 else curve.step
     status = "bracketed by divergence" if by_divergence else "bracketed"
     if high - low > 4 * curve.step and status == "bracketed":
         status = "flat"
-    se = float(np.hypot(spread, disagreement / 2)) if not by_divergence else max(spread, curve.step / 2)
+    se = math.hypot(spread, bias / 2) if not by_divergence else max(spread, curve.step / 2)
     return Optimum(
         curve.scale,
         status,
@@ -288,6 +293,18 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
         se=se,
         **known,
     )
+
+
+def _model_error(disagreement: float, draws: Draws, step: float) -> float:
+    """How far the fit's own bias may reach, octaves, as half of a 95 % interval.
+
+    The disagreement of cubic and Akima beyond what noise alone makes of it, and what both have in common where
+    curvature changes between points: _COARSENESS·min(step, 1)², set so that the intervals of
+    benchmarks/interval_coverage.py hold what they claim.
+    """
+    both = np.isfinite(draws.x_R) & np.isfinite(draws.akima_x_R)
+    by_noise = float((draws.x_R[both] - draws.akima_x_R[both]).var()) if both.any() else 0.0
+    return math.hypot(math.sqrt(max(0.0, disagreement**2 - by_noise)), _COARSENESS * min(step, 1.0) ** 2)
 
 
 def _degree(points: int) -> int:
@@ -312,11 +329,3 @@ def _neighbours(x_G: np.ndarray, finite_G: np.ndarray, best: int) -> tuple[float
     lower = x_G[best - 1] if best > 0 and finite_G[best - 1] else x_G[best]
     upper = x_G[best + 1] if best + 1 < len(x_G) and finite_G[best + 1] else x_G[best]
     return float(lower), float(upper)
-
-
-def _akima_optimum(x: np.ndarray, y: np.ndarray, best_x: float) -> float:
-    at = int(np.flatnonzero(x == best_x)[0])
-    if len(x) < 3 or at in (0, len(x) - 1):
-        return float(best_x)
-    fine = np.linspace(x[at - 1], x[at + 1], 401)
-    return float(fine[np.argmin(Akima1DInterpolator(x, y)(fine))])

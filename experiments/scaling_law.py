@@ -1,0 +1,30 @@
+"""How does μP's loss fall with width at one transferred learning rate, and does a law fitted on small widths
+predict the largest?
+
+python experiments/scaling_law.py       then: notebooks/03_scaling_law.ipynb
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Sweep, Trial
+
+SWEEP = Sweep(
+    experiment="scaling_law",
+    base=Trial().replace(
+        depth=2,
+        head_size=16,
+        base_width=64,
+        init_std=0.06,
+        sequence_length=128,
+        batch_size=16,
+        steps=500,
+        warmup=0.2,
+        eval_batches=64,
+    ),
+    parametrizations=("mup",),
+    widths=(32, 48, 64, 96, 128, 192, 256, 384),
+    learning_rates=(2.0**-7.5,),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
