@@ -2,9 +2,9 @@
 
     python benchmarks/interval_coverage.py --simulations 400 --out benchmarks/interval_coverage.csv
 
-Loss curves are valleys of two families, with random curvature and asymmetry: real sweeps rise more steeply on
-one side, and straighten out, so that no cubic is exactly right. The optimum lies anywhere between grid points.
-Nominal is 95 %; the table should lie between 92 and 99 %.
+Loss curves are valleys of two families, with random curvature and asymmetry: real sweeps rise more steeply
+on one side, and straighten out, so that no cubic is exactly right. The optimum lies anywhere between grid
+points. Nominal is 95 %; the table should lie between 92 and 99 %.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def hyperbola(u: np.ndarray, asymmetry: float) -> np.ndarray:
 def simulate(
     step: float, sigma: float, seeds: int, generator: np.random.Generator
 ) -> list[tuple[bool, float]]:
-    """One sweep of three curves: whether each interval holds its optimum, and the interval's width in octaves."""
+    """One sweep of three curves: whether each interval holds its optimum, and how wide it is, octaves."""
     grid = np.arange(-12.0, -3.9, step)
     optima = generator.uniform(-9, -7, WIDTHS)
     rows = []

@@ -1,7 +1,12 @@
 """Shared by all tests: few threads, a small real corpus, and a trial small enough to train in a second."""
 
+import importlib.util
 import os
 import pydoc_data.topics
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +51,33 @@ def dataset(tiny: Trial) -> Any:
     from mup_tpu import data
 
     return data.load(tiny.data)
+
+
+NO_NETWORK = re.compile(
+    r"dns error|name resolution|failed to fetch|connection (?:refused|reset|error)|timed out|\bnetwork\b",
+    re.I,
+)
+
+
+@pytest.fixture(scope="session")
+def replay_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds `pip install .` and what executes notebooks: no torch."""
+    root = Path(__file__).parents[1]
+    # Built from a copy: setuptools builds in the source folder, and would take stale files from there.
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, source)
+    shutil.copytree(root / "mup_tpu", source / "mup_tpu", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = tmp_path_factory.mktemp("replay")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    if importlib.util.find_spec("uv"):
+        install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    else:
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    wanted = [source, "nbclient", "ipykernel"]
+    result = subprocess.run([*install, *wanted], cwd=source, capture_output=True, text=True)
+    if result.returncode and NO_NETWORK.search(result.stderr):
+        pytest.skip("the package registry cannot be reached")
+    assert result.returncode == 0, result.stderr
+    return python

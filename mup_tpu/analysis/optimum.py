@@ -298,8 +298,8 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
 def _model_error(disagreement: float, draws: Draws, step: float) -> float:
     """How far the fit's own bias may reach, octaves, as half of a 95 % interval.
 
-    The disagreement of cubic and Akima beyond what noise alone makes of it, and what both have in common where
-    curvature changes between points: _COARSENESS·min(step, 1)², set so that the intervals of
+    The disagreement of cubic and Akima beyond what noise alone makes of it, and what both have in common
+    where curvature changes between points: _COARSENESS·min(step, 1)², set so that the intervals of
     benchmarks/interval_coverage.py hold what they claim.
     """
     both = np.isfinite(draws.x_R) & np.isfinite(draws.akima_x_R)

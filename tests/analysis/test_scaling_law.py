@@ -96,7 +96,11 @@ def test_a_line_without_curvature_is_not_identified():
 @pytest.mark.parametrize(
     ("losses", "sizes", "sentence"),
     [
-        ([3.0, 2.9, 2.8], [1e4, 1e5, 1e6], "needs more than 3 points and 3 sizes; there are 3 points"),
+        (
+            [3.0, 2.9, 2.8],
+            [1e4, 1e5, 1e6],
+            "needs more than 3 points and at least 3 sizes; there are 3 points",
+        ),
         ([3.0, 2.9, 2.8, 2.7], [1e4, 1e4, 1e5, 1e5], "there are 4 points and 2 sizes"),
         ([3.0, 2.9, np.inf, 2.7], [1e4, 1e5, 1e6, 1e7], "loss inf is not allowed"),
         ([3.0, 2.9, 2.8, 2.7], [1e4, 1e5, 0, 1e7], "scaling variable 0 is not allowed"),
