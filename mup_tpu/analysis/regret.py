@@ -51,7 +51,11 @@ def regret(
     if not math.isfinite(value):
         return Regret(*ends, math.inf, math.inf, math.inf, "diverged", math.inf)
     inside = np.isfinite(source_draws.x_R) & np.isfinite(target_draws.x_R)
-    losses_R = _loss_at(source_draws.x_R, target, target_draws) - target_draws.loss_R
+    # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
+    by_noise = float(source_draws.x_R[inside].var()) if inside.any() else 0.0
+    own = math.sqrt(max(0.0, source_optimum.se**2 - by_noise))
+    shift_R = own * np.random.default_rng(0).standard_normal(len(inside))
+    losses_R = _loss_at(source_draws.x_R + shift_R, target, target_draws) - target_draws.loss_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
     low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
     gain = source_optimum.loss - target_optimum.loss

@@ -189,7 +189,8 @@ def check_table(
     seeds = runs.groupby(["parametrization", "scale", "x"])["x"].count()
     if seeds.nunique() > 1:
         notes.append(
-            f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; each is weighted by its own"
+            f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; "
+            "means come from a model with an effect of each seed"
         )
     runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
     return RunTable(runs, tuple(notes), columns, name, history=history)

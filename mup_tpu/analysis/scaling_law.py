@@ -117,8 +117,8 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
     distinct = min(len(np.unique(np.round(column, 9))) for column in log_v_PV.T)
     if count <= parameters or distinct < 3:
         raise TableError(
-            f"a scaling law with {parameters} parameters needs more than {parameters} points and at least 3 sizes; "
-            f"there are {count} points and {distinct} sizes"
+            f"a scaling law with {parameters} parameters needs more than {parameters} points and at least 3 "
+            f"sizes; there are {count} points and {distinct} sizes"
         )
     theta = _best_fit(log_l_P, log_v_PV)
     residuals_P = log_l_P - _log_loss(theta, log_v_PV)

@@ -64,8 +64,33 @@ def test_a_cell_is_diverged_if_half_its_seeds_are():
     rows.loc[(rows["lr"] == 2.0**-8) & (rows["seed"] < 2), "loss"] = np.nan
     rows.loc[(rows["lr"] == 2.0**-7) & (rows["seed"] < 1), "loss"] = np.nan
     curve = loss_curve(check_table(rows).runs)
-    assert curve.mean_G.tolist() == [2.5, np.inf, 2.5]
+    assert curve.mean_G == pytest.approx([2.5, np.inf, 2.5])
     assert curve.diverged_G.tolist() == [0, 2, 1]
+
+
+def test_a_cell_is_not_better_for_the_seeds_it_has():
+    """Seed 2 is worse by 0.05 everywhere; the cell that lacks it must not become the optimum for that."""
+    generator = np.random.default_rng(2)
+    rows = [
+        {"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5 + 0.01 * (x + 8) ** 2 + 0.05 * (s == 2)}
+        for x in range(-11, -4)
+        for s in range(3)
+        if (x, s) != (-7, 2)
+    ]
+    frame = pd.DataFrame(rows)
+    frame["loss"] += 0.001 * generator.standard_normal(len(frame))
+    plain = frame.groupby("lr")["loss"].mean()
+    curve = loss_curve(check_table(frame).runs)
+    assert plain.idxmin() == 2.0**-7, "by plain means it would"
+    assert curve.x_G[np.argmin(curve.mean_G)] == -8
+    assert curve.mean_G[4] - curve.mean_G[3] == pytest.approx(0.01, abs=0.004)
+
+
+def test_equal_seeds_keep_their_plain_means():
+    frame = pd.DataFrame(
+        [{"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5 + 0.1 * s} for x in (-9, -8) for s in range(3)]
+    )
+    assert loss_curve(check_table(frame).runs).mean_G == pytest.approx([2.6, 2.6])
 
 
 def test_a_flat_curve_says_so_with_its_band():
