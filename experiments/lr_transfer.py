@@ -21,7 +21,7 @@ SWEEP = Sweep(
         eval_batches=32,
     ),
     widths=(32, 64, 128, 256),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -11)),
+    learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -8)),
     num_seeds=3,
 )
 

@@ -21,9 +21,8 @@ SWEEP = Sweep(
         eval_batches=64,
     ),
     parametrizations=("mup",),
-    widths=(32, 48, 64, 96, 128, 192, 256, 384),
-    learning_rates=(2.0**-7.5,),
-    num_seeds=2,
+    widths=(32, 48, 64, 96, 128, 192, 256),
+    learning_rates=(2.0**-6.5,),
 )
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def load_trial(path: str | Path) -> Trial:
     Raises:
         ConfigError: no such file, not TOML, an unknown key or a value that is not allowed.
     """
-    return from_dict(Trial, _read_toml(path), str(path))
+    return from_dict(Trial, read_toml(path), str(path))
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -29,7 +29,7 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         ConfigError: as `load_trial`.
     """
-    return from_dict(Sweep, _read_toml(path), str(path))
+    return from_dict(Sweep, read_toml(path), str(path))
 
 
 def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration") -> T:
@@ -59,6 +59,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} {value!r} is not a list")
         return tuple(_convert(typing.get_args(hint)[0], item, where) for item in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} {value!r} is not a table of keys")
+        inner = typing.get_args(hint)[1]
+        return {key: _convert(inner, item, f"{where}: {key}") for key, item in value.items()}
     if origin is Literal:
         if value not in typing.get_args(hint):
             raise ConfigError(
@@ -85,7 +90,12 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-def _read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file.
+
+    Raises:
+        ConfigError: no such file, or not TOML.
+    """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -91,6 +91,31 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     assert "INCONCLUSIVE" in (results / "report.html").read_text()
 
 
+@pytest.mark.slow
+def test_search_then_transfer_to_a_wider_model(corpus, tmp_path, capfd):
+    file, results = tmp_path / "search.toml", tmp_path / "found"
+    shared = SWEEP_TOML.split("0.02]")[1].replace("[base.model]", "[base.model]\nwidth = 32")
+    file.write_text(
+        'experiment = "found"\n'
+        + shared.format(corpus=str(corpus))
+        + '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
+    )
+    code, out, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 4)
+    assert code == 0, err
+    assert "4 of 4 ended" in out
+    assert "best: loss " in out
+    code, _, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 4)
+    assert code == 2
+    assert "holds a search of 4 trials; go on with --resume" in err
+
+    code, out, err = outcome(capfd, "transfer", results, "--width", 64, "--steps", 20, "--no-ray")
+    assert code == 0, err
+    assert "warning: steps 12 became 20" in out
+    assert "width 64, mup" in out
+    assert "width 64, sp" in out
+    assert len(load_runs(tmp_path / "found_transfer")) == 2
+
+
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     code, out, err = outcome(
         capfd, "coord-check", "--results", tmp_path, "--widths", 32, 64, "--num-seeds", 1, "--corpus", corpus,
@@ -161,6 +186,10 @@ def test_bad_toml(tmp_path, capfd):
     assert code == 2
     assert "unknown key 'learning_rat'" in err
     assert "learning_rate" in err.split("learning_rat'")[1]
+    file.write_text('experiment = "x"\n[space.learning_rat]\nlow = 0.1\nhigh = 1.0\n')
+    code, _, err = outcome(capfd, "search", file)
+    assert code == 2
+    assert "space of learning_rat: unknown key 'learning_rat'" in err
     file.write_text("experiment = ")
     assert outcome(capfd, "sweep", file)[0] == 2
     assert outcome(capfd, "sweep", tmp_path / "missing.toml")[0] == 2

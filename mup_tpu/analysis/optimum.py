@@ -21,7 +21,7 @@ from scipy.interpolate import Akima1DInterpolator
 DRAWS = 2000
 WINDOW_STEPS = 3
 _PRIOR_DF = 4
-_COARSENESS = 0.1
+_COARSENESS = 0.12
 _FINE = np.linspace(-1.0, 1.0, 201)
 
 

@@ -16,6 +16,7 @@ import tyro
 from rich.console import Console
 
 from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions
+from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import MupTpuError
 
 
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands: tuple[Callable[..., None], ...] = (
         training.train,
         training.sweep,
+        training.search,
+        training.transfer,
         training.coord_check,
         replay.runs,
         replay.analyze,
@@ -86,6 +89,36 @@ def run_experiment(sweep: Sweep, description: str | None) -> None:
             num_seeds=num_seeds,
         )
         run_and_show(chosen, results, where, run)
+
+    guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
+
+
+def run_search_experiment(search: Search, description: str | None) -> None:
+    """The command line of a search: run it or go on with it, then show its best trial.
+
+    Args:
+        search: the base trial and the space.
+        description: what the help says, the script's docstring.
+    """
+
+    def experiment(
+        results: str = f"results/{search.experiment}",
+        resume: bool = False,
+        options: SearchOptions = SearchOptions(),
+        run: RunOptions = RunOptions(),
+    ) -> None:
+        """Run a search.
+
+        Args:
+            results: Results folder.
+            resume: Go on with the search that the folder holds.
+            options: Algorithm, scheduler, limits, and where it runs.
+            run: How each trial is run.
+        """
+        from mup_tpu.cli.training import search_and_show
+
+        command = f"python experiments/{search.experiment}.py"
+        search_and_show(search, results, resume, options, run, command)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

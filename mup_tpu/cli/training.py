@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, format_learning_rate
+from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,6 +136,120 @@ def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: Ru
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
     replay.analyze(folder)
     replay.plot(folder)
+
+
+def search(
+    file: Annotated[Path, tyro.conf.Positional],
+    results: str | None = None,
+    resume: bool = False,
+    options: SearchOptions = SearchOptions(),
+    run: RunOptions = RunOptions(),
+) -> None:
+    """Search the space described in a TOML file with Ray Tune, and store every trial.
+
+    Args:
+        file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
+            with kind (loguniform, uniform, choice), low and high, or values.
+        results: Results folder; by default results/EXPERIMENT.
+        resume: Go on with the search that the folder holds. What ended is not repeated, what ran goes on from
+            its checkpoint, and the algorithm keeps what it learned.
+        options: Algorithm, scheduler, limits, and where it runs.
+        run: How each trial is run.
+    """
+    from mup_tpu.config_search import load_search
+
+    search_and_show(load_search(file), results, resume, options, run, f"mup-tpu search {file}")
+
+
+def search_and_show(
+    search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
+) -> None:
+    """Run a search, then print how it ended, its best trial, and how to go on."""
+    from mup_tpu.tuning.search import run_search
+    from mup_tpu.tuning.transfer import best_trials
+
+    console = Console()
+    folder = results or f"results/{search.experiment}"
+    outcome = run_search(search, folder, options, run, resume, console)
+    ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
+    console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}", highlight=False)
+    if outcome.unfinished:
+        line = f"{outcome.unfinished} trials to go; go on with: {command} --resume"
+        console.print(line, highlight=False, soft_wrap=True)
+    if outcome.counts["finished"]:
+        best = best_trials(folder)[0]
+        point = ", ".join(f"{name} {_field_text(best.trial, name)}" for name in search.space)
+        console.print(f"best: loss {best.loss:.4f} at {point}", style="bold", highlight=False, soft_wrap=True)
+        width = 4 * search.base.model.width
+        console.print(f"transfer it with: mup-tpu transfer {folder} --width {width}", highlight=False)
+
+
+def transfer(
+    path: Annotated[str, tyro.conf.Positional],
+    width: int,
+    top: int = 1,
+    num_seeds: int = 1,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    parametrizations: tuple[str, ...] = ("mup", "sp"),
+    results: str | None = None,
+    sweep: str | None = None,
+    run: RunOptions = RunOptions(),
+    where: SweepOptions = SweepOptions(),
+) -> None:
+    """Train the target width with the best trials of a search, zero-shot, and say what each reached.
+
+    Args:
+        path: Results folder of the search (or of a sweep).
+        width: Width of the target.
+        top: How many of the best trials to transfer.
+        num_seeds: Seeds of each.
+        steps: Train the target for so many steps instead of the search's.
+        batch_size: Train it with this batch size instead of the search's.
+        parametrizations: mup is the transfer; sp, with the same hyperparameters, is what it would be without.
+        results: Results folder; by default PATH_transfer.
+        sweep: Results folder of a sweep at the target width, to give the regret against its optimum.
+        run: How each trial is run.
+        where: Where they run.
+    """
+    from mup_tpu.store import load_runs
+    from mup_tpu.tuning import transfer as rules
+    from mup_tpu.tuning.sweep import run_trials
+
+    console = Console()
+    found = rules.best_trials(path, top)
+    trials = rules.target_trials(
+        found, width, parametrizations, num_seeds, steps=steps, batch_size=batch_size
+    )
+    for warning in rules.transfer_warnings(found[0].trial, trials[0]):
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    folder = results or f"{path.rstrip('/')}_transfer"
+    run_trials(f"{Path(path).name}_transfer", trials, folder, where, run, console)
+    runs = load_runs(folder)
+    runs = runs[runs["width"] == width]
+    small = found[0].trial.model.width
+    console.print(f"width {small}, searched: loss {found[0].loss:.4f} nat/token", highlight=False)
+    rows: list[dict[Any, Any]] = runs.sort_values("loss").to_dict("records")
+    for row in rows:
+        console.print(
+            f"width {row['width']}, {row['parametrization']}, lr {format_learning_rate(row['lr'])}, "
+            f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token",
+            highlight=False,
+        )
+    if sweep is not None:
+        for row in rules.regret_against_sweep(runs, sweep):
+            console.print(
+                f"{row['parametrization']}: regret {row['regret']:+.4f} nat at width {row['width']} against "
+                f"the best of {sweep} there ({row['best']:.4f})",
+                style="bold",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _field_text(trial: Trial, name: str) -> str:
+    value = next(values[name] for values in trial.to_dict().values() if name in values)
+    return format_learning_rate(value) if name == "learning_rate" else f"{value:.4g}"
 
 
 def coord_check(

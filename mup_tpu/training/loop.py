@@ -73,11 +73,11 @@ def train_pack(
     Returns:
         An iterator; a member that diverges ends with status "diverged" and loss +inf, and raises nothing.
     """
-    return _Run(trials, dataset, options, checkpoints, control).steps()
+    return PackRun(trials, dataset, options, checkpoints, control).steps()
 
 
-class _Run:
-    """State of one pack in training, all of it in the checkpoint."""
+class PackRun:
+    """State of one pack in training, all of it in the checkpoint; `train_pack` is the way to run one."""
 
     def __init__(
         self,
@@ -179,11 +179,27 @@ class _Run:
         self.device.synchronize()
         training_time = max(self.wall_time, 1e-9)
         self.wall_time = before + time.perf_counter() - began
-        rows, curves = [], []
-        for k, trial in enumerate(self.pack.trials):
+        for k in range(len(self.pack.trials)):
             if self.statuses[k] == "running":
                 self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
                 self.ended_at[k] = done
+        return PackResult(*self._rows(final), self.pack, self.waited / training_time)
+
+    def so_far(self) -> PackResult:
+        """What the rows would be if the members still running were stopped now."""
+        held = self.statuses, self.ended_at
+        self.statuses = ["stopped" if s == "running" else s for s in self.statuses]
+        self.ended_at = [
+            self.pack.steps_done if old == "running" else at for old, at in zip(*held, strict=True)
+        ]
+        rows, curves = self._rows((math.nan,) * len(self.statuses))
+        self.statuses, self.ended_at = held
+        return PackResult(rows, curves, None, 0.0)
+
+    def _rows(self, final: Sequence[float]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows and curves of all members, given their final held-out losses."""
+        rows, curves = [], []
+        for k, trial in enumerate(self.pack.trials):
             ended = self.ended_at[k]
             trained = self.losses_SK[:ended, k].tolist()
             trial_id = trial.trial_id(self.dataset.fingerprint)
@@ -212,7 +228,7 @@ class _Run:
                     pack_size=len(self.statuses),
                 )
             )
-        return PackResult(rows, curves, self.pack, self.waited / training_time)
+        return rows, curves
 
     def _result(self, k: int, final: float, trained: list[float], validation: list[dict[str, Any]]) -> float:
         """A member's loss, nat per token; a stopped one's is its last known of the same kind."""

@@ -48,15 +48,29 @@ def run_sweep(
         StoreError: the results folder cannot be written or holds another experiment.
         DataError: the corpus cannot be used.
     """
-    trials = sweep.trials()
+    return run_trials(sweep.experiment, sweep.trials(), results, options, run, console)
+
+
+def run_trials(
+    experiment: str,
+    trials: list[Trial],
+    results: str,
+    options: SweepOptions,
+    run: RunOptions,
+    console: Console,
+) -> Counter[str]:
+    """Run what is missing of any trials that share their data, as `run_sweep` does.
+
+    Raises:
+        ConfigError: the trials do not share one DataConfig; else as `run_sweep`.
+    """
     if len({trial.data for trial in trials}) != 1:
         raise ConfigError("the trials of one sweep must share one DataConfig")
-    store = Store(results, sweep.experiment)
-    dataset = data.load(sweep.base.data)
+    store = Store(results, experiment)
+    dataset = data.load(trials[0].data)
     missing = missing_trials(trials, store.done(), dataset.fingerprint)
     console.print(
-        f"{sweep.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
-        f"{len(missing)} to run",
+        f"{experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, {len(missing)} to run",
         highlight=False,
     )
     outcome: Counter[str] = Counter()

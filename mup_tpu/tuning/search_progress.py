@@ -1,0 +1,114 @@
+"""What a search shows on the way: a live table on a terminal, a line an event in a log file."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ray import tune
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mup_tpu.config import format_learning_rate
+
+_SHOWN = 20
+
+
+class SearchProgress(tune.Callback):
+    """Trials with their node, hyperparameters, step and loss, and the best so far.
+
+    Args:
+        console: where to show it.
+        total: trials of the whole search.
+        before: trials that had ended before this call.
+    """
+
+    def __init__(self, console: Console, total: int, before: int) -> None:
+        self._console, self._total, self._ended = console, total, before
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune pickles its callbacks for a restore that we never do."""
+        return {}
+
+    def __enter__(self) -> SearchProgress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.update(self._table())
+            self._live.stop()
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Tune's event."""
+        self._update(trial, "running")
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Tune's event."""
+        self._update(trial, "running", result)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Tune's event."""
+        self._ended += 1
+        self._update(trial, "ended", trial.last_result)
+        self._line(trial, "ended")
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Tune's event."""
+        self._ended += 1
+        self._update(trial, "failed", trial.last_result)
+        self._line(trial, "failed")
+
+    def best(self) -> dict[str, Any] | None:
+        """The trial of least loss so far."""
+        known = [row for row in self._rows.values() if row["loss"] is not None]
+        return min(known, key=lambda row: row["loss"]) if known else None
+
+    def _update(self, trial: Any, status: str, result: dict[str, Any] | None = None) -> None:
+        row = self._rows.setdefault(trial.trial_id, {"loss": None, "step": 0, "node": ""})
+        row |= {"trial": str(trial.config.get("_key", "")), "status": status, "point": _point(trial.config)}
+        if result:
+            row["loss"] = result.get("loss", row["loss"])
+            row["step"] = result.get("train_step", row["step"])
+            row["node"] = result.get("hostname", row["node"])
+        if self._live is not None:
+            self._live.update(self._table())
+
+    def _line(self, trial: Any, status: str) -> None:
+        if self._live is not None:
+            return
+        row, best = self._rows[trial.trial_id], self.best()
+        loss = f"loss {row['loss']:.4f}" if row["loss"] is not None else "no loss"
+        found = f", best {best['loss']:.4f} ({best['point']})" if best else ""
+        self._console.print(
+            f"trial {row['trial']} {status} at step {row['step']}: {loss}, {row['point']}; "
+            f"{self._ended} of {self._total} ended{found}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _table(self) -> Table:
+        best = self.best()
+        caption = f"{self._ended} of {self._total} ended"
+        if best is not None:
+            caption += f" · best {best['loss']:.4f} at {best['point']}"
+        table = Table("trial", "status", "node", "step", "loss", "hyperparameters", caption=caption)
+        for row in list(self._rows.values())[-_SHOWN:]:
+            loss = f"{row['loss']:.4f}" if row["loss"] is not None else ""
+            table.add_row(row["trial"], row["status"], row["node"], str(row["step"]), loss, row["point"])
+        return table
+
+
+def _point(config: dict[str, Any]) -> str:
+    shown = (
+        (name, format_learning_rate(value) if name == "learning_rate" else f"{value:.3g}")
+        for name, value in config.items()
+        if not name.startswith("_")
+    )
+    return " ".join(f"{name} {value}" for name, value in shown)

@@ -1,0 +1,76 @@
+"""Zero-shot transfer: the best of a search at the target's width; warnings where μP vouches for nothing."""
+
+import pytest
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import Store, load_runs
+from mup_tpu.tuning.sweep import run_sweep, run_trials
+from mup_tpu.tuning.transfer import best_trials, regret_against_sweep, target_trials, transfer_warnings
+
+QUIET = Console(quiet=True)
+ALONE = SweepOptions(ray=False)
+
+
+@pytest.fixture(scope="module")
+def small(tiny, tmp_path_factory):
+    """A sweep at width 32, and one at the target width 64."""
+    folders = {}
+    for width in (32, 64):
+        folders[width] = str(tmp_path_factory.mktemp(f"sweep{width}"))
+        sweep = Sweep("s", tiny, ("mup", "sp"), (width,), (0.003, 0.01, 0.03))
+        run_sweep(sweep, folders[width], ALONE, RunOptions(), QUIET)
+    return folders
+
+
+def test_the_best_trials_are_those_of_least_loss(small):
+    runs = load_runs(small[32])
+    found = best_trials(small[32], 2)
+    assert [f.loss for f in found] == sorted(runs["loss"])[:2]
+    assert found[0].trial.optimizer.learning_rate == runs.loc[runs["loss"].idxmin(), "lr"]
+
+
+def test_the_target_differs_in_width_alone(small, tiny):
+    found = best_trials(small[32])
+    targets = target_trials(found, 64, ("mup", "sp"), 2)
+    assert len(targets) == 4
+    source = found[0].trial
+    for target in targets:
+        same = target.replace(width=32, parametrization=source.model.parametrization, seed=source.train.seed)
+        assert same == source
+
+
+def test_transferred_trials_run_and_their_regret_is_against_the_sweep(small, tmp_path):
+    targets = target_trials(best_trials(small[32]), 64, ("mup", "sp"))
+    run_trials("t", targets, str(tmp_path), ALONE, RunOptions(), QUIET)
+    runs = load_runs(tmp_path)
+    rows = {row["parametrization"]: row for row in regret_against_sweep(runs, small[64])}
+    assert set(rows) == {"mup", "sp"}
+    at_target = load_runs(small[64])
+    for name, row in rows.items():
+        best = at_target.loc[at_target["parametrization"] == name, "loss"].min()
+        reached = runs.loc[runs["parametrization"] == name, "loss"].iloc[0]
+        assert row["regret"] == pytest.approx(reached - best)
+        assert row["regret"] >= -1e-9, "the sweep holds the transferred learning rate"
+
+
+def test_what_mup_does_not_transfer_is_said_with_its_source(tiny):
+    plain = tiny.replace(width=64)
+    assert transfer_warnings(tiny, plain) == []
+    decayed = transfer_warnings(tiny, plain.replace(weight_decay=0.1))
+    assert "weight_decay 0.1 is regularisation" in decayed[0]
+    assert "Tensor Programs V, table 2" in decayed[0]
+    longer = transfer_warnings(tiny, plain.replace(steps=300, batch_size=8))
+    assert [w.split(":")[0] for w in longer] == ["steps 30 became 300", "batch_size 4 became 8"]
+    assert "was in sp" in transfer_warnings(tiny.replace(parametrization="sp"), plain)[0]
+
+
+def test_targets_that_are_no_targets(small, tmp_path):
+    with pytest.raises(ConfigError, match="width 32 is not above the search's width 32"):
+        target_trials(best_trials(small[32]), 32, ("mup",))
+    with pytest.raises(ConfigError, match="width 100 is not a multiple"):
+        target_trials(best_trials(small[32]), 100, ("mup",))
+    Store(tmp_path, "empty")
+    with pytest.raises(StoreError, match="holds no runs yet"):
+        best_trials(str(tmp_path))
