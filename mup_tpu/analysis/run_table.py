@@ -76,7 +76,7 @@ class RunTable:
     columns: Columns
     name: str
     command: str | None = None
-    """Command line that adds runs to the table, where it is a store's."""
+    """Command line that adds runs to the table, where it is a store that an experiment's script made."""
     history: pd.DataFrame | None = field(default=None, repr=False)
     """Training losses on the way, where known: parametrization, scale, x, seed, step, loss."""
 
@@ -102,8 +102,9 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
             table = pd.read_parquet(path)
         else:
             table, curves = load_runs(path), load_curves(path)
-            experiment = table["experiment"].iloc[0]
-            command = f"python experiments/{experiment}.py --results {path}"
+            script = Path("experiments") / f"{table['experiment'].iloc[0]}.py"
+            if (Path(__file__).parents[2] / script).exists():
+                command = f"python {script} --results {path}"
     except (OSError, ValueError) as error:
         raise TableError(f"table {path} cannot be read: {error}") from None
     checked = check_table(table, columns, chance, name=Path(str(path)).name)

@@ -1,1 +1,9 @@
-"""Many trials: a known grid (sweep), run in packs by Ray or in this process."""
+"""Sweeps and searches: which trials run, where, and what becomes of them."""
+
+import os
+from pathlib import Path
+
+# Ray 2.60 starts clusters with token authentication where this file is, but a driver that joins one by its
+# address sends the token only if it is told to before ray is imported.
+if (Path.home() / ".ray" / "auth_token").exists():
+    os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -133,7 +133,7 @@ def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(clu
 
     lengths = Search("long", tiny, {"steps": Domain("choice", values=(20.0, 10.0**6))})
     options = SearchOptions(
-        num_samples=4, algorithm="random", scheduler="none", max_failures=0, heartbeat=15, evaluations=2
+        num_samples=3, algorithm="random", scheduler="none", max_failures=0, heartbeat=8, evaluations=2
     )
     outcome = run_search(lengths, str(tmp_path / "long"), options, RunOptions(), False, QUIET)
     assert outcome.counts["failed"] >= 1

@@ -141,3 +141,22 @@ def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
         run_sweep(
             sweep, str(tmp_path), SweepOptions(address="127.0.0.1:1"), RunOptions(), Console(quiet=True)
         )
+
+
+@pytest.mark.slow
+def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
+    """Its head and raylet are processes of their own; the driver joins with what --address gives."""
+    script = tmp_path / "join.py"
+    script.write_text(
+        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
+        "from ray.cluster_utils import Cluster\n"
+        "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1})\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(tiny.to_dict())!r}))\n"
+        "sweep = Sweep('joined', base, widths=(32,), learning_rates=(0.01,), parametrizations=('mup',))\n"
+        "options = SweepOptions(address=cluster.address)\n"
+        f"run_sweep(sweep, {str(tmp_path / 'results')!r}, options, RunOptions(), Console())\n"
+        "cluster.shutdown()\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=300)
+    assert load_runs(tmp_path / "results")["status"].tolist() == ["finished"]
