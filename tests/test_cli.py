@@ -1,6 +1,7 @@
 """The command line as a user meets it: the main commands on a small corpus, and every bad input."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,20 @@ def test_bad_tables(tmp_path, capfd):
     code, _, err = outcome(capfd, "plot", tmp_path / "nothing")
     assert code == 2
     assert "holds no store" in err
+
+
+def test_analyze_any_hyperparameter_against_any_scale(tmp_path, capfd):
+    rows = [
+        f"{layers},{2.0**x},{2.5 + 0.05 * (x + 5 + math.log2(layers)) ** 2}"
+        for layers in (2, 4, 8, 16)
+        for x in range(-11, -2)
+    ]
+    table = tmp_path / "runs.csv"
+    table.write_text("layers,init,final\n" + "\n".join(rows))
+    command = ["analyze", table, "--scale", "layers", "--hyperparameter", "init", "--loss-col", "final"]
+    code, out, err = outcome(capfd, *command)
+    assert code == 0, err
+    assert "DRIFTS: init* ∝ layers^-1.0" in out
 
 
 @pytest.mark.slow

@@ -110,3 +110,35 @@ def test_unreadable_tables(tmp_path):
     for name in ("bad.parquet", "missing.csv"):
         with pytest.raises(TableError, match="cannot be read"):
             load_table(tmp_path / name)
+
+
+def by_step(ends=(30, 30)) -> pd.DataFrame:
+    """Two widths logged at steps 10, 20, ... up to their ends."""
+    return pd.DataFrame(
+        [
+            {"width": w, "lr": 2.0**x, "step": t, "loss": 2.5 + 0.1 * abs(x + 8) + 1 / t}
+            for w, end in zip((64, 128), ends, strict=True)
+            for x in (-9, -8, -7)
+            for t in range(10, end + 1, 10)
+        ]
+    )
+
+
+def test_of_a_table_with_a_row_a_step_the_last_counts_and_the_rest_is_history():
+    table = check_table(by_step())
+    assert len(table.runs) == 6
+    assert table.runs["loss"].min() == pytest.approx(2.5 + 1 / 30)
+    assert table.history is not None
+    assert len(table.history) == 18
+
+
+def test_runs_that_end_at_different_steps_are_refused():
+    with pytest.raises(TableError, match=r"runs end at different steps \(column 'step': 20 to 30\)"):
+        check_table(by_step((20, 30)))
+
+
+def test_what_is_compared_may_vary_and_nothing_else():
+    frame = runs().rename(columns={"width": "depth"}).assign(width=64)
+    assert len(check_table(frame, Columns(scale="depth")).runs) == 12
+    with pytest.raises(TableError, match="mixes several widths"):
+        check_table(frame.assign(width=[64, 128] * 6), Columns(scale="depth"))

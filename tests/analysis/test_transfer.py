@@ -98,6 +98,33 @@ def test_regret_at_a_learning_rate_that_diverges_is_infinite_and_drifts():
     assert "diverges at 512" in result.verdict.sentence
 
 
+def test_regret_as_compute_follows_the_scaling_law():
+    """Loss falls as 2 + 20·N^-0.3 and the optimum drifts; the share solves L(share·N) = L(N) + regret."""
+    frame = swept(-0.3, widths=(32, *WIDTHS), sigma=0.0)
+    n = 12.0 * frame["width"] ** 2
+    frame["loss"] += 20 * n**-0.3 - 0.5 + 0.05 * np.log2(frame["width"] / 64)
+    result = result_of(frame.assign(params_non_embedding=n))
+    assert result.law.law.exponents[0] == pytest.approx(0.3, rel=0.05)
+    headline = result.headline_regret
+    small, large = headline.compute_share * 12 * 512**2, 12 * 512**2
+    assert 20 * small**-0.3 == pytest.approx(20 * large**-0.3 + headline.value, rel=0.01)
+
+
+def test_compute_equivalent_is_refused_with_a_reason():
+    few = result_of(swept(0.0, widths=(64, 128, 256)).assign(params_non_embedding=lambda t: t["width"] ** 2))
+    assert "needs more than 3 points" in few.law.why_not
+    unknown = result_of(swept(0.0))
+    assert unknown.law.why_not == "the table does not say how many parameters a run has"
+    assert np.isnan(unknown.headline_regret.compute_share)
+
+
+def test_wider_is_better_counts_every_step_of_a_history():
+    frame = swept(0.0, sigma=0.0, seeds=1)
+    steps = pd.concat([frame.assign(step=t, loss=frame["loss"] + 1 / t) for t in (10, 20, 30)])
+    found = result_of(steps).wider_is_better
+    assert (found.held, found.pairs) == (99, 99)
+
+
 def test_any_hyperparameter_and_any_scale():
     frame = swept(-0.5).rename(columns={"width": "depth", "lr": "init_std"}).assign(width=64, lr=0.01)
     columns = Columns(scale="depth", hyperparameter="init_std")
