@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 
 P = ParamSpec("P")
@@ -59,13 +60,15 @@ def label(parametrization: str) -> str:
 
 def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
     """Every figure that an analysis has the data for, by name."""
-    figures = {
-        "transfer": transfer_figure(analysis),
-        "optimum": optimum_figure(analysis),
-        "regret": regret_figure(analysis),
-        "best_loss": best_loss_figure(analysis),
-        "collapse": collapse_figure(analysis),
-    }
+    figures = {"best_loss": best_loss_figure(analysis)}
+    if any(len(curve.x_G) > 1 for result in analysis.results for curve in result.curves):
+        figures = {
+            "transfer": transfer_figure(analysis),
+            "optimum": optimum_figure(analysis),
+            "regret": regret_figure(analysis),
+            **figures,
+            "collapse": collapse_figure(analysis),
+        }
     if any(result.learning_curves for result in analysis.results):
         figures["learning_curves"] = learning_curves_figure(analysis)
     return figures
@@ -282,6 +285,34 @@ def _draw_compute(ax: Axes, result: TransferResult, index: int) -> None:
         losses = [points.law.loss(n) for n in sizes]
         fit = f"{name}: {points.law.irreducible:.2f} + A·N$^{{−{points.law.exponents[0]:.2f}}}$"
         ax.plot(6 * sizes * tokens[0], losses, "-", color=color, lw=1.1, label=fit)
+
+
+@_styled
+def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
+    """A law in one variable with its interval, the points it was fitted to, and those it was not.
+
+    Args:
+        law: fitted without the held-out points.
+        params: parameters of each point, ascending.
+        losses: nat per token.
+        held_out: how many of the last points the law has not seen.
+    """
+    figure, (ax,) = _panels(1, width=5.4, height=4.0)
+    grid = np.geomspace(params[0], params[-1], 60)
+    predictions = [law.predict(n) for n in grid]
+    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{−{law.exponents[0]:.2f}}}$"
+    ax.plot(grid, [p.loss for p in predictions], "-", color=_categorical(0), label=fit)
+    low, high = [p.low for p in predictions], [p.high for p in predictions]
+    ax.fill_between(grid, low, high, color=_categorical(0), alpha=0.2, lw=0, label="95 % of new runs")
+    seen = len(params) - held_out
+    ax.plot(params[:seen], losses[:seen], "o", color=_INK, ms=5, label="fitted")
+    if held_out:
+        ax.plot(params[seen:], losses[seen:], "*", color=_categorical(1), ms=13, label="held out")
+    ax.set_xscale("log")
+    ax.set_xlabel("parameters without embeddings")
+    ax.set_ylabel("loss (nat per token)")
+    ax.legend(fontsize=9)
+    return figure
 
 
 @_styled

@@ -8,6 +8,7 @@ import pytest
 
 from mup_tpu import plots
 from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis.scaling_law import fit_scaling_law
 
 REFERENCE = Path(__file__).parent / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
 FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
@@ -85,6 +86,30 @@ def test_scaling_law_is_drawn_against_compute_where_it_is_known():
     assert points.get_xdata().tolist() == [6 * 12 * w**2 * 1000 for w in (32, 64, 128, 256, 512)]
     assert len(law.get_xdata()) > 10
     assert "0.30" in law.get_label()
+
+
+def test_scaling_law_figure_marks_what_the_law_has_not_seen():
+    sizes = 2.0 ** np.arange(14, 22)
+    losses = 2.0 + 30 * sizes**-0.3
+    law = fit_scaling_law(losses[:-1], sizes[:-1])
+    lines = {
+        line.get_label(): line for line in plots.scaling_law_figure(law, sizes, losses, 1).axes[0].get_lines()
+    }
+    assert lines["fitted"].get_xdata().tolist() == sizes[:-1].tolist()
+    assert lines["held out"].get_ydata().tolist() == [losses[-1]]
+
+
+def test_a_table_of_one_value_is_drawn_against_scale_and_compute_alone():
+    rows = pd.DataFrame(
+        [
+            {"width": w, "lr": 0.01, "loss": 2 + 1 / w, "params_non_embedding": w**2, "tokens": 9}
+            for w in (32, 64, 128, 256, 512)
+        ]
+    )
+    analysis = analyze(check_table(rows))
+    assert {o.status for o in analysis.results[0].optima} == {"one value"}
+    assert list(plots.transfer_figures(analysis)) == ["best_loss"]
+    assert len(analysis.results[0].law.losses) == 5
 
 
 def test_regret_figure_writes_the_regrets(analysis):

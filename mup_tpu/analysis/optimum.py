@@ -60,7 +60,8 @@ class Optimum:
 
     scale: float
     status: str
-    """"bracketed", "bracketed by divergence", "flat", "at lower edge", "at upper edge" or "no finite run"."""
+    """"bracketed", "bracketed by divergence", "flat", "at lower edge", "at upper edge", "one value" (nothing
+    was tuned) or "no finite run"."""
     x: float
     low: float
     high: float
@@ -81,6 +82,11 @@ class Optimum:
     def is_bracketed(self) -> bool:
         """Whether the grid holds the optimum inside."""
         return self.status in ("bracketed", "bracketed by divergence", "flat")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its loss is that of a model as well trained as it is meant to be."""
+        return self.is_bracketed or self.status == "one value"
 
     def sentence(self) -> str:
         """What to say of it."""
@@ -280,6 +286,9 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
         return Optimum(curve.scale, "no finite run", **nothing)
     best = int(np.argmin(curve.mean_G))
     fit = fit_curves(x_G, curve.mean_G[None], curve.step)
+    if len(x_G) == 1:
+        value = {"x": x_G[0], "best_x": x_G[0], "loss": curve.mean_G[0]}
+        return Optimum(curve.scale, "one value", **(nothing | {k: float(v) for k, v in value.items()}))
     near_best = x_G[finite_G & (curve.mean_G <= fit.loss_R[0] + 0.01)]
     band = (float(near_best.min()), float(near_best.max())) if len(near_best) else (float(x_G[best]),) * 2
     known = {"best_x": float(x_G[best]), "band_low": band[0], "band_high": band[1]}

@@ -72,7 +72,7 @@ class TransferResult:
     """Shift per octave of scale, in octaves, that best brings the loss curves together."""
     law: FittedLaw
     learning_curves: tuple[LearningCurve, ...]
-    """Of each bracketed scale at the grid point nearest to its optimum, where the table knows them."""
+    """Of each scale at the grid point nearest to its optimum, where the table knows them."""
     verdict: Verdict
 
     @property
@@ -198,11 +198,11 @@ def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | 
 
 
 def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
-    """The law L = E + A·N^-α through the losses at the bracketed optima of one parametrization.
+    """The law L = E + A·N^-α through the losses at the optima of one parametrization.
 
     Refused where parameters are unknown, differ within a scale, or too few points tell too little.
     """
-    known = [o for o in optima if o.is_bracketed]
+    known = [o for o in optima if o.is_known]
     sizes = runs.groupby("scale")[["params", "tokens"]].max().reindex([o.scale for o in known])
     params, tokens = tuple(sizes["params"].tolist()), tuple(sizes["tokens"].tolist())
     losses = tuple(o.loss for o in known)
@@ -231,7 +231,7 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
     if history is None or history.empty:
         return ()
     found = []
-    for optimum in (o for o in optima if o.is_bracketed):
+    for optimum in (o for o in optima if o.is_known):
         runs = history[history["scale"] == optimum.scale]
         nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
         means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()

@@ -122,6 +122,8 @@ def _beyond(optimum: Optimum, curve: LossCurve) -> list[float]:
     """Grid points that would bracket an optimum found at an edge."""
     if optimum.is_bracketed:
         return []
+    if optimum.status == "one value":
+        return [optimum.x + k for k in (-2, -1, 0, 1, 2)]
     upwards = optimum.status == "at upper edge"
     edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
     return [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
