@@ -259,7 +259,9 @@ def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) 
     color, marker = _categorical(index), _MARKERS[index % len(_MARKERS)]
     name = label(result.parametrization)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
-    ax.plot(list(best), list(best.values()), marker + "-", color=color, label=f"{name}, own optimum")
+    tuned = any(o.is_bracketed for o in result.optima)
+    own = f"{name}, own optimum" if tuned else name
+    ax.plot(list(best), list(best.values()), marker + "-", color=color, label=own)
     first = next((o.scale for o in result.optima if o.is_bracketed), None)
     moved = {
         r.target: best[r.target] + r.value

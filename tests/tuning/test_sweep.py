@@ -9,6 +9,7 @@ import sys
 import time
 
 import pandas as pd
+import psutil
 import pytest
 from rich.console import Console
 
@@ -113,7 +114,9 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
         for index, event in ray_packs.run_packs(packs, options, workers, needs, [None] * 3):
             last[index] = event
             if index == 0 and isinstance(event, Report) and not killed:
-                subprocess.run(["pkill", "-9", "-f", "ray::_PackWorker"], check=True)
+                for process in psutil.Process().children(recursive=True):
+                    if "_PackWorker" in " ".join(process.cmdline()):
+                        process.kill()
                 killed = True
     assert killed
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
