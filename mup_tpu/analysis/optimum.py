@@ -173,8 +173,11 @@ class Noise:
     """"seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)."""
 
     def draw_factors(self, generator: np.random.Generator, draws: int) -> np.ndarray:
-        """Factor on sigma in each draw, as uncertain as few degrees of freedom leave it: √(df/χ²)."""
-        if self.source == "given errors":
+        """Factor on sigma in each draw, as uncertain as few degrees of freedom leave it: √(df/χ²).
+
+        Given errors are taken as they are; lack of fit holds model error already, and would cover too much.
+        """
+        if self.source != "seeds":
             return np.ones(draws)
         return np.sqrt(self.df / generator.chisquare(self.df, draws))
 
