@@ -173,7 +173,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
             y = np.array([o.x for o in known])
             errors = [[o.x - o.low for o in known], [o.high - o.x for o in known]]
             ax.errorbar(
-                x * shift, y, yerr=np.clip(errors, 0, 4), fmt=marker, color=color, capsize=3, ms=6,
+                x * shift, y, yerr=np.clip(errors, 0, 1.5), fmt=marker, color=color, capsize=3, ms=6,
                 label=f"{label(result.parametrization)}{_alpha(result)}",
             )  # fmt: skip
         if result.drift.is_known:
@@ -204,8 +204,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     largest = max(
         [r.value for result in analysis.results for r in result.regrets if np.isfinite(r.value)] or [0.01]
     )
+    scales = sorted({o.scale for result in analysis.results for o in result.optima})
     for ax, result in zip(axes, analysis.results, strict=True):
-        scales = [o.scale for o in result.optima]
         grid = np.full((len(scales), len(scales)), np.nan)
         for r in result.regrets:
             i, j = scales.index(r.source), scales.index(r.target)

@@ -119,6 +119,19 @@ def test_regret_figure_writes_the_regrets(analysis):
         assert {f"{r.value:.3f}" for r in result.regrets if np.isfinite(r.value)} <= written
 
 
+def test_regret_of_a_scale_that_one_parametrization_lacks_has_its_cell():
+    rows = pd.DataFrame(
+        [
+            {"parametrization": p, "width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * (x + 7) ** 2}
+            for p, widths in (("mup", (64, 128, 256)), ("sp", (64, 128)))
+            for w in widths
+            for x in range(-10, -3)
+        ]
+    )
+    for ax in plots.regret_figure(analyze(check_table(rows))).axes:
+        assert ax.images[0].get_array().shape == (3, 3)
+
+
 def test_coordinate_check_figure_names_each_slope():
     table = pd.DataFrame(
         [
