@@ -18,7 +18,7 @@ import tyro
 from rich.progress import track
 
 from mup_tpu.analysis import check_table
-from mup_tpu.analysis.optimum import draw_curve, find_optimum, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
 
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
@@ -57,7 +57,7 @@ def simulate(
     noise = pooled_noise(curves)
     found = []
     for curve, truth in zip(curves, optima, strict=True):
-        optimum = find_optimum(curve, draw_curve(curve, noise, generator))
+        optimum = estimate(curve, noise, generator).optimum
         found.append((optimum.low <= truth <= optimum.high, optimum.high - optimum.low))
     return found
 

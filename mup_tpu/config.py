@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import itertools
 import json
 import math
+import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -95,10 +97,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "head_size", "base_width"):
-            _require_positive(self, name)
-        _require_positive(self, "init_std", allow_zero=True)
-        _require_choice(self, "growing", ("heads", "head_size"))
-        _require_choice(self, "parametrization", tuple(TABLES))
+            require_positive(self, name)
+        require_positive(self, "init_std", allow_zero=True)
+        require_choices(self)
+        _require_one_of("parametrization", self.parametrization, tuple(TABLES))
         if self.base_width % self.head_size:
             raise ConfigError(_not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
         unit = self.head_size if self.growing == "heads" else self.base_width // self.head_size
@@ -132,7 +134,7 @@ class DataConfig:
 
     corpus: str = "sotu"
     """Text: "sotu" (embedded: US State of the Union addresses), or a UTF-8 text file or folder of *.txt."""
-    tokenizer: str = "bytes"
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
     """"bytes" (256 tokens), or "bpe": byte-level BPE trained on the corpus's training documents."""
     vocab_size: int = 4096
     """Tokens of a trained BPE; bytes always have 256."""
@@ -147,8 +149,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "batch_size"):
-            _require_positive(self, name)
-        _require_choice(self, "tokenizer", ("bytes", "bpe"))
+            require_positive(self, name)
+        require_choices(self)
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(
                 f"validation_fraction {self.validation_fraction} is not between 0 and 1, both excluded"
@@ -179,8 +181,7 @@ class OptimizerConfig:
     """Largest norm of a trial's gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
-        _require_choice(self, "optimizer", ("adamw", "sgd"))
-        _require_choice(self, "decay_mode", ("coupled", "independent"))
+        require_choices(self)
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             hint = (
                 f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
@@ -194,7 +195,7 @@ class OptimizerConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("weight_decay", "eps", "grad_clip"):
-            _require_positive(self, name, allow_zero=True)
+            require_positive(self, name, allow_zero=True)
 
 
 @dataclass(frozen=True)
@@ -220,11 +221,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "eval_batches"):
-            _require_positive(self, name)
-        _require_choice(self, "schedule", ("constant", "linear", "cosine"))
-        _require_choice(self, "loss_kind", ("validation_final", "train_mean"))
-        _require_choice(self, "precision", ("float32", "float64", "bf16"))
-        _require_positive(self, "warmup", allow_zero=True)
+            require_positive(self, name)
+        require_choices(self)
+        require_positive(self, "warmup", allow_zero=True)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ConfigError(
                 f"warmup {self.warmup} is neither a fraction below 1 nor a whole number of steps"
@@ -272,6 +271,10 @@ class Trial:
         """Plain nested values, ready for JSON or TOML."""
         return dataclasses.asdict(self)
 
+    def flat(self) -> dict[str, Any]:
+        """The fields of all parts by name, as `replace` takes them."""
+        return {name: value for part in self.to_dict().values() for name, value in part.items()}
+
     def trial_id(self, data_fingerprint: str) -> str:
         """16 hex digits that name this configuration on these data."""
         data = {k: v for k, v in self.to_dict()["data"].items() if k not in _IN_FINGERPRINT}
@@ -313,7 +316,7 @@ class Sweep:
     """Seeds per cell: 0 to num_seeds - 1."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_seeds")
+        require_positive(self, "num_seeds")
         for name in ("parametrizations", "widths", "learning_rates"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} of the sweep is empty: give at least one")
@@ -356,9 +359,10 @@ class RunOptions:
     """Steps between checkpoints; 0 writes none."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "log_every")
+        require_choices(self)
+        require_positive(self, "log_every")
         for name in ("threads", "eval_every", "checkpoint_every"):
-            _require_positive(self, name, allow_zero=True)
+            require_positive(self, name, allow_zero=True)
 
 
 @dataclass(frozen=True)
@@ -373,9 +377,10 @@ class SweepOptions:
     """Most trials that train together in one process; 0 chooses for the device."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "pack_size", allow_zero=True)
+        require_positive(self, "pack_size", allow_zero=True)
 
 
+@functools.cache
 def _part_of_field() -> dict[str, str]:
     parts = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
     return {f.name: part for part, cls in parts.items() for f in dataclasses.fields(cls)}
@@ -395,7 +400,12 @@ def _not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:
     return f"{name} {value} is not a multiple of {of_name} {of}; nearest allowed: {nearest}"
 
 
-def _require_positive(config: Any, name: str, allow_zero: bool = False) -> None:
+def require_positive(config: Any, name: str, allow_zero: bool = False) -> None:
+    """A field must hold a finite number above 0 (or 0).
+
+    Raises:
+        ConfigError: it does not.
+    """
     value = getattr(config, name)
     if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
         raise ConfigError(
@@ -403,13 +413,27 @@ def _require_positive(config: Any, name: str, allow_zero: bool = False) -> None:
         )
 
 
-def _require_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    if getattr(config, name) not in choices:
-        near = difflib.get_close_matches(str(getattr(config, name)), choices, n=1)
+def require_choices(config: Any) -> None:
+    """Every field of a `Literal` type must hold one of its values.
+
+    Raises:
+        ConfigError: one does not; the nearest value is named.
+    """
+    for name, choices in _choices(config.__class__).items():
+        _require_one_of(name, getattr(config, name), choices)
+
+
+@functools.cache
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    hints = typing.get_type_hints(cls)
+    return {n: typing.get_args(hint) for n, hint in hints.items() if typing.get_origin(hint) is Literal}
+
+
+def _require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(
-            f"{name} {getattr(config, name)!r} is not one of {', '.join(map(repr, choices))}{hint}"
-        )
+        raise ConfigError(f"{name} {value!r} is not one of {', '.join(map(repr, choices))}{hint}")
 
 
 def _floats_as_hex(value: Any) -> Any:

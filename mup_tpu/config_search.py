@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mup_tpu.config import Trial
+from mup_tpu.config import Trial, require_choices, require_positive
 from mup_tpu.config_io import from_dict, read_toml
 from mup_tpu.errors import ConfigError
 
@@ -26,8 +26,7 @@ class Domain:
     """The values of a choice."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("loguniform", "uniform", "choice"):
-            raise ConfigError(f"kind {self.kind!r} is not one of 'loguniform', 'uniform', 'choice'")
+        require_choices(self)
         if self.kind == "choice":
             if not self.values:
                 raise ConfigError("values of a choice are empty: give at least one")
@@ -62,7 +61,7 @@ class Search:
 
     def trial(self, point: dict[str, float]) -> Trial:
         """The trial at a point of the space; fields of whole numbers are rounded."""
-        flat = {name: value for part in self.base.to_dict().values() for name, value in part.items()}
+        flat = self.base.flat()
         exact = {
             name: round(value) if type(flat.get(name)) is int else value for name, value in point.items()
         }
@@ -99,12 +98,11 @@ class SearchOptions:
     """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         for name in ("num_samples", "evaluations", "heartbeat"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} {getattr(self, name)} is not allowed: it must be above 0")
+            require_positive(self, name)
         for name in ("max_concurrent", "max_failures"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} {getattr(self, name)} is not allowed: it must be 0 or more")
+            require_positive(self, name, allow_zero=True)
         if not 0 < self.grace <= 1:
             raise ConfigError(f"grace {self.grace} is not above 0 and at most 1")
         if not self.reduction_factor > 1:

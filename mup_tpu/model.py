@@ -9,6 +9,7 @@ Shapes: B sequences, T tokens, H heads, d head size, D width, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -82,22 +83,28 @@ class ScaledGPT2(GPT2LMHeadModel):
         return self.lm_head(hidden_BTD * self.logit_factor)
 
 
-def _stock_config(config: ModelConfig, vocab_size: int, sequence_length: int) -> GPT2Config:
+def _stock_config(
+    width: int, depth: int, heads: int, tied: bool, vocab_size: int, sequence_length: int
+) -> GPT2Config:
     return GPT2Config(
         vocab_size=vocab_size,
         n_positions=sequence_length,
-        n_embd=config.width,
-        n_layer=config.depth,
-        n_head=config.heads,
+        n_embd=width,
+        n_layer=depth,
+        n_head=heads,
         # The same function as GPT-2's gelu_new, in one fused kernel instead of eight.
         activation_function="gelu_pytorch_tanh",
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        tie_word_embeddings=config.tied,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
     )
+
+
+def _shape(config: ModelConfig) -> tuple[int, int, int, bool]:
+    return config.width, config.depth, config.heads, config.tied
 
 
 def build_skeleton(
@@ -111,7 +118,7 @@ def build_skeleton(
         sequence_length: positions.
         attention: "fused", or "matmul" for use under vmap.
     """
-    stock = _stock_config(config, vocab_size, sequence_length)
+    stock = _stock_config(*_shape(config), vocab_size, sequence_length)
     stock._attn_implementation = f"mup_tpu_{attention}"
     with torch.device("meta"):
         return ScaledGPT2(stock)
@@ -121,8 +128,17 @@ def parameter_shapes(
     config: ModelConfig, vocab_size: int, sequence_length: int
 ) -> dict[str, tuple[int, ...]]:
     """Shape of each parameter by name; a tied readout counts once, as the embedding."""
-    skeleton = build_skeleton(config, vocab_size, sequence_length)
-    return {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+    return dict(_stock_shapes(*_shape(config), vocab_size, sequence_length))
+
+
+@functools.lru_cache(maxsize=64)
+def _stock_shapes(
+    width: int, depth: int, heads: int, tied: bool, vocab_size: int, sequence_length: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of one GPT-2; kept, because each trial of a pack asks for the base, the delta and its own."""
+    with torch.device("meta"):
+        module = ScaledGPT2(_stock_config(width, depth, heads, tied, vocab_size, sequence_length))
+    return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
 def parameter_scalings(
@@ -226,7 +242,7 @@ def export_stock(
             ]
     for kind in ("weight", "bias"):
         folded[f"transformer.ln_f.{kind}"] *= factors["logit_factor"] / (alpha_in if config.tied else 1.0)
-    model = GPT2LMHeadModel(_stock_config(config, vocab_size, sequence_length))
+    model = GPT2LMHeadModel(_stock_config(*_shape(config), vocab_size, sequence_length))
     missing, unexpected = model.load_state_dict(folded, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()

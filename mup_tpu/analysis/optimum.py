@@ -9,6 +9,7 @@ Shapes: R draws, G grid points, C points of several curves.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,6 +53,11 @@ class LossCurve:
     def near_G(self) -> np.ndarray:
         """Whether each point is within an octave (or a grid step) of the best one."""
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
+
+    @functools.cached_property
+    def fit(self) -> Draws:
+        """The local fit of the means as they are: one "draw"."""
+        return fit_curves(self.x_G, self.mean_G[None], self.step)
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,8 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
     squares, left = 0.0, 0
     for curve in curves:
-        best, window = _window(curve.x_G, np.isfinite(curve.mean_G), int(np.argmin(curve.mean_G)), curve.step)
+        best = int(np.argmin(curve.mean_G))
+        window = _window(curve.x_G, np.isfinite(curve.mean_G), best, curve.step)
         degree = _degree(len(window))
         if len(window) > degree + 1:
             u = curve.x_G[window] - curve.x_G[best]
@@ -255,7 +262,7 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, step: float) -> Draws:
     best_R = np.argmin(means_RG, axis=1)
     for best in np.unique(best_R):
         chosen = best_R == best
-        _, window = _window(x_G, finite_G, int(best), step)
+        window = _window(x_G, finite_G, int(best), step)
         u = x_G[window] - x_G[best]
         degree = _degree(len(window))
         projection = np.linalg.pinv(np.vander(u, degree + 1, increasing=True))
@@ -279,6 +286,21 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, step: float) -> Draws:
     return Draws(x_R, akima_x_R, loss_R, means_RG, coefficients_R4, centre_R)
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What is known of one scale: its curve, the bootstrap of it, and its optimum."""
+
+    curve: LossCurve
+    draws: Draws
+    optimum: Optimum
+
+
+def estimate(curve: LossCurve, noise: Noise, generator: np.random.Generator) -> Estimate:
+    """Bootstrap a curve and find its optimum."""
+    draws = draw_curve(curve, noise, generator)
+    return Estimate(curve, draws, find_optimum(curve, draws))
+
+
 def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
     """The optimum of a curve, with its interval from the draws."""
     x_G, finite_G = curve.x_G, np.isfinite(curve.mean_G)
@@ -288,7 +310,7 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
     if not finite_G.any():
         return Optimum(curve.scale, "no finite run", **nothing)
     best = int(np.argmin(curve.mean_G))
-    fit = fit_curves(x_G, curve.mean_G[None], curve.step)
+    fit = curve.fit
     if len(x_G) == 1:
         value = {"x": x_G[0], "best_x": x_G[0], "loss": curve.mean_G[0]}
         return Optimum(curve.scale, "one value", **(nothing | {k: float(v) for k, v in value.items()}))
@@ -350,7 +372,7 @@ def _degree(points: int) -> int:
     return 3 if points >= 5 else max(0, min(2, points - 1))
 
 
-def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> tuple[int, np.ndarray]:
+def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np.ndarray:
     """Finite points within WINDOW_STEPS of the best, not across a diverged one."""
     inside = finite_G & (np.abs(x_G - x_G[best]) <= WINDOW_STEPS * step + 1e-9)
     for direction in (-1, 1):
@@ -360,7 +382,7 @@ def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> tu
                 inside[k::direction] = False
                 break
             k += direction
-    return best, np.flatnonzero(inside)
+    return np.flatnonzero(inside)
 
 
 def _neighbours(x_G: np.ndarray, finite_G: np.ndarray, best: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import Draws, LossCurve, Optimum, fit_curves
+from mup_tpu.analysis.optimum import Draws, Estimate, LossCurve
 
 
 @dataclass(frozen=True)
@@ -31,40 +31,29 @@ class Regret:
     """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
 
 
-def regret(
-    source: LossCurve,
-    source_optimum: Optimum,
-    source_draws: Draws,
-    target: LossCurve,
-    target_optimum: Optimum,
-    target_draws: Draws,
-) -> Regret:
+def regret(source: Estimate, target: Estimate) -> Regret:
     """Loss at the target scale of the source's optimum, over the target's own best."""
-    ends = (source.scale, target.scale)
+    ends = (source.curve.scale, target.curve.scale)
     nothing = {"value": math.nan, "low": math.nan, "high": math.nan, "relative": math.nan}
-    if not (source_optimum.is_bracketed and target_optimum.is_bracketed):
+    if not (source.optimum.is_bracketed and target.optimum.is_bracketed):
         return Regret(*ends, status="not bracketed", **nothing)
-    x = source_optimum.x
-    if not target.x_G[0] <= x <= target.x_G[-1]:
+    x = source.optimum.x
+    if not target.curve.x_G[0] <= x <= target.curve.x_G[-1]:
         return Regret(*ends, status="outside the grid", **nothing)
-    value = float(_loss_at(np.array([x]), target, _centre_draw(target))[0] - target_optimum.loss)
+    value = float(_loss_at(np.array([x]), target.curve, target.curve.fit)[0] - target.optimum.loss)
     if not math.isfinite(value):
         return Regret(*ends, math.inf, math.inf, math.inf, "diverged", math.inf)
-    inside = np.isfinite(source_draws.x_R) & np.isfinite(target_draws.x_R)
+    inside = np.isfinite(source.draws.x_R) & np.isfinite(target.draws.x_R)
     # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
-    by_noise = float(source_draws.x_R[inside].var()) if inside.any() else 0.0
-    own = math.sqrt(max(0.0, source_optimum.se**2 - by_noise))
+    by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0
+    own = math.sqrt(max(0.0, source.optimum.se**2 - by_noise))
     shift_R = own * np.random.default_rng(0).standard_normal(len(inside))
-    losses_R = _loss_at(source_draws.x_R + shift_R, target, target_draws) - target_draws.loss_R
+    losses_R = _loss_at(source.draws.x_R + shift_R, target.curve, target.draws) - target.draws.loss_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
     low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
-    gain = source_optimum.loss - target_optimum.loss
+    gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
     return Regret(*ends, max(value, 0.0), max(min(low, value), 0.0), max(high, value), "estimated", relative)
-
-
-def _centre_draw(curve: LossCurve) -> Draws:
-    return fit_curves(curve.x_G, curve.mean_G[None], curve.step)
 
 
 def _loss_at(x_R: np.ndarray, curve: LossCurve, draws: Draws) -> np.ndarray:

@@ -79,6 +79,8 @@ class RunTable:
     """Command line that adds runs to the table, where it is a store that an experiment's script made."""
     history: pd.DataFrame | None = field(default=None, repr=False)
     """Training losses on the way, where known: parametrization, scale, x, seed, step, loss."""
+    stored: pd.DataFrame | None = field(default=None, repr=False)
+    """The rows as they are stored, where the table is a store; they say how the runs were made."""
 
 
 def load_table(path: str | Path, columns: Columns = Columns(), chance: float | None = None) -> RunTable:
@@ -93,7 +95,7 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
         TableError: it is no table, or cannot be analysed as it is.
         StoreError: the results folder holds no runs.
     """
-    curves, command = None, None
+    curves, command, stored = None, None, None
     suffix = Path(str(path)).suffix.lower()
     try:
         if suffix == ".csv":
@@ -102,6 +104,7 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
             table = pd.read_parquet(path)
         else:
             table, curves = load_runs(path), load_curves(path)
+            stored = table
             script = Path("experiments") / f"{table['experiment'].iloc[0]}.py"
             if (Path(__file__).parents[2] / script).exists():
                 command = f"python {script} --results {path}"
@@ -112,7 +115,7 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
     if curves is not None:
         on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
         history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
-    return replace(checked, command=command, history=history)
+    return replace(checked, command=command, history=history, stored=stored)
 
 
 def check_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,8 +15,7 @@ from mup_tpu.analysis.optimum import (
     LossCurve,
     Noise,
     Optimum,
-    draw_curve,
-    find_optimum,
+    estimate,
     loss_curve,
     pooled_noise,
 )
@@ -157,14 +157,10 @@ def _analyze_one(
     seed: int,
 ) -> TransferResult:
     generator = np.random.default_rng(seed)
-    draws = [draw_curve(curve, noise, generator) for curve in curves]
-    optima = [find_optimum(curve, d) for curve, d in zip(curves, draws, strict=True)]
+    estimates = [estimate(curve, noise, generator) for curve in curves]
+    optima = [e.optimum for e in estimates]
     drift = fit_drift(optima, noise.df)
-    regrets = [
-        regret(curves[i], optima[i], draws[i], curves[j], optima[j], draws[j])
-        for i in range(len(curves))
-        for j in range(i + 1, len(curves))
-    ]
+    regrets = [regret(source, target) for source, target in itertools.combinations(estimates, 2)]
     law = fit_law(runs, optima)
     if law.law is not None:
         regrets = [_with_compute(r, law.law, runs) for r in regrets]

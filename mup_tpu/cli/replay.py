@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,9 @@ from mup_tpu.config import format_learning_rate
 from mup_tpu.errors import TableError
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis import TransferAnalysis
+    from matplotlib.figure import Figure
+
+    from mup_tpu.analysis import RunTable, TransferAnalysis
 
 Where = Annotated[str, tyro.conf.Positional]
 
@@ -93,8 +96,17 @@ class TableOptions:
 
     def analyze(self, path: str) -> TransferAnalysis:
         """Read, check and analyse a results folder or table."""
-        from mup_tpu.analysis import Columns, load_table
+        return self.analyze_table(self.load(path))
+
+    def analyze_table(self, table: RunTable) -> TransferAnalysis:
+        """Analyse a table that was read."""
         from mup_tpu.analysis import analyze as analyze_table
+
+        return analyze_table(table, self.epsilon, self.delta)
+
+    def load(self, path: str) -> RunTable:
+        """Read and check a results folder or table."""
+        from mup_tpu.analysis import Columns, load_table
 
         columns = Columns(
             scale=self.scale or self.width_col,
@@ -106,7 +118,7 @@ class TableOptions:
             step=self.step_col,
             params=self.params_col,
         )
-        return analyze_table(load_table(path, columns, self.chance), self.epsilon, self.delta)
+        return load_table(path, columns, self.chance)
 
 
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
@@ -117,13 +129,24 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         table: How to read it.
         json: Print JSON alone, for machines.
     """
-    from mup_tpu import report
-
     analysis = table.analyze(path)
-    console = Console()
     if json:
         print(_to_json(analysis.to_dict()))
-        return
+    else:
+        _print_analysis(analysis)
+
+
+def show(path: str) -> None:
+    """Print the analysis of a results folder and draw its figures there, from one reading."""
+    analysis = TableOptions().analyze(path)
+    _print_analysis(analysis)
+    _draw(analysis, _figures_folder(path))
+
+
+def _print_analysis(analysis: TransferAnalysis) -> None:
+    from mup_tpu import report
+
+    console = Console()
     for note in analysis.notes:
         console.print(f"note: {note}", style="yellow", highlight=False)
     for result in analysis.results:
@@ -152,25 +175,38 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
 
     from mup_tpu import plots
 
-    console = Console()
+    folder = out or _figures_folder(path)
+    measured = Path(path) / "coord_check.parquet"
+    if measured.exists():
+        _save({"coord_check": plots.coordinate_check_figure(pd.read_parquet(measured))}, folder)
+    else:
+        _draw(table.analyze(path), folder)
+
+
+def _figures_folder(path: str) -> Path:
     source = Path(path)
-    folder = out or (source / "figures" if source.is_dir() else source.parent / "figures")
-    measured = source / "coord_check.parquet"
+    return source / "figures" if source.is_dir() else source.parent / "figures"
+
+
+def _draw(analysis: TransferAnalysis, folder: Path) -> None:
+    from mup_tpu import plots
+
+    _save(plots.transfer_figures(analysis), folder, _to_json(analysis.to_dict()))
+
+
+def _save(figures: Mapping[str, Figure], folder: Path, numbers: str | None = None) -> None:
+    """Figures as files, and the numbers behind them as analysis.json."""
+    from mup_tpu import plots
+
     try:
-        if measured.exists():
-            figure = plots.coordinate_check_figure(pd.read_parquet(measured))
-            paths = plots.save_figure(figure, folder, "coord_check")
-        else:
-            analysis = table.analyze(path)
-            paths = []
-            for name, figure in plots.transfer_figures(analysis).items():
-                paths += plots.save_figure(figure, folder, name)
-            (folder / "analysis.json").write_text(_to_json(analysis.to_dict()) + "\n", encoding="utf-8")
+        paths = [path for name, figure in figures.items() for path in plots.save_figure(figure, folder, name)]
+        if numbers is not None:
+            (folder / "analysis.json").write_text(numbers + "\n", encoding="utf-8")
     except OSError as error:
         raise TableError(f"figures folder {folder} cannot be written: {error.strerror}") from None
-    for figure_path in paths:
-        if figure_path.suffix == ".png":
-            console.print(f"figure: {figure_path}", highlight=False, soft_wrap=True)
+    for path in paths:
+        if path.suffix == ".png":
+            Console().print(f"figure: {path}", highlight=False, soft_wrap=True)
 
 
 def report(path: Where, out: Path | None = None, table: TableOptions = TableOptions()) -> None:
@@ -182,14 +218,11 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
         table: How to read it.
     """
     from mup_tpu import report as rendering
-    from mup_tpu.store import load_runs
 
     source = Path(path)
-    is_file = source.suffix.lower() in (".csv", ".parquet", ".pq")
-    analysis = table.analyze(path)
-    runs_made = None if is_file else load_runs(path)
-    html = rendering.render(analysis, runs_made, table.epsilon, table.delta)
-    file = out or (source.with_suffix(".html") if is_file else source / "report.html")
+    loaded = table.load(path)
+    html = rendering.render(table.analyze_table(loaded), loaded.stored, table.epsilon, table.delta)
+    file = out or (source.with_suffix(".html") if loaded.stored is None else source / "report.html")
     try:
         file.write_text(html, encoding="utf-8")
     except OSError as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, format_learning_rate
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,8 +134,7 @@ def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: Ru
     if outcome:
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
-    replay.analyze(folder)
-    replay.plot(folder)
+    replay.show(folder)
 
 
 def search(
@@ -248,7 +247,7 @@ def transfer(
 
 
 def _field_text(trial: Trial, name: str) -> str:
-    value = next(values[name] for values in trial.to_dict().values() if name in values)
+    value = trial.flat()[name]
     return format_learning_rate(value) if name == "learning_rate" else f"{value:.4g}"
 
 
@@ -288,11 +287,15 @@ def coord_check(
             num_seeds,
             lambda line: status.update(line),
         )
-    folder = Path(results)
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(folder / "coord_check.parquet", index=False)
     _print_slopes(console, analysis.slopes(table))
-    for path in save_figure(coordinate_check_figure(table), folder / "figures", "coord_check"):
+    folder = Path(results)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table.to_parquet(folder / "coord_check.parquet", index=False)
+        paths = save_figure(coordinate_check_figure(table), folder / "figures", "coord_check")
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be written: {error.strerror}") from None
+    for path in paths:
         if path.suffix == ".png":
             console.print(f"figure: {path}", highlight=False, soft_wrap=True)
 

@@ -66,13 +66,14 @@ def measure(
 
 def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor) -> list[dict]:
     pack = Pack(members, dataset.vocab_size, get_device("cpu"), "loop")
+    probed = _Probed(pack, probe_BT)
     points = []
-    start = [_activations(pack, k, probe_BT) for k in range(len(members))]
+    start = [probed.activations(k) for k in range(len(members))]
     for step in range(members[0].train.steps + 1):
         if step:
             pack.step(torch.from_numpy(dataset.train_batch(step - 1)))
         for k, member in enumerate(members):
-            now = _activations(pack, k, probe_BT)
+            now = probed.activations(k)
             for layer, activation in now.items():
                 sizes = {"activation": activation}
                 if step:
@@ -91,23 +92,33 @@ def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor)
     return points
 
 
-@torch.no_grad()
-def _activations(pack: Pack, member: int, probe_BT: Tensor) -> dict[str, Tensor]:
-    """Output of each part of the network on the probe, in order from input to logits."""
-    config = pack.trials[member].model
-    skeleton = build_skeleton(config, pack.vocab_size, pack.trials[member].data.sequence_length)
-    parts: dict[str, nn.Module] = {"embedding": skeleton.transformer.drop}
-    blocks: Any = skeleton.transformer.h
-    for i, block in enumerate(blocks):
-        parts |= {f"attention {i}": block.attn.c_proj, f"mlp {i}": block.mlp.c_proj, f"residual {i}": block}
-    parts |= {"final norm": skeleton.transformer.ln_f}
-    outputs: dict[str, Tensor] = {}
+class _Probed:
+    """A pack's network with an ear at each of its parts, fed the same tokens each time."""
 
-    def keep(name: str) -> Callable:
-        return lambda module, inputs, output: outputs.__setitem__(name, output.detach())
+    def __init__(self, pack: Pack, probe_BT: Tensor) -> None:
+        self._pack, self._probe_BT = pack, probe_BT
+        first = pack.trials[0]
+        self._skeleton = build_skeleton(first.model, pack.vocab_size, first.data.sequence_length)
+        self._outputs: dict[str, Tensor] = {}
+        parts: dict[str, nn.Module] = {"embedding": self._skeleton.transformer.drop}
+        blocks: Any = self._skeleton.transformer.h
+        for i, block in enumerate(blocks):
+            parts |= {
+                f"attention {i}": block.attn.c_proj,
+                f"mlp {i}": block.mlp.c_proj,
+                f"residual {i}": block,
+            }
+        parts |= {"final norm": self._skeleton.transformer.ln_f}
+        for name, part in parts.items():
+            part.register_forward_hook(self._keep(name))
 
-    for name, part in parts.items():
-        part.register_forward_hook(keep(name))
-    values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
-    outputs["logits"] = functional_call(skeleton, values, (probe_BT,), tie_weights=True)
-    return outputs
+    def _keep(self, name: str) -> Callable:
+        return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
+
+    @torch.no_grad()
+    def activations(self, member: int) -> dict[str, Tensor]:
+        """Output of each part of a member's network, in order from input to logits."""
+        pack = self._pack
+        values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
+        logits = functional_call(self._skeleton, values, (self._probe_BT,), tie_weights=True)
+        return self._outputs | {"logits": logits}

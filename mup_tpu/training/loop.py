@@ -183,24 +183,25 @@ class PackRun:
             if self.statuses[k] == "running":
                 self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
                 self.ended_at[k] = done
-        return PackResult(*self._rows(final), self.pack, self.waited / training_time)
+        rows, curves = self._rows(final, self.statuses, self.ended_at)
+        return PackResult(rows, curves, self.pack, self.waited / training_time)
 
     def so_far(self) -> PackResult:
         """What the rows would be if the members still running were stopped now."""
-        held = self.statuses, self.ended_at
-        self.statuses = ["stopped" if s == "running" else s for s in self.statuses]
-        self.ended_at = [
-            self.pack.steps_done if old == "running" else at for old, at in zip(*held, strict=True)
-        ]
-        rows, curves = self._rows((math.nan,) * len(self.statuses))
-        self.statuses, self.ended_at = held
+        running = [status == "running" for status in self.statuses]
+        statuses = ["stopped" if r else s for r, s in zip(running, self.statuses, strict=True)]
+        ended_at = [self.pack.steps_done if r else at for r, at in zip(running, self.ended_at, strict=True)]
+        rows, curves = self._rows((math.nan,) * len(statuses), statuses, ended_at)
         return PackResult(rows, curves, None, 0.0)
 
-    def _rows(self, final: Sequence[float]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows and curves of all members, given their final held-out losses."""
+    def _rows(
+        self, final: Sequence[float], statuses: Sequence[str], ended_at: Sequence[int]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows and curves of all members, given their final held-out losses and how they ended."""
         rows, curves = [], []
+        total, non_embedding = count_parameters(self.pack.shapes)
         for k, trial in enumerate(self.pack.trials):
-            ended = self.ended_at[k]
+            ended, status = ended_at[k], statuses[k]
             trained = self.losses_SK[:ended, k].tolist()
             trial_id = trial.trial_id(self.dataset.fingerprint)
             validation = [
@@ -210,7 +211,6 @@ class PackRun:
             ]
             points = train_curve(trained, self.options.log_every, self.dataset.tokens_per_step) + validation
             curves += [{"trial_id": trial_id, **point} for point in points]
-            total, non_embedding = count_parameters(self.pack.shapes)
             rows.append(
                 run_row(
                     trial,
@@ -220,25 +220,15 @@ class PackRun:
                     steps_done=ended,
                     dataset=self.dataset.name,
                     data_fingerprint=self.dataset.fingerprint,
-                    loss=self._result(k, final[k], trained, validation),
-                    status=self.statuses[k],
-                    reason=f"loss not finite at step {ended}" if self.statuses[k] == "diverged" else "",
-                    wall_time_s=self.wall_time / len(self.statuses),
+                    loss=_result(trial.train.loss_kind, status, final[k], trained, validation),
+                    status=status,
+                    reason=f"loss not finite at step {ended}" if status == "diverged" else "",
+                    wall_time_s=self.wall_time / len(statuses),
                     device=self.device.name,
-                    pack_size=len(self.statuses),
+                    pack_size=len(statuses),
                 )
             )
         return rows, curves
-
-    def _result(self, k: int, final: float, trained: list[float], validation: list[dict[str, Any]]) -> float:
-        """A member's loss, nat per token; a stopped one's is its last known of the same kind."""
-        if self.statuses[k] == "diverged":
-            return math.inf
-        if self.pack.trials[k].train.loss_kind == "train_mean":
-            return math.fsum(trained) / len(trained)
-        if self.statuses[k] == "stopped":
-            return validation[-1]["loss"] if validation else math.nan
-        return final
 
     def _trial_ids(self) -> list[str]:
         return [trial.trial_id(self.dataset.fingerprint) for trial in self.pack.trials]
@@ -268,6 +258,19 @@ class PackRun:
         for k, status in enumerate(self.statuses):
             if status != "running":
                 self.pack.end(k)
+
+
+def _result(
+    loss_kind: str, status: str, final: float, trained: list[float], validation: list[dict[str, Any]]
+) -> float:
+    """A member's loss, nat per token; a stopped one's is its last known of the same kind."""
+    if status == "diverged":
+        return math.inf
+    if loss_kind == "train_mean":
+        return math.fsum(trained) / len(trained)
+    if status == "stopped":
+        return validation[-1]["loss"] if validation else math.nan
+    return final
 
 
 def run_to_end(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import Trial
+from mup_tpu.data import TokenDataset
 
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 
@@ -89,6 +90,24 @@ def run_row(trial: Trial, **outcome: Any) -> dict[str, Any]:
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **outcome,
     }
+
+
+def failed_row(
+    trial: Trial, dataset: TokenDataset, reason: str, device: str, pack_size: int = 1, steps_done: int = 0
+) -> dict[str, Any]:
+    """The row of a trial that could not be run to a result, with the reason; the next call tries it again."""
+    return run_row(
+        trial,
+        trial_id=trial.trial_id(dataset.fingerprint),
+        steps_done=steps_done,
+        dataset=dataset.name,
+        data_fingerprint=dataset.fingerprint,
+        loss=math.nan,
+        status="failed",
+        reason=reason,
+        device=device,
+        pack_size=pack_size,
+    )
 
 
 def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store
 from mup_tpu.training.loop import PackResult, Report, train_pack
-from mup_tpu.training.rows import run_row
+from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.plan import make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
@@ -92,15 +92,20 @@ def run_trials(
                 if isinstance(event, PackResult):
                     result = event
                 else:
-                    result = _failed(packs[index], event.reason, dataset, run)
+                    failed = [
+                        failed_row(t, dataset, event.reason, run.device, len(packs[index]))
+                        for t in packs[index]
+                    ]
+                    result = PackResult(failed, [], None, 0.0)
                     console.print(
                         f"[red]a pack of width {packs[index][0].model.width} failed:[/] {event.reason}"
                     )
                 store.append(result.rows, result.curves)
-                progress.finished(index, count_statuses(result))
-                outcome.update(count_statuses(result))
+                statuses = count_statuses(result)
+                progress.finished(index, statuses)
+                outcome += statuses
                 folders.remove(packs[index])
-    if store.done() >= {trial.trial_id(dataset.fingerprint) for trial in trials}:
+    if not outcome["failed"]:
         folders.remove_all()
     return outcome
 
@@ -157,22 +162,3 @@ def _in_this_process(
                 yield index, event
 
     yield packs, events()
-
-
-def _failed(pack: list[Trial], reason: str, dataset: data.TokenDataset, run: RunOptions) -> PackResult:
-    rows = [
-        run_row(
-            trial,
-            trial_id=trial.trial_id(dataset.fingerprint),
-            steps_done=0,
-            dataset=dataset.name,
-            data_fingerprint=dataset.fingerprint,
-            loss=float("nan"),
-            status="failed",
-            reason=reason,
-            device=run.device,
-            pack_size=len(pack),
-        )
-        for trial in pack
-    ]
-    return PackResult(rows, [], None, 0.0)

@@ -94,8 +94,9 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
             f"weight_decay {target.optimizer.weight_decay:g} is regularisation: its best value depends on "
             f"model and data size, and μP does not transfer it ({SOURCE})"
         )
+    before_all, after_all = source.flat(), target.flat()
     for name, why in _UNMOVED.items():
-        before, after = _field(source, name), _field(target, name)
+        before, after = before_all[name], after_all[name]
         if before != after:
             warnings.append(f"{name} {before} became {after}: {why} ({SOURCE})")
     return warnings
@@ -120,8 +121,3 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
     reached = runs.groupby(["parametrization", "width"])["loss"].mean()
     table = pd.DataFrame({"loss": reached}).join(best.rename("best"), how="inner")
     return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
-
-
-def _field(trial: Trial, name: str) -> object:
-    parts = trial.to_dict()
-    return next(values[name] for values in parts.values() if name in values)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import check_table
-from mup_tpu.analysis.optimum import draw_curve, find_optimum, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
 
 
 def curve_of(loss, grid, seeds=2, sigma=0.0, generator=None):
@@ -21,7 +21,7 @@ def curve_of(loss, grid, seeds=2, sigma=0.0, generator=None):
 
 def optimum_of(curve, seed=0):
     noise = pooled_noise([curve])
-    return find_optimum(curve, draw_curve(curve, noise, np.random.default_rng(seed)))
+    return estimate(curve, noise, np.random.default_rng(seed)).optimum
 
 
 def test_optimum_of_a_parabola_is_its_vertex():
