@@ -2,6 +2,8 @@
 
 python experiments/lr_transfer.py --width 128     runs one width; each trial is stored as its pack finishes
 python experiments/lr_transfer.py                 runs all widths, or whatever of them is missing
+
+Init, warm-up and multipliers are those of the best trial of results/tune_small (width 64), rounded.
 """
 
 from mup_tpu.cli import run_experiment
@@ -13,15 +15,18 @@ SWEEP = Sweep(
         depth=2,
         head_size=32,
         base_width=64,
-        init_std=0.06,
+        init_std=0.14,
+        alpha_in=3.0,
+        alpha_out=0.9,
+        alpha_attn=0.4,
         sequence_length=128,
         batch_size=16,
         steps=500,
-        warmup=0.2,
+        warmup=0.25,
         eval_batches=32,
     ),
     widths=(32, 64, 128, 256),
-    learning_rates=tuple(2.0 ** (e / 2) for e in range(-21, -8)),
+    learning_rates=tuple(2.0 ** (e / 2) for e in range(-20, -4)),
     num_seeds=3,
 )
 
