@@ -92,6 +92,8 @@ class SearchOptions:
     """Times that a trial whose process died or that raised is tried again, from its last checkpoint."""
     heartbeat: float = 600.0
     """Seconds without an evaluation after which a trial counts as hung."""
+    tracker: Literal["none", "wandb"] = "none"
+    """Log trials to Weights & Biases too (if installed; WANDB_MODE=offline keeps them in the folder)."""
     seed: int = 0
     """Seed of the algorithm."""
     address: str | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import mup_tpu.tuning  # noqa: F401 (before ray: it tells Ray how to authenticate)
 from mup_tpu.config import Trial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

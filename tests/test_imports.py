@@ -118,6 +118,11 @@ def test_replay_rooms_import_no_training_library(room):
     assert heavy_modules_after("\n".join(f"import {module}" for module in modules)) == []
 
 
+@pytest.mark.parametrize("driver", ["mup_tpu.tuning.sweep", "mup_tpu.tuning.search"])
+def test_a_driver_leaves_torch_to_its_workers(driver):
+    assert set(heavy_modules_after(f"import {driver}")) <= {"ray"}
+
+
 @pytest.mark.parametrize("command", ["", "runs", "analyze", "plot"])
 def test_command_line_help_imports_no_training_library(command):
     code = (

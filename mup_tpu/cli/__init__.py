@@ -102,7 +102,7 @@ def run_search_experiment(search: Search, description: str | None) -> None:
     """
 
     def experiment(
-        results: str = f"results/{search.experiment}",
+        results: str | None = None,
         resume: bool = False,
         options: SearchOptions = SearchOptions(),
         run: RunOptions = RunOptions(),
@@ -110,7 +110,7 @@ def run_search_experiment(search: Search, description: str | None) -> None:
         """Run a search.
 
         Args:
-            results: Results folder.
+            results: Results folder; by default results/EXPERIMENT.
             resume: Go on with the search that the folder holds.
             options: Algorithm, scheduler, limits, and where it runs.
             run: How each trial is run.

@@ -17,7 +17,7 @@ from mup_tpu.errors import ConfigError, StoreError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.training.loop import Report
+    from mup_tpu.training.report import Report
 
 
 def train(
@@ -173,7 +173,8 @@ def search_and_show(
     ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}", highlight=False)
     if outcome.unfinished:
-        line = f"{outcome.unfinished} trials to go; go on with: {command} --resume"
+        at = f" --results {results}" if results else ""
+        line = f"{outcome.unfinished} trials to go; go on with: {command}{at} --resume"
         console.print(line, highlight=False, soft_wrap=True)
     if outcome.counts["finished"]:
         best = best_trials(folder)[0]
@@ -181,6 +182,8 @@ def search_and_show(
         console.print(f"best: loss {best.loss:.4f} at {point}", style="bold", highlight=False, soft_wrap=True)
         width = 4 * search.base.model.width
         console.print(f"transfer it with: mup-tpu transfer {folder} --width {width}", highlight=False)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
 
 
 def transfer(

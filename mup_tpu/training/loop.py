@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,8 @@ from mup_tpu.devices import Device, get_device
 from mup_tpu.model import count_parameters
 from mup_tpu.training import checkpoint
 from mup_tpu.training.pack import Pack
+from mup_tpu.training.report import PackResult, Report
 from mup_tpu.training.rows import run_row, train_curve
-
-
-@dataclass(frozen=True)
-class Report:
-    """How a pack stands."""
-
-    step: int
-    steps: int
-    losses: tuple[float, ...]
-    """Last training loss of each member, nat per token; nan where it has ended."""
-    validation_losses: tuple[float, ...] | None
-    """Held-out loss of each member where this step evaluated."""
-    statuses: tuple[str, ...]
-    """"running", or how each member has ended."""
-    tokens_per_second: float
-    """Training tokens of all live members, since the last report."""
-
-
-@dataclass(frozen=True)
-class PackResult:
-    """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
-
-    rows: list[dict[str, Any]]
-    curves: list[dict[str, Any]]
-    pack: Pack | None
-    input_wait_fraction: float
-    """Share of the training time in which the step waited for its batch."""
-
 
 Control = Callable[[Report], Collection[int]]
 """Looks at a report and names the members to stop."""
@@ -135,8 +107,8 @@ class PackRun:
                 yield report
                 for k in self.control(report) if self.control else ():
                     self._end(k, "stopped", done)
-                if saves and self.checkpoints is not None and any(self.pack.live):
-                    self._save()
+                if saves:
+                    self.save()
         yield self._finish(before, began)
 
     @staticmethod
@@ -233,7 +205,10 @@ class PackRun:
     def _trial_ids(self) -> list[str]:
         return [trial.trial_id(self.dataset.fingerprint) for trial in self.pack.trials]
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Checkpoint the pack as it stands, if it is checkpointed at all and not at its end."""
+        if self.checkpoints is None or not 0 < self.pack.steps_done < self.total or not any(self.pack.live):
+            return
         meta = {
             "trial_ids": self._trial_ids(),
             "statuses": self.statuses,
@@ -242,7 +217,6 @@ class PackRun:
             "wall_time": self.wall_time,
             "waited": self.waited,
         }
-        assert self.checkpoints is not None
         tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
         checkpoint.save(self.checkpoints, self.pack.steps_done, tensors, meta)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
-from mup_tpu.training.loop import PackResult, Report
+from mup_tpu.training.report import PackResult, Report
 
 
 class SweepProgress:

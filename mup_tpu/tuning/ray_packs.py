@@ -19,7 +19,7 @@ import ray
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.errors import ConfigError
-from mup_tpu.training.loop import PackResult, Report
+from mup_tpu.training.report import PackResult, Report
 
 MAX_ATTEMPTS = 3
 """Times a pack is started before its trials count as failed."""

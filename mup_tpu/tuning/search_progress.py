@@ -12,7 +12,15 @@ from rich.table import Table
 
 from mup_tpu.config import format_learning_rate
 
+KEY = "_key"
+"""Where a proposal carries its number in the search's log."""
+
 _SHOWN = 20
+
+
+def point_of(config: dict[str, Any]) -> dict[str, float]:
+    """The hyperparameters of a proposal, without its number."""
+    return {name: value for name, value in config.items() if name != KEY}
 
 
 class SearchProgress(tune.Callback):
@@ -72,7 +80,7 @@ class SearchProgress(tune.Callback):
 
     def _update(self, trial: Any, status: str, result: dict[str, Any] | None = None) -> None:
         row = self._rows.setdefault(trial.trial_id, {"loss": None, "step": 0, "node": ""})
-        row |= {"trial": str(trial.config.get("_key", "")), "status": status, "point": _point(trial.config)}
+        row |= {"trial": str(trial.config.get(KEY, "")), "status": status, "point": _point(trial.config)}
         if result:
             row["loss"] = result.get("loss", row["loss"])
             row["step"] = result.get("train_step", row["step"])
@@ -108,7 +116,6 @@ class SearchProgress(tune.Callback):
 def _point(config: dict[str, Any]) -> str:
     shown = (
         (name, format_learning_rate(value) if name == "learning_rate" else f"{value:.3g}")
-        for name, value in config.items()
-        if not name.startswith("_")
+        for name, value in point_of(config).items()
     )
     return " ".join(f"{name} {value}" for name, value in shown)

@@ -14,15 +14,13 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import Store
-from mup_tpu.training.loop import PackResult, Report, train_pack
+from mup_tpu.training.report import PackResult, Report
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.plan import make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
@@ -76,11 +74,10 @@ def run_trials(
     outcome: Counter[str] = Counter()
     if not missing:
         return outcome
-    way = get_device(run.device).way if run.way == "auto" else run.way
     folders = _CheckpointFolders(results, dataset.fingerprint, run)
     runner = _with_ray if options.ray else _in_this_process
     with (
-        runner(missing, options, run, way, folders) as (packs, events),
+        runner(missing, options, run, folders) as (packs, events),
         SweepProgress(missing, console) as progress,
     ):
         for index, event in events:
@@ -133,13 +130,15 @@ class _CheckpointFolders:
 
 @contextlib.contextmanager
 def _with_ray(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders
 ) -> Iterator[tuple[list, Generator]]:
     from mup_tpu.tuning import ray_packs
 
     run = replace(run, threads=run.threads or 1)
     with ray_packs.ray_cluster(options.address):
         workers, needs = ray_packs.slots(run)
+        # The workers' device decides, which the driver's machine need not have.
+        way = ("vmap" if "num_gpus" in needs else "loop") if run.way == "auto" else run.way
         packs = make_packs(trials, workers, way, options.pack_size)
         with contextlib.closing(
             ray_packs.run_packs(packs, run, workers, needs, [folders.of(pack) for pack in packs])
@@ -149,8 +148,14 @@ def _with_ray(
 
 @contextlib.contextmanager
 def _in_this_process(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, way: str, folders: _CheckpointFolders
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders
 ) -> Iterator[tuple[list, Generator]]:
+    import torch
+
+    from mup_tpu.devices import get_device
+    from mup_tpu.training.loop import train_pack
+
+    way = get_device(run.device).way if run.way == "auto" else run.way
     packs = make_packs(trials, 1, way, options.pack_size)
     torch.set_num_threads(run.threads or os.cpu_count() or 1)
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from mup_tpu.config import RunOptions
-from mup_tpu.training.loop import PackResult, Report, run_to_end, train_pack
+from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.pack import Pack
+from mup_tpu.training.report import PackResult, Report
 
 
 def run(trials, dataset, **options):

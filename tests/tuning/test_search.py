@@ -1,22 +1,29 @@
 """Searches under a real local Ray Tune: stored, stopped early, resumed after anything."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
+import psutil
 import pytest
 import ray
 from rich.console import Console
 
+from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_curves, load_runs
-from mup_tpu.tuning.search import ReplayedSearcher, SearchLog, _algorithm, _only_one, run_search
+from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.tuning.search import _algorithm, _only_one, run_search
+from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
 
 QUIET = Console(quiet=True)
 SPACE = {
@@ -173,6 +180,152 @@ def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(search, ti
     ends = Counter(e["key"] for e in after.events if e["event"] == "ended")
     assert set(ends.values()) == {1}
     assert len(load_runs(results)) == 8
+
+
+@pytest.fixture
+def search_file(tiny, tmp_path):
+    """A search of trials long enough to be interrupted, for the command line."""
+    path = tmp_path / "search.toml"
+    lines = ['experiment = "interrupted"', "[space.learning_rate]", "low = 0.001", "high = 0.03"]
+    for part, values in tiny.replace(steps=300).to_dict().items():
+        lines.append(f"[base.{part}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def start_search(file, results, *options):
+    """`mup-tpu search` in a process of its own."""
+    command = [sys.executable, "-m", "mup_tpu", "search", str(file), "--results", str(results), *options]
+    return subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(process, condition, seconds=240):
+    """Until the condition holds, while the process lives."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"ended too soon: {process.communicate()[0]}")
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited too long")
+
+
+def checkpoints(results):
+    return list((results / "checkpoints").glob("search-*/step-*/meta.json"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(search_file, tmp_path):
+    results = tmp_path / "results"
+    options = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "30")
+    process = start_search(search_file, results, *options)
+    wait_for(process, lambda: checkpoints(results))
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "go on with" not in output
+    assert "Traceback" not in output
+    proposed = SearchLog(results / "search.jsonl").proposals
+
+    began = time.time()
+    process = start_search(search_file, results, *options, "--resume")
+    wait_for(process, lambda: any(path.stat().st_mtime > began for path in checkpoints(results)))
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "stopping: running trials checkpoint" in output
+    assert f"2 trials to go; go on with: mup-tpu search {search_file} --results {results} --resume" in output
+    assert "Traceback" not in output
+    assert checkpoints(results)
+    assert SearchLog(results / "search.jsonl").proposals == proposed
+
+
+@contextlib.contextmanager
+def a_worker_killed_at_its_first_checkpoint(results):
+    """Kill -9, from a thread, the one worker of a search in this process."""
+    killed = []
+
+    def kill():
+        deadline = time.monotonic() + 240
+        while not killed and time.monotonic() < deadline:
+            if checkpoints(results):
+                for process in psutil.Process().children(recursive=True):
+                    if process.name().startswith("ray::TrialTrain"):
+                        process.kill()
+                        killed.append(process.pid)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield killed
+    thread.join()
+    assert len(killed) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(cluster, tiny, tmp_path):
+    base = tiny.replace(steps=300)
+    search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
+    options = SearchOptions(num_samples=1, evaluations=30, max_failures=1)
+    with a_worker_killed_at_its_first_checkpoint(tmp_path):
+        outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
+    assert outcome.counts == {"finished": 1}
+    uninterrupted = run_to_end(train_pack([base], data.load(base.data), RunOptions(threads=1)))
+    assert load_runs(tmp_path)["loss"].tolist() == [uninterrupted.rows[0]["loss"]]
+
+
+@pytest.mark.slow
+def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(cluster, tiny, tmp_path):
+    search = Search("killed_worker", tiny.replace(steps=300), SPACE)
+    options = SearchOptions(num_samples=2, evaluations=30, max_failures=0, max_concurrent=1, scheduler="none")
+    with a_worker_killed_at_its_first_checkpoint(tmp_path):
+        outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
+    assert outcome.counts == {"failed": 1, "finished": 1}
+    assert "died" in load_runs(tmp_path).query("status == 'failed'")["reason"].item()
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder on a disk of 2 MB that can be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(search_file, full_disk):
+    results, filler = full_disk / "results", full_disk / "filler"
+    options = ("--num-samples", "3", "--scheduler", "none", "--max-concurrent", "1", "--evaluations", "4")
+    options += ("--max-failures", "0")
+    process = start_search(search_file, results, *options)
+    log = results / "search.jsonl"
+    wait_for(process, lambda: log.exists() and '"ended"' in log.read_text())
+    before = load_runs(results)
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"0" * 4096)
+            file.flush()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 2, output
+    assert "No space left on device" in output
+    assert "Traceback" not in output
+    assert load_runs(results)["trial_id"].tolist() == before["trial_id"].tolist()
+
+    filler.unlink()
+    output, _ = start_search(search_file, results, *options, "--resume").communicate(timeout=400)
+    runs = load_runs(results)
+    assert runs["status"].tolist() == ["finished"] * 3, output
+    assert set(before["trial_id"]) <= set(runs["trial_id"])
 
 
 def test_two_searches_do_not_write_one_folder(tmp_path):

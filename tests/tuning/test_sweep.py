@@ -16,7 +16,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.training.loop import Report
+from mup_tpu.training.report import Report
 from mup_tpu.tuning import ray_packs
 from mup_tpu.tuning.sweep import run_sweep
 

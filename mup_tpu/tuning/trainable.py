@@ -1,0 +1,104 @@
+"""A trial of a search as Ray Tune runs it. Only its worker imports torch, so that the driver starts soon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import tune
+
+from mup_tpu import data
+from mup_tpu.config import RunOptions
+from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.errors import StoreError
+from mup_tpu.training.report import PackResult
+from mup_tpu.tuning.search_progress import KEY, point_of
+
+if TYPE_CHECKING:
+    from mup_tpu.training.loop import PackRun
+
+RESULT = "loss"
+"""What Tune minimises."""
+
+_LAST_BREATH_S = 30
+
+
+def checkpoints_of(folder: Path, key: int) -> Path:
+    """Folder of a proposal's checkpoints in a results folder."""
+    return folder / "checkpoints" / f"search-{key}"
+
+
+class TrialTrainable(tune.Trainable):
+    """A trial as Tune sees it: each step trains to the next evaluation, checkpointed by our own loop."""
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], search: Search, options: SearchOptions, run: RunOptions, folder: str
+    ) -> None:
+        """Begin, or go on from the trial's checkpoint."""
+        self._search, self._options, self._run_options, self._folder = search, options, run, Path(folder)
+        self._thread = ThreadPoolExecutor(1)
+        self._run: PackRun | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Another trial in the same process, where everything is imported already."""
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        from mup_tpu.training.loop import PackRun
+
+        trial = self._search.trial(point_of(config))
+        every = max(1, trial.train.steps // self._options.evaluations)
+        run = replace(self._run_options, eval_every=every, checkpoint_every=every)
+        run = replace(run, threads=run.threads or 1)
+        folder = checkpoints_of(self._folder, config[KEY])
+        dataset = data.load(trial.data, progress=False)
+        self._chance = math.log(dataset.vocab_size)
+        self._run = PackRun([trial], dataset, run, folder, None)
+        self._events = self._run.steps()
+
+    def step(self) -> dict[str, Any]:
+        """Train to the next evaluation or to the end."""
+        return self._thread.submit(self._advance).result(timeout=self._options.heartbeat)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Nothing: the training loop writes checkpoints, which `setup` goes on from."""
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing, likewise."""
+
+    def cleanup(self) -> None:
+        """Checkpoint where the trial stands, unless it hangs: the search may be ending by Ctrl-C."""
+        if self._run is not None:
+            with contextlib.suppress(TimeoutError, StoreError):
+                self._thread.submit(self._run.save).result(timeout=_LAST_BREATH_S)
+
+    def _advance(self) -> dict[str, Any]:
+        for event in self._events:
+            if isinstance(event, PackResult):
+                return self._report(event, done=True)
+            if event.validation_losses is not None and event.statuses[0] == "running":
+                assert self._run is not None
+                return self._report(self._run.so_far(), done=False)
+        raise AssertionError("a pack always ends with its result")
+
+    def _report(self, result: PackResult, done: bool) -> dict[str, Any]:
+        row = result.rows[0]
+        share = 100 * row["steps_done"] // row["steps_planned"] if not done else 100
+        worst = 2 * self._chance  # searchers and schedulers need a number where a trial diverged
+        loss = min(row["loss"], worst) if math.isfinite(row["loss"]) else worst
+        return {
+            RESULT: loss,
+            "share": max(1, share),
+            "train_step": row["steps_done"],
+            "done": done,
+            "row": json.dumps(row),
+            "curves": json.dumps(result.curves),
+        }
