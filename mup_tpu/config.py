@@ -343,8 +343,10 @@ class Sweep:
 class RunOptions:
     """How trials are run; none of it changes a result beyond float reassociation."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes CUDA where there is one."""
+    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
+    mesh: str = "auto"
+    """How a pack spreads over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
     way: Literal["auto", "loop", "vmap"] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     compile: bool = False

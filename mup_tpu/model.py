@@ -63,6 +63,17 @@ class _Scale(nn.Module):
         return x * self.factor
 
 
+class _PlainLayerNorm(nn.LayerNorm):
+    """Layer norm as elementary operations: torch_xla's own merges the members and tokens axes,
+    which XLA cannot take apart again, so that every norm would gather all members on every device.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scale = (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return centred * scale * self.weight + self.bias
+
+
 class ScaledGPT2(GPT2LMHeadModel):
     """Stock GPT-2, names included, with a factor each on embeddings, attention logits and logits."""
 
@@ -108,7 +119,11 @@ def _shape(config: ModelConfig) -> tuple[int, int, int, bool]:
 
 
 def build_skeleton(
-    config: ModelConfig, vocab_size: int, sequence_length: int, attention: str = "fused"
+    config: ModelConfig,
+    vocab_size: int,
+    sequence_length: int,
+    attention: str = "fused",
+    plain_norms: bool = False,
 ) -> ScaledGPT2:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
 
@@ -117,11 +132,17 @@ def build_skeleton(
         vocab_size: tokens of the vocabulary.
         sequence_length: positions.
         attention: "fused", or "matmul" for use under vmap.
+        plain_norms: layer norms as elementary operations, for XLA to shard.
     """
     stock = _stock_config(*_shape(config), vocab_size, sequence_length)
     stock._attn_implementation = f"mup_tpu_{attention}"
     with torch.device("meta"):
-        return ScaledGPT2(stock)
+        skeleton = ScaledGPT2(stock)
+    if plain_norms:
+        for module in skeleton.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.__class__ = _PlainLayerNorm
+    return skeleton
 
 
 def parameter_shapes(

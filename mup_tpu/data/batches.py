@@ -10,13 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
 from mup_tpu.errors import DataError
+
+T = TypeVar("T")
 
 
 class TokenDataset:
@@ -93,9 +95,7 @@ def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tup
 
 
 @contextmanager
-def prefetch(
-    make_batch: Callable[[int], np.ndarray], start: int, stop: int, depth: int = 2
-) -> Iterator[Iterator]:
+def prefetch(make_batch: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[Iterator[T]]:
     """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
 
     What the thread raises is raised where the batch is asked for; leaving the context ends the thread.

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import importlib
+import re
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from mup_tpu.errors import ConfigError
 
 Way = Literal["loop", "vmap"]
 """How members go through a step: in turns through one module, or stacked as one program."""
 
-NAMES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "xla")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How many ways a pack's members, and its batches, are split over devices."""
+
+    trial: int = 1
+    data: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """From `trial=4,data=2`.
+
+        Raises:
+            ConfigError: the text is something else.
+        """
+        match = re.fullmatch(r"trial=([1-9]\d*),data=([1-9]\d*)", text)
+        if not match:
+            raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")
+        return cls(int(match[1]), int(match[2]))
 
 
 class Device(Protocol):
@@ -23,6 +46,24 @@ class Device(Protocol):
     torch_device: torch.device
     way: Way
     """The way that was measured to be the faster one on this kind of device."""
+    mesh: MeshShape
+    reads_cheaply: bool
+    """Whether losses may be read at every log point; where not, they are read at evaluations."""
+
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
+        """This device, made ready for packs of so many members; they are padded to fill `mesh.trial`."""
+
+    def place_members(self, tensor: Tensor) -> Tensor:
+        """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
+
+    def place_batch(self, tokens: Tensor) -> Tensor:
+        """A batch (B, ...) on the device, its sequences spread over the mesh's data axis."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """A tensor's values on the CPU, whole; waits for them."""
+
+    def end_step(self) -> None:
+        """All operations of a step have been called."""
 
     def synchronize(self) -> None:
         """Wait until all work handed to the device is done."""

@@ -7,8 +7,10 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from mup_tpu.devices.base import Way
+from mup_tpu.devices.base import MeshShape, Way
+from mup_tpu.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,33 @@ class CpuDevice:
     name: str = "cpu"
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     way: Way = "loop"
+    mesh: MeshShape = MeshShape()
+    reads_cheaply: bool = True
+
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CpuDevice:
+        """Itself: one device holds every pack.
+
+        Raises:
+            ConfigError: a mesh of more than one device is asked for.
+        """
+        if mesh != "auto" and MeshShape.parse(mesh) != MeshShape():
+            raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device 'cpu' is one device")
+        return self
+
+    def place_members(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device."""
+        return tensor.to(self.torch_device)
+
+    def place_batch(self, tokens: Tensor) -> Tensor:
+        """The batch on the device."""
+        return tokens.to(self.torch_device)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The tensor's values on the CPU."""
+        return tensor.detach().cpu()
+
+    def end_step(self) -> None:
+        """Nothing to do: operations run as they are called."""
 
     def synchronize(self) -> None:
         """Nothing to wait for: CPU operations return when they are done."""

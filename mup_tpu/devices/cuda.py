@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from mup_tpu.devices.base import Way
+from mup_tpu.devices.base import MeshShape, Way
 from mup_tpu.errors import ConfigError
 
 
@@ -17,6 +18,33 @@ class CudaDevice:
     name: str
     torch_device: torch.device
     way: Way = "vmap"
+    mesh: MeshShape = MeshShape()
+    reads_cheaply: bool = True
+
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CudaDevice:
+        """Itself: one device holds every pack.
+
+        Raises:
+            ConfigError: a mesh of more than one device is asked for.
+        """
+        if mesh != "auto" and MeshShape.parse(mesh) != MeshShape():
+            raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device 'cuda' is one device")
+        return self
+
+    def place_members(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device."""
+        return tensor.to(self.torch_device)
+
+    def place_batch(self, tokens: Tensor) -> Tensor:
+        """The batch on the device."""
+        return tokens.to(self.torch_device, non_blocking=True)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The tensor's values on the CPU."""
+        return tensor.detach().cpu()
+
+    def end_step(self) -> None:
+        """Nothing to do: operations run as they are called."""
 
     def synchronize(self) -> None:
         """Wait for the current stream."""

@@ -62,10 +62,14 @@ class PackRun:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.dataset, self.control, self.checkpoints = options, dataset, control, checkpoints
-        self.device: Device = get_device(options.device)
+        batch_size = trials[0].data.batch_size
+        self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         way = None if options.way == "auto" else options.way
         self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
         self.total = trials[0].train.steps
+        # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
+        seldom = 0 if options.eval_every else 10 * options.log_every
+        self._read_every = options.log_every if self.device.reads_cheaply else seldom
         self.losses_SK = torch.full((self.total, len(trials)), math.nan, dtype=torch.float64)
         self.statuses = ["running"] * len(trials)
         self.ended_at = [0] * len(trials)
@@ -76,25 +80,25 @@ class PackRun:
 
     def steps(self) -> Iterator[Report | PackResult]:
         """Train, report, finish."""
-        on_device = self.device.torch_device
         start = self.pack.steps_done
         began = last_report = time.perf_counter()
         before = self.wall_time
         pending: list[torch.Tensor] = []
-        with prefetch(self.dataset.train_batch, start, self.total) as batches:
+        with prefetch(self._batch_on_device, start, self.total) as batches:
             while self.pack.steps_done < self.total and any(self.pack.live):
                 asked = time.perf_counter()
-                tokens_BT1 = torch.from_numpy(next(batches)).to(on_device)
+                tokens_BT1 = next(batches)
                 self.waited += time.perf_counter() - asked
                 pending.append(self.pack.step(tokens_BT1))
                 done = self.pack.steps_done
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
                 saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
-                if not (
-                    self._falls_on(self.options.log_every, done) or evaluates or saves or done == self.total
-                ):
+                logs = self._falls_on(self._read_every, done)
+                if not (logs or evaluates or saves or done == self.total):
                     continue
-                self.losses_SK[done - len(pending) : done] = torch.stack(pending).double().cpu()
+                # Read one by one: on XLA, stacking them would be another program.
+                on_cpu = torch.stack([self.pack.read(losses_K) for losses_K in pending])
+                self.losses_SK[done - len(pending) : done] = on_cpu
                 live = len(pending) * sum(self.pack.live)
                 pending = []
                 self._end_diverged(done)
@@ -127,10 +131,14 @@ class PackRun:
             if self.statuses[k] == "running" and len(bad):
                 self._end(k, "diverged", int(bad[0]))
 
+    def _batch_on_device(self, step: int) -> torch.Tensor:
+        return self.device.place_batch(torch.from_numpy(self.dataset.train_batch(step)))
+
     def _evaluate(self, done: int) -> tuple[float, ...]:
         count = self.pack.trials[0].train.eval_batches
-        held_out = torch.from_numpy(self.dataset.validation_batches(count)).to(self.device.torch_device)
-        losses = tuple(self.pack.evaluate(held_out).double().tolist())
+        batches = torch.from_numpy(self.dataset.validation_batches(count))
+        held_out = [self.device.place_batch(tokens_BT1) for tokens_BT1 in batches]
+        losses = tuple(self.pack.read(self.pack.evaluate(held_out)).double().tolist())
         for k, loss in enumerate(losses):
             if self.statuses[k] == "running":
                 tokens = done * self.dataset.tokens_per_step

@@ -8,7 +8,7 @@ Shapes: K members, leading on every stacked tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -109,14 +109,17 @@ class StackedOptimizer:
     Args:
         trials: the K members; they share the update rule, not its learning rate or decay.
         scalings: factors by parameter name, one mapping a member.
-        like: a tensor whose dtype and device the factors take.
+        place: puts a CPU tensor (K,) where the parameters are, in their dtype.
     """
 
     def __init__(
-        self, trials: Sequence[Trial], scalings: Sequence[Mapping[str, Scaling]], like: Tensor
+        self,
+        trials: Sequence[Trial],
+        scalings: Sequence[Mapping[str, Scaling]],
+        place: Callable[[Tensor], Tensor],
     ) -> None:
         self.trials = trials
-        self._like = like
+        self._place = place
         self._lr_factors_K = {
             name: self._tensor([s[name].learning_rate for s in scalings]) for name in scalings[0]
         }
@@ -128,37 +131,50 @@ class StackedOptimizer:
         }
         self._eps_K = self._tensor([t.optimizer.eps for t in trials])
 
-    def _tensor(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=self._like.dtype, device=self._like.device)
+    def _tensor(self, values: Sequence[float] | Sequence[tuple[float, ...]]) -> Tensor:
+        return self._place(torch.tensor(values, dtype=torch.float64))
 
     def update(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], state: State, step: int
     ) -> None:
         """Apply stacked gradients in place with this step's learning rates (K,)."""
         sizes = [step_size(trial, step) for trial in self.trials]
-        lr_K, decay_K = (self._tensor(values) for values in zip(*sizes, strict=True))
         config = self.trials[0].optimizer
+        # All that changes with the step goes over as numbers of a tensor: as a Python number it would be part
+        # of the program, which XLA compiles anew when such a number becomes exactly 0 or 1.
+        first, second = (
+            (1 - beta ** (step + 1) if config.optimizer == "adamw" else 1.0)
+            for beta in (config.beta1, config.beta2)
+        )
+        lr_K, decay_K, corrected_lr_K, root_K = self._tensor(
+            [(lr, wd, lr / first, second**0.5) for lr, wd in sizes]
+        ).unbind(1)
         for name, p in parameters.items():
             over = (-1,) + (1,) * (p.dim() - 1)
             lr = (lr_K * self._lr_factors_K[name]).view(over)
             decay = (decay_K * self._decay_factors_K[name]).view(over)
             slots = {slot: tensors[name] for slot, tensors in state.items()}
             if config.optimizer == "adamw":
-                _adamw_(p, gradients[name], slots, lr, decay, self._eps_K.view(over), config, step + 1)
+                corrected = (corrected_lr_K * self._lr_factors_K[name]).view(over)
+                root, eps = root_K.view(over), self._eps_K.view(over)
+                _adamw_(p, gradients[name], slots, lr, decay, corrected, root, eps, config)
             else:
                 _sgd_(p, gradients[name], slots, lr, decay, config, first=step == 0)
 
 
 def _adamw_(
-    p: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: Tensor, decay: Tensor, eps: Tensor,
-    config: OptimizerConfig, count: int,
+    p: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: Tensor, decay: Tensor, corrected_lr: Tensor,
+    root: Tensor, eps: Tensor, config: OptimizerConfig,
 ) -> None:  # fmt: skip
-    """Loshchilov & Hutter 2019, algorithm 2, in the order of torch.optim.AdamW."""
+    """Loshchilov & Hutter 2019, algorithm 2, in the order of torch.optim.AdamW.
+
+    At update t, `corrected_lr` is lr/(1 - β₁ᵗ) and `root` is √(1 - β₂ᵗ).
+    """
     p.mul_(1 - lr * decay)
     slots["exp_avg"].lerp_(g, 1 - config.beta1)
     slots["exp_avg_sq"].mul_(config.beta2).addcmul_(g, g, value=1 - config.beta2)
-    denominator = (slots["exp_avg_sq"].sqrt() / (1 - config.beta2**count) ** 0.5).add_(eps)
-    p.sub_(lr / (1 - config.beta1**count) * slots["exp_avg"] / denominator)
+    denominator = (slots["exp_avg_sq"].sqrt() / root).add_(eps)
+    p.sub_(corrected_lr * slots["exp_avg"] / denominator)
 
 
 def _sgd_(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,10 @@ from mup_tpu.model import (
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors, state_slots
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+def _tensor(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 class Pack:
@@ -62,33 +65,47 @@ class Pack:
         self.vocab_size = vocab_size
         self.device = device
         self.way: Way = way or device.way
+        # Copies of the last member fill the mesh; they train unseen, and nothing that is returned holds them.
+        self._padded = [*trials, *[trials[-1]] * (-len(trials) % device.mesh.trial)]
         self.live = [True] * len(trials)
         self.steps_done = 0
         first = trials[0]
         sequence_length = first.data.sequence_length
         self._skeleton = build_skeleton(
-            first.model, vocab_size, sequence_length, "matmul" if self.way == "vmap" else "fused"
+            first.model,
+            vocab_size,
+            sequence_length,
+            attention="matmul" if self.way == "vmap" else "fused",
+            plain_norms=device.torch_device.type == "xla",
         )
         self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
         self.scalings = [
-            parameter_scalings(t.model, t.optimizer.optimizer, vocab_size, sequence_length) for t in trials
+            parameter_scalings(t.model, t.optimizer.optimizer, vocab_size, sequence_length)
+            for t in self._padded
         ]
         fresh = [
             init_parameters(t.model, t.train.seed, self.shapes, s)
-            for t, s in zip(trials, self.scalings, strict=True)
+            for t, s in zip(trials, self.scalings, strict=False)
         ]
-        factors = [forward_factors(t.model) for t in trials]
-        to: dict[str, Any] = {"device": device.torch_device, "dtype": _DTYPES[first.train.precision]}
-        self.parameters = {name: torch.stack([f[name] for f in fresh]).to(**to) for name in self.shapes}
-        self.buffers = {name: torch.tensor([f[name] for f in factors], **to) for name in factors[0]}
+        self._dtype = _DTYPES[first.train.precision]
+        factors = [forward_factors(t.model) for t in self._padded]
+        self.parameters = {name: self._place(torch.stack([f[name] for f in fresh])) for name in self.shapes}
+        self.buffers = {name: self._place(_tensor([f[name] for f in factors])) for name in factors[0]}
         self.state: State = {
-            slot: {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+            slot: {name: self._place(torch.zeros(len(trials), *shape)) for name, shape in self.shapes.items()}
             for slot in state_slots(first.optimizer)
         }
-        limits = [t.optimizer.grad_clip or math.inf for t in trials]
-        self._clip_limits_K = torch.tensor(limits, **to)
+        limits = [t.optimizer.grad_clip or math.inf for t in self._padded]
+        self._clip_limits_K = self._place(_tensor(limits))
         self._compile = torch.compile if compile else lambda f, **_: f
         self._set_up_step()
+
+    def _place(self, tensor_K: Tensor) -> Tensor:
+        """A stacked tensor on the device, padded to the mesh by copies of its last member."""
+        missing = len(self._padded) - len(tensor_K)
+        if missing:
+            tensor_K = torch.cat([tensor_K, tensor_K[-1:].expand(missing, *tensor_K.shape[1:])])
+        return self.device.place_members(tensor_K.to(self._dtype))
 
     def _set_up_step(self) -> None:
         """Views, optimizers and programs over the stack as it is now."""
@@ -115,8 +132,7 @@ class Pack:
                 for k, trial in enumerate(self.trials)
             ]
         else:
-            like = next(iter(self.parameters.values()))
-            self._optimizer = StackedOptimizer(self.trials, self.scalings, like)
+            self._optimizer = StackedOptimizer(self._padded, self.scalings, self._place)
             self._gradients_and_losses = self._compile(vmap(grad_and_value(self._loss), in_dims=(0, 0, None)))
             self._losses = self._compile(vmap(self._loss, in_dims=(0, 0, None)))
 
@@ -133,7 +149,10 @@ class Pack:
         return functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten())
 
     def step(self, tokens_BT1: Tensor) -> Tensor:
-        """Train every live member on one batch; return their losses_K before the update (nan where ended)."""
+        """Train every live member on one batch; return their losses_K before the update (nan where ended).
+
+        On the device, and with the padding of a mesh: for `read`.
+        """
         if self.way == "loop":
             losses_K = torch.full_like(self._clip_limits_K, math.nan)
             for k in self._live_members():
@@ -151,20 +170,28 @@ class Pack:
                 for g in gradients.values():
                     g.mul_(factors_K.view((-1,) + (1,) * (g.dim() - 1)))
                 self._optimizer.update(self.parameters, gradients, self.state, self.steps_done)
+        self.device.end_step()
         self.steps_done += 1
         return losses_K
 
     @torch.no_grad()
-    def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
-        """Mean loss_K over N batches, without training (nan where ended)."""
+    def evaluate(self, tokens_NBT1: Sequence[Tensor]) -> Tensor:
+        """Mean loss_K over N batches, without training (nan where ended); for `read`, as `step`'s."""
         if self.way == "vmap":
-            total_K = sum(self._losses(self.parameters, self.buffers, tokens) for tokens in tokens_NBT1)
+            total_K = torch.zeros_like(self._clip_limits_K)
+            for tokens_BT1 in tokens_NBT1:
+                total_K = total_K + self._losses(self.parameters, self.buffers, tokens_BT1)
+                self.device.end_step()
             return total_K / len(tokens_NBT1)
         losses_K = torch.full_like(self._clip_limits_K, math.nan)
         for k in self._live_members():
             losses = [self._member_loss(self._leaves[k], self._member_buffers[k], t) for t in tokens_NBT1]
             losses_K[k] = torch.stack(losses).mean()
         return losses_K
+
+    def read(self, tensor_K: Tensor) -> Tensor:
+        """A stacked tensor of the device on the CPU, without padding."""
+        return self.device.read(tensor_K)[: len(self.trials)]
 
     def _live_members(self) -> list[int]:
         return [k for k, live in enumerate(self.live) if live]
@@ -174,18 +201,23 @@ class Pack:
         self.live[member] = False
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
-        """One member's weights by name, on the device."""
-        return {name: p[member] for name, p in self.parameters.items()}
+        """One member's weights by name, on the CPU."""
+        return {name: self.read(p)[member] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, by name: parameters and optimizer state, stacked."""
-        flat = {f"parameters/{name}": p for name, p in self.parameters.items()}
-        return flat | {f"{slot}/{name}": t for slot, ts in self.state.items() for name, t in ts.items()}
+        """All that a checkpoint must hold, by name: parameters and optimizer state, stacked, on the CPU.
+
+        It does not know the mesh: what one device wrote, eight can go on with.
+        """
+        return {
+            f"{kind}/{name}": self.read(tensor)
+            for kind, tensors in {"parameters": self.parameters, **self.state}.items()
+            for name, tensor in tensors.items()
+        }
 
     def load_tensors(self, tensors: dict[str, Tensor], steps_done: int) -> None:
         """Go on from what `tensors` returned after `steps_done` steps."""
-        with torch.no_grad():
-            for name, own in self.tensors().items():
-                own.copy_(tensors[name])
+        for kind, own in {"parameters": self.parameters, **self.state}.items():
+            own |= {name: self._place(tensors[f"{kind}/{name}"]) for name in own}
         self.steps_done = steps_done
         self._set_up_step()

@@ -1,0 +1,84 @@
+"""Two commands timed in turn, A B A B: the ratio of each pair holds where the machine's speed drifts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run of a command (or of several, one after the other) as whole processes."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+    """Largest resident set of any one process so far."""
+
+
+def run(commands: Sequence[Sequence[str]], log: Path) -> Timed:
+    """Run commands one after the other; their output goes to the log.
+
+    Raises:
+        subprocess.CalledProcessError: one of them failed; the log says why.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"}
+    with log.open("a") as file:
+        for command in commands:
+            subprocess.run(command, check=True, stdout=file, stderr=file, env=environment)
+    wall = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Timed(wall, cpu, after.ru_maxrss / 1024)
+
+
+def compare(
+    ours: Sequence[Sequence[str]], peer: Sequence[Sequence[str]], repeats: int, folder: Path
+) -> pd.DataFrame:
+    """Time both in turn.
+
+    Args:
+        ours: commands of one run of ours; "{run}" in an argument becomes a folder name new in each run.
+        peer: likewise.
+        repeats: pairs.
+        folder: for logs and what the commands write.
+
+    Returns:
+        A row a pair: seconds of each, and how many times longer the peer took.
+    """
+    rows = []
+    for i in range(repeats):
+        times = {}
+        for name, commands in (("ours", ours), ("peer", peer)):
+            fresh = str(folder / f"{name}-{i}")
+            filled = [[part.replace("{run}", fresh) for part in command] for command in commands]
+            times[name] = run(filled, folder / f"{name}.log")
+        rows.append(
+            {
+                "ours_s": times["ours"].wall_s,
+                "peer_s": times["peer"].wall_s,
+                "ratio": times["peer"].wall_s / times["ours"].wall_s,
+                "ours_cpu_s": times["ours"].cpu_s,
+                "peer_cpu_s": times["peer"].cpu_s,
+            }
+        )
+        Console().print({name: round(value, 2) for name, value in rows[-1].items()})
+    return pd.DataFrame(rows)
+
+
+def report(table: pd.DataFrame, out: Path | None) -> None:
+    """Print the medians, and keep the table."""
+    median = table.select_dtypes("number").median()
+    Console().print(f"median: {', '.join(f'{name} {value:.2f}' for name, value in median.items())}")
+    if out is not None:
+        table.to_csv(out, index=False, float_format="%.3f")

@@ -1,0 +1,78 @@
+"""A sweep against one process a trial (benchmarks/nanogpt_peer.py), on this machine's CPU.
+
+    python benchmarks/sweep_cpu.py --width 64 --repeats 5 --out benchmarks/sweep_cpu_64.csv
+    python benchmarks/sweep_cpu.py --width 256 --trials 4 --repeats 3 --out benchmarks/sweep_cpu_256.csv
+
+Both train GPT-2 of 2 layers on the same tokens, batches of 16 × 128, for the same steps, and evaluate once at
+the end. Timed as whole processes: start-up, imports, data, training, storing.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from paired import compare, report
+
+from mup_tpu.config import DataConfig
+from mup_tpu.data.cache import cache_root, load_cache
+
+SWEEP = """
+experiment = "bench"
+widths = [{width}]
+parametrizations = ["mup"]
+learning_rates = {learning_rates}
+[base.model]
+head_size = 32
+[base.train]
+steps = {steps}
+precision = "{precision}"
+"""
+
+
+def main(
+    width: int = 64,
+    trials: int = 16,
+    steps: int = 300,
+    repeats: int = 5,
+    precision: Literal["float32", "bf16"] = "float32",
+    peer_precision: Literal["float32", "bf16"] = "float32",
+    threads: int = 2,
+    out: Path | None = None,
+) -> None:
+    """Time both in turn.
+
+    Args:
+        width: Model width.
+        trials: Learning rates.
+        steps: Optimizer steps a trial.
+        repeats: Pairs of runs.
+        precision: Arithmetic of ours.
+        peer_precision: Arithmetic of the peer.
+        threads: CPU threads of the peer's process; ours shares the machine's cores between its packs.
+        out: CSV file for the table.
+    """
+    tokens = cache_root() / "tokens" / load_cache(DataConfig()).fingerprint
+    rates = [2.0 ** (-10 + 5 * i / max(1, trials - 1)) for i in range(trials)]
+    with tempfile.TemporaryDirectory() as scratch:
+        sweep = Path(scratch) / "sweep.toml"
+        sweep.write_text(SWEEP.format(width=width, learning_rates=rates, steps=steps, precision=precision))
+        ours = [[sys.executable, "-m", "mup_tpu", "sweep", str(sweep), "--results", "{run}"]]
+        peer = [
+            [
+                sys.executable, str(Path(__file__).with_name("nanogpt_peer.py")), "--tokens", str(tokens),
+                "--width", str(width), "--steps", str(steps), "--learning-rate", str(rate),
+                "--threads", str(threads), *(["--bf16"] if peer_precision == "bf16" else []),
+            ]
+            for rate in rates
+        ]  # fmt: skip
+        table = compare(ours, peer, repeats, Path(scratch))
+    table = table.assign(width=width, trials=trials, steps=steps, precision=precision)
+    report(table, out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

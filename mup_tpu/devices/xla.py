@@ -1,0 +1,181 @@
+"""TPUs through torch_xla: one process drives all devices of its host by SPMD over a mesh ('trial', 'data').
+
+With a mesh of trials alone each device trains its own members and nothing passes between them. The data axis
+splits every batch instead, for packs of fewer members than devices. With PJRT_DEVICE=CPU and
+CPU_NUM_DEVICES=4 the same program runs on four virtual devices.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mup_tpu.devices.base import MeshShape, Way
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class XlaDevice:
+    """All XLA devices of this process."""
+
+    name: str
+    torch_device: torch.device
+    count: int
+    """Devices."""
+    mesh: MeshShape = MeshShape()
+    way: Way = "vmap"
+    reads_cheaply: bool = False
+    _mesh: Any = field(default=None, repr=False, compare=False)
+
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:
+        """This device with a mesh for a pack.
+
+        Raises:
+            ConfigError: the mesh asked for does not fit the devices or the batch.
+        """
+        shape = choose_mesh(self.count, members, batch_size) if mesh == "auto" else MeshShape.parse(mesh)
+        if shape.trial * shape.data != self.count:
+            raise ConfigError(
+                f"mesh {mesh!r} has {shape.trial * shape.data} places, but there are {self.count} devices"
+            )
+        if batch_size % shape.data:
+            raise ConfigError(
+                f"batch_size {batch_size} does not split over data={shape.data} of mesh {mesh!r}"
+            )
+        if self.count == 1:
+            return replace(self, mesh=shape)
+        from torch_xla.distributed import spmd
+
+        devices = np.arange(self.count)
+        return replace(
+            self, mesh=shape, _mesh=spmd.Mesh(devices, (shape.trial, shape.data), ("trial", "data"))
+        )
+
+    def place_members(self, tensor: Tensor) -> Tensor:
+        """A stacked tensor (K, ...), its members spread over the trial axis."""
+        return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
+
+    def place_batch(self, tokens: Tensor) -> Tensor:
+        """A batch (B, ...), its sequences spread over the data axis; on its way when this returns."""
+        return self._send(tokens, ("data", *(None,) * (tokens.dim() - 1)))
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """A tensor on the CPU, put together from its shards: gathering them would be one more program."""
+        import torch_xla
+        from torch_xla.distributed.spmd import XLAShardedTensor
+
+        torch_xla.sync(wait=True)
+        sharding = str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
+        if self._mesh is None or not sharding.startswith("{devices"):
+            return tensor.cpu()
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for shard in XLAShardedTensor(tensor).local_shards:
+            whole[tuple(shard.indices)] = shard.unpadded_data
+        return whole
+
+    def _send(self, tensor: Tensor, axes: tuple[str | None, ...]) -> Tensor:
+        from torch_xla.core import xla_model
+        from torch_xla.distributed import spmd
+
+        sharding = None
+        if self._mesh is not None:
+            # torch_xla 2.9 cannot cut a vector over one axis of two; so short a one may be everywhere.
+            whole = tensor.dim() == 1 or tensor.shape[0] % getattr(self.mesh, axes[0] or "")
+            sharding = spmd.ShardingSpec(self._mesh, (None,) * tensor.dim() if whole else axes)
+        sent: Any = xla_model.send_cpu_data_to_device([tensor.cpu()], self.torch_device, sharding)
+        return sent[0]
+
+    def end_step(self) -> None:
+        """Hand what was recorded since the last call to the device as one program, without waiting for it."""
+        import torch_xla
+
+        torch_xla.sync()
+
+    def synchronize(self) -> None:
+        """Wait until all work handed to the devices is done."""
+        import torch_xla
+
+        torch_xla.sync(wait=True)
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory held at once on the fullest device; on the CPU client, the process's."""
+        from torch_xla.core import xla_model
+
+        if self.name == "xla:CPU":
+            from mup_tpu.devices.cpu import CpuDevice
+
+            return CpuDevice().peak_memory_bytes()
+        info: dict[str, Any] = dict(xla_model.get_memory_info(self.torch_device))
+        return int(info.get("peak_bytes_used", info["bytes_used"]))
+
+
+def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
+    """The most trials at once that padding by at most a third allows; what devices are left split the batch.
+
+    Memory follows the trial axis too, so width has no say here: where a pack does not fit, it is K that must
+    fall, and the data axis then takes the devices that K leaves.
+    """
+    for trial in sorted((d for d in range(1, devices + 1) if devices % d == 0), reverse=True):
+        padded = -(-members // trial) * trial
+        if 3 * padded <= 4 * members and batch_size % (devices // trial) == 0:
+            return MeshShape(trial, devices // trial)
+    return MeshShape(devices, 1)
+
+
+def report() -> dict[str, float]:
+    """What torch_xla counted in this process so far.
+
+    Returns:
+        compilations, executions, transfers_to_host: how many; compile_s: seconds; fallbacks: operations that
+        XLA lacks and that ran on the host instead.
+    """
+    from torch_xla.debug import metrics
+
+    def total(*names: str) -> tuple[int, float]:
+        found = [data for data in map(metrics.metric_data, names) if data]
+        return sum(data[0] for data in found), sum(data[1] for data in found) / 1e9
+
+    compilations, seconds = total("CompileTime")
+    fallbacks = sum(
+        metrics.counter_value(name) for name in metrics.counter_names() if name.startswith("aten::")
+    )
+    return {
+        "compilations": compilations,
+        "compile_s": seconds,
+        "executions": total("ExecuteTime", "ExecuteReplicatedTime")[0],
+        "transfers_to_host": total("TransferFromDeviceTime")[0],
+        "fallbacks": fallbacks,
+    }
+
+
+def create() -> XlaDevice:
+    """The XLA devices of this process.
+
+    Raises:
+        ConfigError: torch_xla is not installed, does not fit torch, or finds no device.
+    """
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if os.path.exists("/dev/accel0") else "CPU")
+    try:
+        import torch_xla
+        from torch_xla import runtime
+    except ImportError as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device 'xla' is not available: torch_xla cannot be imported ({first}); install mup_tpu[tpu]"
+        ) from None
+    try:
+        if not runtime.is_spmd():
+            runtime.use_spmd()
+        device = torch_xla.device()
+        count = runtime.global_runtime_device_count()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device 'xla' is not available on PJRT_DEVICE={os.environ['PJRT_DEVICE']}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    return XlaDevice(f"xla:{runtime.device_type()}", device, count)
