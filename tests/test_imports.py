@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},
+    "doctor": CONFIGURATION | {"data", "tuning"},
 }
 
 
@@ -142,7 +143,7 @@ def test_package_runs_as_a_module():
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    for command in ("train", "sweep", "analyze", "plot", "coord-check"):
+    for command in ("train", "sweep", "search", "analyze", "plot", "coord-check", "doctor"):
         assert command in result.stdout
 
 

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.analyze,
         replay.plot,
         replay.report,
+        training.doctor,
     )
     for command in commands:
         app.command(name=command.__name__.replace("_", "-"))(command)

@@ -1,4 +1,4 @@
-"""Commands that train: train, sweep, coord-check. torch and ray are imported when one of them runs."""
+"""Commands that train, and doctor: what they need. torch and ray are imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def train(
     results: str | None = None,
     checkpoints: Path | None = None,
     export: Path | None = None,
+    xla_report: bool = False,
 ) -> None:
     """Train one trial and print its loss.
 
@@ -39,6 +40,7 @@ def train(
         checkpoints: Folder to checkpoint to and to go on from (every tenth of the run unless
             --checkpoint-every).
         export: Folder to write the trained model to, as a stock Hugging Face GPT-2.
+        xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
     import dataclasses
 
@@ -57,6 +59,8 @@ def train(
                 f"--config {config} and options of the trial were both given; change the file instead"
             )
         trial = load_trial(config)
+    if xla_report and run.device != "xla":
+        raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
     if checkpoints is not None and not run.checkpoint_every:
         run = dataclasses.replace(run, checkpoint_every=max(1, trial.train.steps // 10))
     store = Store(results, "train") if results else None
@@ -92,11 +96,33 @@ def train(
         highlight=False,
         soft_wrap=True,
     )
+    if xla_report:
+        _print_xla_report(console, row, result.input_wait_fraction)
     if export is not None:
         assert result.pack is not None
         parameters = result.pack.member_parameters(0)
         path = export_stock(trial.model, parameters, dataset.vocab_size, trial.data.sequence_length, export)
         console.print(f"exported a stock GPT-2 to {path}", highlight=False)
+
+
+def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) -> None:
+    from mup_tpu.devices import xla
+
+    counts = xla.report()
+    rate = row["tokens"] / row["wall_time_s"]
+    lines = (
+        f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s "
+        f"({counts['compile_s'] / row['wall_time_s']:.0%} of the run): two for the first steps, one each for "
+        "evaluation and start-up is as it should be",
+        f"{counts['executions']:.0f} executions for {row['steps_done']} steps: one a step, and those of "
+        "evaluations",
+        f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
+        f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host"
+        + (": each stops the device" if counts["fallbacks"] else ""),
+        f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def sweep(
@@ -301,6 +327,28 @@ def coord_check(
     for path in paths:
         if path.suffix == ".png":
             console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+
+
+def doctor(results: str = "results") -> None:
+    """Say what this machine has for training, and what will not work and how to mend it.
+
+    Args:
+        results: Results folder that is to be written.
+    """
+    from mup_tpu.doctor import examine
+
+    console = Console()
+    findings = []
+    with console.status("looking"):
+        for finding in examine(results):
+            findings.append(finding)
+    for finding in findings:
+        console.print(f"{finding.subject:>20}  {finding.found}", highlight=False, soft_wrap=True)
+    problems = [finding.problem for finding in findings if finding.problem]
+    for problem in problems:
+        console.print(f"- {problem}", style="yellow", highlight=False, soft_wrap=True)
+    if not problems:
+        console.print("nothing is missing", style="green")
 
 
 def _print_slopes(console: Console, slopes: pd.DataFrame) -> None:

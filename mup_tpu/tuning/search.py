@@ -35,7 +35,7 @@ from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning.ray_packs import ray_cluster, slots
+from mup_tpu.tuning.cluster import ray_cluster, slots
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
 from mup_tpu.tuning.search_progress import KEY, SearchProgress, point_of
 from mup_tpu.tuning.trainable import RESULT, TrialTrainable, checkpoints_of
@@ -96,7 +96,7 @@ def run_search(
         if left <= 0:
             return SearchOutcome(counts, 0)
         with ray_cluster(options.address), tempfile.TemporaryDirectory() as scratch:
-            concurrent, needs = slots(replace(run, threads=run.threads or 1))
+            room = slots(replace(run, threads=run.threads or 1))
             searcher = ReplayedSearcher(_algorithm(search, options), log, RESULT)
             scheduler = _scheduler(options)
             keeper = _Keeper(search, store, log, folder, scheduler, counts, run.device)
@@ -106,7 +106,7 @@ def run_search(
                     tune.with_parameters(
                         TrialTrainable, search=search, options=options, run=run, folder=str(folder)
                     ),
-                    {name.removeprefix("num_").removesuffix("s"): amount for name, amount in needs.items()},
+                    room.for_tune(),
                 ),
                 tune_config=tune.TuneConfig(
                     metric=RESULT,
@@ -114,7 +114,7 @@ def run_search(
                     search_alg=searcher,
                     scheduler=scheduler,
                     num_samples=left,
-                    max_concurrent_trials=min(options.max_concurrent or concurrent, concurrent),
+                    max_concurrent_trials=min(options.max_concurrent or room.count, room.count),
                     time_budget_s=options.seconds,
                     reuse_actors=True,
                     trial_dirname_creator=lambda trial: trial.trial_id,

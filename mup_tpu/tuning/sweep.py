@@ -132,16 +132,15 @@ class _CheckpointFolders:
 def _with_ray(
     trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders
 ) -> Iterator[tuple[list, Generator]]:
-    from mup_tpu.tuning import ray_packs
+    from mup_tpu.tuning import cluster, ray_packs
 
     run = replace(run, threads=run.threads or 1)
-    with ray_packs.ray_cluster(options.address):
-        workers, needs = ray_packs.slots(run)
-        # The workers' device decides, which the driver's machine need not have.
-        way = ("vmap" if "num_gpus" in needs else "loop") if run.way == "auto" else run.way
-        packs = make_packs(trials, workers, way, options.pack_size)
+    with cluster.ray_cluster(options.address):
+        slots = cluster.slots(run)
+        way = slots.way if run.way == "auto" else run.way
+        packs = make_packs(trials, slots.count, way, options.pack_size)
         with contextlib.closing(
-            ray_packs.run_packs(packs, run, workers, needs, [folders.of(pack) for pack in packs])
+            ray_packs.run_packs(packs, run, slots, [folders.of(pack) for pack in packs])
         ) as events:
             yield packs, events
 

@@ -17,7 +17,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.report import Report
-from mup_tpu.tuning import ray_packs
+from mup_tpu.tuning import cluster, ray_packs
 from mup_tpu.tuning.sweep import run_sweep
 
 NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
@@ -109,9 +109,8 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
     shutil.rmtree(vanished)
     killed, last = False, {}
     options = RunOptions(threads=1)
-    with ray_packs.ray_cluster(None):
-        workers, needs = ray_packs.slots(options)
-        for index, event in ray_packs.run_packs(packs, options, workers, needs, [None] * 3):
+    with cluster.ray_cluster(None):
+        for index, event in ray_packs.run_packs(packs, options, cluster.slots(options), [None] * 3):
             last[index] = event
             if index == 0 and isinstance(event, Report) and not killed:
                 for process in psutil.Process().children(recursive=True):

@@ -1,0 +1,125 @@
+"""The Ray cluster a sweep or search runs on: joining or starting it, and how many packs it holds at once.
+
+Ray's view of TPUs: each host has the resource TPU, one a chip; Ray hands a worker its chips through
+TPU_VISIBLE_CHIPS, and a worker may ask for 1, 2, 4 or 8 of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from mup_tpu.config import RunOptions
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Room for packs on a cluster."""
+
+    count: int
+    """Packs at once."""
+    needs: dict[str, Any]
+    """Ray options of the actor of one."""
+    way: str
+    """"vmap" on accelerators, "loop" on CPUs: the workers' device decides, which the driver need not have."""
+    environment: dict[str, str]
+    """Environment of an actor."""
+
+    def for_tune(self) -> dict[str, float]:
+        """The needs as Ray Tune writes them."""
+        plain = {"cpu": self.needs["num_cpus"], "gpu": self.needs.get("num_gpus", 0)}
+        return {name: n for name, n in plain.items() if n} | self.needs.get("resources", {})
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str | None) -> Iterator[None]:
+    """A connection to a cluster, or a cluster of this machine alone; one that is there already is used.
+
+    Raises:
+        ConfigError: no cluster answers at the address.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's coming default; silences its warning.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(address="local", include_dashboard=False, **common)
+    else:
+        import mup_tpu
+
+        check_reachable(address)
+        try:
+            # The cluster's workers run the driver's code, whatever they have installed.
+            ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"no Ray cluster answers at address {address!r}: {first_line(error)}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Fail in seconds where nobody listens: Ray itself tries for minutes.
+
+    Raises:
+        ConfigError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in host:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise ConfigError(f"no Ray cluster answers at address {address!r}: {error}") from None
+
+
+def slots(options: RunOptions) -> Slots:
+    """How many packs run at once on the connected cluster, and what each asks Ray for.
+
+    Raises:
+        ConfigError: the cluster has less than one pack needs.
+    """
+    threads = max(1, options.threads)
+    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    have = ray.cluster_resources()
+    on_tpus = options.device == "xla" and os.environ.get("PJRT_DEVICE") != "CPU"
+    if on_tpus:
+        hosts = [n["Resources"]["TPU"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("TPU")]
+        chips = 1 if options.tpu_trial == "chip" else int(min(hosts, default=1))
+        needs: dict[str, Any] = {"num_cpus": 1, "resources": {"TPU": chips}}
+        count = int(sum(host // chips for host in hosts))
+        if chips == 1:  # or libtpu would wait for the host's other chips
+            environment |= {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
+    elif options.device == "cuda" or (options.device == "auto" and have.get("GPU", 0) >= 1):
+        needs = {"num_cpus": 1, "num_gpus": 1}
+        count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
+    else:
+        needs = {"num_cpus": threads}
+        count = int(have.get("CPU", 0) // threads)
+    if count < 1:
+        there = ", ".join(f"{name} {have.get(name, 0):g}" for name in ("CPU", "GPU", "TPU"))
+        hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""
+        raise ConfigError(f"one pack asks for {needs}, but the Ray cluster has {there}{hint}")
+    if options.device == "xla":
+        for name in ("PJRT_DEVICE", "CPU_NUM_DEVICES"):
+            if name in os.environ:
+                environment[name] = os.environ[name]
+    way = "vmap" if options.device == "xla" or "num_gpus" in needs else "loop"
+    return Slots(count, needs, way, environment)
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

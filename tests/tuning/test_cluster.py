@@ -1,0 +1,108 @@
+"""TPU hosts and lost nodes, on a fake Ray cluster: several nodes on this machine."""
+
+import threading
+import time
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.store import load_runs
+from mup_tpu.tuning.cluster import ray_cluster, slots
+from mup_tpu.tuning.sweep import run_sweep
+
+
+@pytest.mark.slow
+def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(monkeypatch):
+    """On a cluster of this machine alone; it stands first, before the other tests join theirs."""
+    with ray_cluster(None):
+        monkeypatch.setenv("PJRT_DEVICE", "CPU")
+        room = slots(RunOptions(device="xla"))
+        assert (room.way, room.environment["PJRT_DEVICE"]) == ("vmap", "CPU")
+        assert "resources" not in room.needs
+        monkeypatch.delenv("PJRT_DEVICE")
+        with pytest.raises(ConfigError, match="has CPU .*TPU 0; PJRT_DEVICE=CPU runs XLA without TPUs"):
+            slots(RunOptions(device="xla"))
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """A head without chips and two hosts of four; and the way to a third."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        cluster.add_node(num_cpus=4, resources={"TPU": 4})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Chips:
+    """Says which chips Ray gave it."""
+
+    def place(self):
+        import os
+
+        return ray.get_runtime_context().get_node_id(), os.environ.get("TPU_VISIBLE_CHIPS")
+
+
+def placed(room):
+    """Where as many actors as there is room for are, all alive at once."""
+    actors = [
+        ray.remote(Chips).options(runtime_env={"env_vars": room.environment}, **room.needs).remote()
+        for _ in range(room.count)
+    ]
+    places = ray.get([actor.place.remote() for actor in actors], timeout=240)
+    for actor in actors:
+        ray.kill(actor)
+    return places
+
+
+@pytest.mark.slow
+def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    by_host = slots(RunOptions(device="xla"))
+    assert (by_host.count, by_host.needs["resources"], by_host.way) == (2, {"TPU": 4}, "vmap")
+    assert len({node for node, _ in placed(by_host)}) == 2
+    by_chip = slots(RunOptions(device="xla", tpu_trial="chip"))
+    assert (by_chip.count, by_chip.needs["resources"]) == (8, {"TPU": 1})
+    chips = placed(by_chip)
+    assert len(set(chips)) == 8, "a chip was used twice"
+    assert {chip for _, chip in chips} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.slow
+def test_more_than_the_cluster_can_give_is_an_error_at_once(hosts):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="asks for .*'num_cpus': 64.* has CPU 8, GPU 0, TPU 8"):
+        slots(RunOptions(threads=64))
+    with pytest.raises(ConfigError, match="asks for .*'num_gpus': 1.* has CPU 8, GPU 0, TPU 8"):
+        slots(RunOptions(device="cuda"))
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, tmp_path):
+    lost = hosts.add_node(num_cpus=4)  # a third slot of 3 threads, for four packs
+    hosts.wait_for_nodes()
+    sweep = Sweep("lost", tiny.replace(steps=400), widths=(32,), num_seeds=2, learning_rates=(0.003, 0.01))
+    options = RunOptions(threads=3, checkpoint_every=50)
+
+    def lose():
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("checkpoints/*/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        hosts.remove_node(lost)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(pack_size=2), options, Console(quiet=True))
+    thread.join()
+    assert outcome == {"finished": 8}
+    runs = load_runs(tmp_path)
+    assert len(runs) == 8
+    assert runs["trial_id"].is_unique
