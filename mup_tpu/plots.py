@@ -38,6 +38,15 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 _LABELS = {"mup": "μP", "sp": "SP", "all": "all runs"}
+_SEARCHED_LABELS = {
+    "lr": "learning rate",
+    "warmup_steps": "warm-up (steps)",
+    "weight_decay": "weight decay",
+    "init_std": "init σ",
+    "alpha_in": "α_in (embeddings)",
+    "alpha_out": "α_out (logits)",
+    "alpha_attn": "α_attn (attention logits)",
+}
 _INK = "#333333"
 _MARKERS = "osD^v"
 
@@ -397,6 +406,58 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         row[0].set_ylabel(f"rms of {quantity} after {last['step'].max()} steps")
     for ax in axes[-1]:
         ax.set_xlabel("width")
+    return figure
+
+
+@_styled
+def search_figure(trials: pd.DataFrame) -> Figure:
+    """Loss of every trial of a search against each hyperparameter it varied; what was stopped is hollow.
+
+    Args:
+        trials: from `mup_tpu.analysis.search.ranking`.
+    """
+    varied = list(trials.columns[3:])
+    finished = trials[trials["status"] == "finished"]
+    stopped = trials[(trials["status"] == "stopped") & np.isfinite(trials["loss"])]
+    columns = min(3, len(varied))
+    rows = -(-len(varied) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.6 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+    for ax, name in zip(axes, varied, strict=False):
+        spread = trials[name].max() / max(trials[name].min(), 1e-12)
+        x = trials[name] if name != "lr" else np.log2(trials[name])
+        ax.scatter(
+            x[stopped.index],
+            stopped["loss"],
+            s=22,
+            facecolors="none",
+            edgecolors=_categorical(1),
+            marker="s",
+        )
+        ax.scatter(x[finished.index], finished["loss"], s=26, color=_categorical(0), marker="o")
+        ax.scatter(x[finished.index[:1]], finished["loss"][:1], s=120, color=_INK, marker="*", zorder=3)
+        if name == "lr":
+            _log2_axis(ax)
+        elif trials[name].dtype.kind == "f" and trials[name].min() > 0 and spread > 5:
+            ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel(_SEARCHED_LABELS.get(name, name))
+    for ax in list(axes)[len(varied) :]:
+        ax.remove()
+    for ax in figure.axes[::columns]:
+        ax.set_ylabel("loss (nat per token)")
+    marks: dict[str, dict[str, Any]] = {
+        "best": {"marker": "*", "color": _INK, "s": 120},
+        f"finished ({len(finished)})": {"marker": "o", "color": _categorical(0)},
+        f"stopped early ({len(stopped)})": {
+            "marker": "s",
+            "facecolors": "none",
+            "edgecolors": _categorical(1),
+        },
+    }
+    handles = [figure.axes[0].scatter([], [], label=text, **style) for text, style in marks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 

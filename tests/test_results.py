@@ -12,6 +12,8 @@ from mup_tpu.store import load_curves, load_runs
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 STORES = [path for path in FOLDERS if (path / "store.json").exists()]
+SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
+SWEEPS = [path for path in STORES if path not in SEARCHES]
 
 
 def assert_close(found, stored, where="analysis"):
@@ -32,7 +34,15 @@ def assert_close(found, stored, where="analysis"):
         assert found == stored, where
 
 
-@pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", SEARCHES, ids=lambda p: p.name)
+def test_a_search_s_figure_comes_out_of_the_stored_rows(folder, tmp_path, capsys):
+    main(["plot", str(folder), "--out", str(tmp_path)])
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
+    main(["analyze", str(folder)])
+    assert f"best of {len(load_runs(folder))} trials" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
 def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_path):
     main(["plot", str(folder), "--out", str(tmp_path)])
     found, stored = (json.loads((f / "analysis.json").read_text()) for f in (tmp_path, folder / "figures"))

@@ -124,11 +124,16 @@ class TableOptions:
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Print the optimum of every width, its drift and regret, and the verdict: does it transfer?
 
+    Of a search, its best trials.
+
     Args:
         path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
         table: How to read it.
         json: Print JSON alone, for machines.
     """
+    if _is_search(path) and not json:
+        _print_ranking(path)
+        return
     analysis = table.analyze(path)
     if json:
         print(_to_json(analysis.to_dict()))
@@ -141,6 +146,30 @@ def show(path: str) -> None:
     analysis = TableOptions().analyze(path)
     _print_analysis(analysis)
     _draw(analysis, _figures_folder(path))
+
+
+def _is_search(path: str) -> bool:
+    return (Path(path) / "search.jsonl").exists()
+
+
+def _print_ranking(path: str) -> None:
+    from mup_tpu.analysis.search import ranking
+    from mup_tpu.store import load_runs
+
+    trials = ranking(load_runs(path))
+    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+    best = trials[trials["status"] == "finished"].drop(columns=["status", "steps_done"]).head(10)
+    shown = Table(title=f"best of {len(trials)} trials ({counts})")
+    for column in best:
+        shown.add_column(str(column).removesuffix("_steps"), justify="right")
+    for row in best.itertuples(index=False):
+        shown.add_row(
+            *(
+                f"{value:.4f}" if name == "loss" else f"{value:.3g}"
+                for name, value in zip(best.columns, row, strict=True)
+            )
+        )
+    Console().print(shown)
 
 
 def _print_analysis(analysis: TransferAnalysis) -> None:
@@ -177,7 +206,12 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
 
     folder = out or _figures_folder(path)
     measured = Path(path) / "coord_check.parquet"
-    if measured.exists():
+    if _is_search(path):
+        from mup_tpu.analysis.search import ranking
+        from mup_tpu.store import load_runs
+
+        _save({"search": plots.search_figure(ranking(load_runs(path)))}, folder)
+    elif measured.exists():
         _save({"coord_check": plots.coordinate_check_figure(pd.read_parquet(measured))}, folder)
     else:
         _draw(table.analyze(path), folder)

@@ -11,7 +11,9 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import load_runs
+from mup_tpu.training.report import PackResult, Report
 from mup_tpu.tuning.cluster import ray_cluster, slots
+from mup_tpu.tuning.ray_packs import run_packs
 from mup_tpu.tuning.sweep import run_sweep
 
 
@@ -106,3 +108,19 @@ def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, 
     runs = load_runs(tmp_path)
     assert len(runs) == 8
     assert runs["trial_id"].is_unique
+
+
+@pytest.mark.slow
+def test_a_node_added_in_mid_sweep_is_used(hosts, tiny):
+    options = RunOptions(threads=3)
+    room = slots(options)
+    packs = [[tiny.replace(steps=6000, seed=seed)] for seed in range(room.count + 1)]
+    added, started = None, set()
+    for index, event in run_packs(packs, options, room, [None] * len(packs)):
+        started.add(index)
+        if isinstance(event, Report) and added is None:
+            added = hosts.add_node(num_cpus=4)
+        if isinstance(event, PackResult) or len(started) == len(packs):
+            break
+    hosts.remove_node(added)
+    assert len(started) == len(packs), "the last pack waited for another to end"
