@@ -20,5 +20,9 @@ class StoreError(MupTpuError):
     """A results folder cannot be read or written."""
 
 
+class Preempted(MupTpuError):
+    """The machine is being taken away (SIGTERM); what was running has checkpointed. Exit code 143."""
+
+
 class TableError(MupTpuError):
     """A run table cannot be analysed as it is."""

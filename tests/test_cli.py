@@ -2,8 +2,10 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -65,6 +67,27 @@ def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     assert "step 4/12" not in second
     summary = first.splitlines()[-1].split(" nat/token")[0]
     assert summary in second
+
+
+@pytest.mark.slow
+def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
+    command = [
+        sys.executable, "-m", "mup_tpu", "train", *SMALL[:-2], "--steps", "3000", "--corpus", corpus,
+        "--checkpoints", tmp_path / "c", "--checkpoint-every", "50", "--results", tmp_path / "r",
+    ]  # fmt: skip
+    command = [str(part) for part in command]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "c").glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "preempted at step" in output
+    assert "the same command goes on" in output
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["preempted"]
+    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
 def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):

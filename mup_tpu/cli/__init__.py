@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import MupTpuError
+from mup_tpu.errors import MupTpuError, Preempted
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -132,7 +132,7 @@ def guard(call: Callable[[], Any]) -> None:
         Console(stderr=True).print(
             f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
-        sys.exit(2)
+        sys.exit(143 if isinstance(error, Preempted) else 2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
         sys.exit(130)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, format_learning_rate
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, Preempted, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ def train(
     from mup_tpu.config_io import load_trial
     from mup_tpu.model import export_stock
     from mup_tpu.store import Store
-    from mup_tpu.training.loop import run_to_end, train_pack
+    from mup_tpu.training.loop import PackRun, run_to_end
 
     console = Console()
     if config is not None:
@@ -81,10 +81,15 @@ def train(
                 shown[0] = report.step * 10 // report.steps
                 console.print(line, highlight=False)
 
-        result = run_to_end(train_pack([trial], dataset, run, checkpoints), show)
+        training = PackRun([trial], dataset, run, checkpoints, None)
+        with training.preemptible():
+            result = run_to_end(training.steps(), show)
     row = result.rows[0]
     if store is not None:
         store.append(result.rows, result.curves)
+    if row["status"] == "preempted":
+        kept = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
+        raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {kept}")
     loss = (
         f"loss {row['loss']:.4f} nat/token ({row['loss_kind']})"
         if math.isfinite(row["loss"])

@@ -5,7 +5,10 @@ Shapes: K members, S steps, B sequences, T tokens, N evaluation batches.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -75,6 +78,7 @@ class PackRun:
         self.ended_at = [0] * len(trials)
         self.validation: list[dict[str, Any]] = []
         self.wall_time = self.waited = 0.0
+        self._preempted = False
         if checkpoints is not None:
             self._resume()
 
@@ -94,7 +98,8 @@ class PackRun:
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
                 saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
                 logs = self._falls_on(self._read_every, done)
-                if not (logs or evaluates or saves or done == self.total):
+                preempted = self._preempted and done < self.total
+                if not (logs or evaluates or saves or preempted or done == self.total):
                     continue
                 # Read one by one: on XLA, stacking them would be another program.
                 on_cpu = torch.stack([self.pack.read(losses_K) for losses_K in pending])
@@ -111,9 +116,28 @@ class PackRun:
                 yield report
                 for k in self.control(report) if self.control else ():
                     self._end(k, "stopped", done)
-                if saves:
+                if saves or preempted:
                     self.save()
+                if preempted:
+                    yield self.so_far("preempted")
+                    return
         yield self._finish(before, began)
+
+    def preempt(self) -> None:
+        """Checkpoint after the step in progress, and end with status "preempted"; for a signal handler."""
+        self._preempted = True
+
+    @contextlib.contextmanager
+    def preemptible(self) -> Iterator[None]:
+        """SIGTERM preempts the run, as Google Cloud sends it half a minute before it takes a machine away."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread hears signals
+            return
+        before = signal.signal(signal.SIGTERM, lambda number, frame: self.preempt())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     @staticmethod
     def _falls_on(every: int, step: int) -> bool:
@@ -166,10 +190,10 @@ class PackRun:
         rows, curves = self._rows(final, self.statuses, self.ended_at)
         return PackResult(rows, curves, self.pack, self.waited / training_time)
 
-    def so_far(self) -> PackResult:
-        """What the rows would be if the members still running were stopped now."""
+    def so_far(self, status: str = "stopped") -> PackResult:
+        """What the rows would be if the members still running were stopped (or preempted) now."""
         running = [status == "running" for status in self.statuses]
-        statuses = ["stopped" if r else s for r, s in zip(running, self.statuses, strict=True)]
+        statuses = [status if r else s for r, s in zip(running, self.statuses, strict=True)]
         ended_at = [self.pack.steps_done if r else at for r, at in zip(running, self.ended_at, strict=True)]
         rows, curves = self._rows((math.nan,) * len(statuses), statuses, ended_at)
         return PackResult(rows, curves, None, 0.0)
@@ -250,7 +274,7 @@ def _result(
         return math.inf
     if loss_kind == "train_mean":
         return math.fsum(trained) / len(trained)
-    if status == "stopped":
+    if status in ("stopped", "preempted"):
         return validation[-1]["loss"] if validation else math.nan
     return final
 

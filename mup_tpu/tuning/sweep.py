@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.store import Store
 from mup_tpu.training.report import PackResult, Report
 from mup_tpu.training.rows import failed_row
@@ -101,6 +101,12 @@ def run_trials(
                 statuses = count_statuses(result)
                 progress.finished(index, statuses)
                 outcome += statuses
+                if statuses["preempted"]:
+                    kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
+                    raise Preempted(
+                        f"preempted in a pack of width {packs[index][0].model.width}, {kept}; "
+                        f"the rest is stored in {results}, and the same command goes on"
+                    )
                 folders.remove(packs[index])
     if not outcome["failed"]:
         folders.remove_all()
@@ -152,7 +158,7 @@ def _in_this_process(
     import torch
 
     from mup_tpu.devices import get_device
-    from mup_tpu.training.loop import train_pack
+    from mup_tpu.training.loop import PackRun
 
     way = get_device(run.device).way if run.way == "auto" else run.way
     packs = make_packs(trials, 1, way, options.pack_size)
@@ -162,7 +168,9 @@ def _in_this_process(
         dataset = data.load(trials[0].data)
         for index, pack in enumerate(packs):
             yield index, None
-            for event in train_pack(pack, dataset, run, folders.of(pack)):
-                yield index, event
+            training = PackRun(pack, dataset, run, folders.of(pack), None)
+            with training.preemptible():
+                for event in training.steps():
+                    yield index, event
 
     yield packs, events()

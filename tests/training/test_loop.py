@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mup_tpu.config import RunOptions
-from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.loop import PackRun, run_to_end, train_pack
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import PackResult, Report
 
@@ -128,3 +128,17 @@ def test_reports_come_at_every_log_point(tiny, dataset):
     reports = [e for e in train_pack([tiny], dataset, RunOptions(log_every=8)) if isinstance(e, Report)]
     assert [r.step for r in reports] == [8, 16, 24, 30]
     assert all(r.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
+
+
+def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
+    uninterrupted = run_to_end(PackRun([tiny], dataset, RunOptions(log_every=7), None, None).steps())
+    first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path, None)
+    for event in first.steps():
+        if isinstance(event, Report) and event.step == 7:
+            first.preempt()
+    assert isinstance(event, PackResult)
+    assert event.rows[0]["status"] == "preempted"
+    assert event.rows[0]["steps_done"] == 8
+    second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path, None)
+    assert second.pack.steps_done == 8
+    assert run_to_end(second.steps()).rows[0]["loss"] == uninterrupted.rows[0]["loss"]
