@@ -69,6 +69,15 @@ def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     assert summary in second
 
 
+def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, capfd):
+    trace = tmp_path / "traces" / "trace.json"
+    command = ["train", *SMALL, "--corpus", corpus, "--log-every", 2, "--profile", trace]
+    code, _, err = outcome(capfd, *command)
+    assert code == 0, err
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"aten::addmm", "aten::scaled_dot_product_attention"} <= names
+
+
 @pytest.mark.slow
 def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
     command = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,7 @@ def train(
     checkpoints: Path | None = None,
     export: Path | None = None,
     xla_report: bool = False,
+    profile: Path | None = None,
 ) -> None:
     """Train one trial and print its loss.
 
@@ -40,6 +43,7 @@ def train(
         checkpoints: Folder to checkpoint to and to go on from (every tenth of the run unless
             --checkpoint-every).
         export: Folder to write the trained model to, as a stock Hugging Face GPT-2.
+        profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
     import dataclasses
@@ -50,7 +54,8 @@ def train(
     from mup_tpu.config_io import load_trial
     from mup_tpu.model import export_stock
     from mup_tpu.store import Store
-    from mup_tpu.training.loop import PackRun, run_to_end
+    from mup_tpu.training.loop import PackRun
+    from mup_tpu.training.report import Report
 
     console = Console()
     if config is not None:
@@ -82,8 +87,13 @@ def train(
                 console.print(line, highlight=False)
 
         training = PackRun([trial], dataset, run, checkpoints, None)
-        with training.preemptible():
-            result = run_to_end(training.steps(), show)
+        with training.preemptible(), _profiler(profile) as next_interval:
+            for event in training.steps():
+                if isinstance(event, Report):
+                    show(event)
+                    next_interval()
+                else:
+                    result = event
     row = result.rows[0]
     if store is not None:
         store.append(result.rows, result.curves)
@@ -108,6 +118,24 @@ def train(
         parameters = result.pack.member_parameters(0)
         path = export_stock(trial.model, parameters, dataset.vocab_size, trial.data.sequence_length, export)
         console.print(f"exported a stock GPT-2 to {path}", highlight=False)
+
+
+@contextlib.contextmanager
+def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
+    """Trace what runs between the third and the fifth call of what is yielded; None traces nothing."""
+    if file is None:
+        yield lambda: None
+        return
+    from torch.profiler import profile, schedule
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    except OSError as error:
+        raise ConfigError(f"profile {file} cannot be written: {error.strerror}") from None
+    intervals = schedule(wait=1, warmup=1, active=2, repeat=1)
+    with profile(schedule=intervals, on_trace_ready=lambda p: p.export_chrome_trace(str(file))) as profiler:
+        yield profiler.step
 
 
 def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) -> None:
