@@ -9,8 +9,11 @@ import pytest
 from mup_tpu import plots
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.analysis.search import ranking
+from mup_tpu.store import load_runs
 
 REFERENCE = Path(__file__).parent / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
+RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
 
 
@@ -153,3 +156,13 @@ def test_coordinate_check_figure_names_each_slope():
     figure = plots.coordinate_check_figure(table)
     labels = [text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts()]
     assert labels == ["embedding: +0.50", "logits: +0.50"] * 4
+
+
+def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
+    figure = plots.search_figure(ranking(load_runs(RESULTS / "tune_small")))
+    labels = [ax.get_xlabel() for ax in figure.axes]
+    assert labels[:3] == ["learning rate", "warm-up (steps)", "init σ"]
+    assert len(labels) == 6
+    finished = figure.axes[0].collections[1].get_offsets()
+    best = figure.axes[0].collections[2].get_offsets()
+    assert best[0][1] == finished[:, 1].min()

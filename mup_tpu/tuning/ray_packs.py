@@ -57,6 +57,71 @@ class _PackWorker:
             yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
 
 
+class _Workers:
+    """The actors of a run: kept for all of it, replaced where lost, more of them where nodes join.
+
+    They are given packs once they have a place on the cluster, since what replaces a lost node's worker may
+    wait for one for long.
+    """
+
+    def __init__(self, options: RunOptions, room: Slots) -> None:
+        self._options, self._room, self._looked_at = options, room, time.monotonic()
+        environment = {"env_vars": room.environment}
+        self._remote = ray.remote(_PackWorker).options(runtime_env=environment, **room.needs)
+        self._failed_starts = 0
+        self.starting: dict[Any, Any] = {}
+        """Answer to come -> worker."""
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[int, Any]] = {}
+        """Stream of events -> pack index, worker."""
+
+    def fill(self, wanted: int) -> None:
+        """Start as many as the cluster has room for now, up to one a pack that is left."""
+        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+            self._room, self._looked_at = _room_now(self._options, self._room), time.monotonic()
+        have = len(self.starting) + len(self.idle) + len(self.busy)
+        for _ in range(min(self._room.count, wanted) - have):
+            worker = self._remote.remote(self._options)
+            self.starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
+
+    def wait(self) -> list[Any]:
+        """Streams with something to read; settles workers that have found their place on the way.
+
+        Raises:
+            ConfigError: workers cannot be started.
+        """
+        references = [*self.busy, *self.starting]
+        if not references:  # no node is left for now
+            time.sleep(1.0)
+            return []
+        ready: list[Any] = ray.wait(references, num_returns=1, timeout=1.0)[0]
+        for reference in [reference for reference in ready if reference in self.starting]:
+            worker = self.starting.pop(reference)
+            try:
+                ray.get(reference)
+                self.idle.append(worker)
+                self._failed_starts = 0
+            except ray.exceptions.RayError as error:
+                self._failed_starts += 1
+                if self._failed_starts >= MAX_ATTEMPTS:
+                    raise ConfigError(f"workers do not start: {first_line(error)}") from None
+        return [reference for reference in ready if reference in self.busy]
+
+    def free(self, stream: Any) -> None:
+        """A worker is done with its pack."""
+        self.idle.append(self.busy.pop(stream)[1])
+
+    def lost(self, stream: Any) -> None:
+        """A worker has died, its node and its place on the cluster maybe with it."""
+        del self.busy[stream]
+        self._looked_at = -math.inf
+
+    def kill(self) -> None:
+        """End all of them."""
+        for worker in [*self.idle, *self.starting.values(), *(worker for _, worker in self.busy.values())]:
+            ray.kill(worker)
+
+
 def run_packs(
     packs: Sequence[Sequence[Trial]],
     options: RunOptions,
@@ -71,52 +136,27 @@ def run_packs(
         room: how many at once to begin with, and what an actor asks Ray for; looked at again as they run.
         checkpoints: a folder for each pack, or None.
     """
-    environment = {"env_vars": room.environment}
-    remote = ray.remote(_PackWorker).options(runtime_env=environment, **room.needs)
     waiting = list(range(len(packs)))
     attempts = [0] * len(packs)
-    # Workers are given packs once they have a place: what replaces a lost node's may wait for one for long.
-    starting: dict[Any, Any] = {}
-    idle: list[Any] = []
-    streams: dict[Any, tuple[int, Any]] = {}
-    failed_starts, last_look = 0, time.monotonic()
+    workers = _Workers(options, room)
     try:
-        while waiting or streams:
-            if time.monotonic() - last_look > _LOOK_EVERY_S:
-                room, last_look = _room_now(options, room), time.monotonic()
-            workers = len(starting) + len(idle) + len(streams)
-            for _ in range(min(room.count, len(waiting) + len(streams)) - workers):
-                worker = remote.remote(options)
-                starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
-            while waiting and idle:
-                index, worker = waiting.pop(0), idle.pop()
+        while waiting or workers.busy:
+            workers.fill(len(waiting) + len(workers.busy))
+            while waiting and workers.idle:
+                index, worker = waiting.pop(0), workers.idle.pop()
                 attempts[index] += 1
                 folder = checkpoints[index]
                 stream = worker.run.options(num_returns="streaming").remote(
                     list(packs[index]), str(folder) if folder else None
                 )
-                streams[stream] = (index, worker)
+                workers.busy[stream] = (index, worker)
                 yield index, None
-            ready: list[Any] = ray.wait([*streams, *starting], num_returns=1, timeout=1.0)[0]
-            for reference in ready:
-                if reference in starting:
-                    worker = starting.pop(reference)
-                    try:
-                        ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        failed_starts += 1
-                        if failed_starts >= MAX_ATTEMPTS:
-                            raise ConfigError(f"workers do not start: {first_line(error)}") from None
-                    else:
-                        failed_starts = 0
-                        idle.append(worker)
-                    continue
-                index, worker = streams[reference]
+            for stream in workers.wait():
+                index, _ = workers.busy[stream]
                 try:
-                    event: PackEvent = ray.get(next(reference))
+                    event: PackEvent = ray.get(next(stream))
                 except ray.exceptions.RayActorError as error:
-                    del streams[reference]
-                    last_look = -math.inf  # its node may be gone, and its place with it
+                    workers.lost(stream)
                     if attempts[index] < MAX_ATTEMPTS:
                         waiting.insert(0, index)
                     else:
@@ -124,17 +164,12 @@ def run_packs(
                         yield index, PackFailure(reason)
                     continue
                 except ray.exceptions.RayTaskError as error:
-                    del streams[reference]
-                    idle.append(worker)
-                    yield index, PackFailure(first_line(error.cause or error))
-                    continue
+                    event = PackFailure(first_line(error.cause or error))
                 yield index, event
-                if isinstance(event, PackResult):
-                    del streams[reference]
-                    idle.append(worker)
+                if not isinstance(event, Report):
+                    workers.free(stream)
     finally:
-        for worker in [*idle, *starting.values(), *(worker for _, worker in streams.values())]:
-            ray.kill(worker)
+        workers.kill()
 
 
 def _room_now(options: RunOptions, before: Slots) -> Slots:

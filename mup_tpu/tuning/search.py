@@ -255,7 +255,11 @@ def _tracker(search: Search, options: SearchOptions, folder: Path) -> list[tune.
         raise ConfigError("tracker 'wandb' needs the package wandb: pip install wandb")
     from ray.air.integrations.wandb import WandbLoggerCallback
 
-    return [WandbLoggerCallback(search.experiment, excludes=["row", "curves"], dir=str(folder))]
+    class Tracker(WandbLoggerCallback):
+        def __del__(self) -> None:
+            """Nothing: its actors end with the cluster, and this may be called when Ray is gone."""
+
+    return [Tracker(search.experiment, excludes=["row", "curves"], dir=str(folder))]
 
 
 @contextlib.contextmanager

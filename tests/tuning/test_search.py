@@ -114,6 +114,18 @@ def test_every_trial_is_stored_once_with_its_status_and_curve(searched, search):
 
 
 @pytest.mark.slow
+def test_a_tracker_is_told_of_every_trial(search_file, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    options = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "2", "--tracker", "wandb")
+    process = start_search(search_file, tmp_path / "results", *options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    assert len(list((tmp_path / "results" / "wandb").glob("offline-run-*/*.wandb"))) == 2
+
+
+@pytest.mark.slow
 def test_more_samples_go_on_where_the_search_was(searched, search, cluster, tmp_path):
     before = load_runs(searched)
     with pytest.raises(ConfigError, match="holds a search of 8 trials; go on with --resume"):
