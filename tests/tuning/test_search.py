@@ -263,15 +263,22 @@ def a_worker_killed_at_its_first_checkpoint(results):
     """Kill -9, from a thread, the one worker of a search in this process."""
     killed = []
 
+    def worker():
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith("ray::TrialTrain"):
+                    return process
+        return None
+
     def kill():
         deadline = time.monotonic() + 240
+        found = None  # before the checkpoint, since a search for it may take as long as the trial
         while not killed and time.monotonic() < deadline:
-            if checkpoints(results):
-                for process in psutil.Process().children(recursive=True):
-                    if process.name().startswith("ray::TrialTrain"):
-                        process.kill()
-                        killed.append(process.pid)
-            time.sleep(0.05)
+            found = found if found and found.is_running() else worker()
+            if found and checkpoints(results):
+                found.kill()
+                killed.append(found.pid)
+            time.sleep(0.01 if found else 0.1)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -282,7 +289,7 @@ def a_worker_killed_at_its_first_checkpoint(results):
 
 @pytest.mark.slow
 def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(cluster, tiny, tmp_path):
-    base = tiny.replace(steps=300)
+    base = tiny.replace(steps=900)
     search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
     options = SearchOptions(num_samples=1, evaluations=30, max_failures=1)
     with a_worker_killed_at_its_first_checkpoint(tmp_path):
@@ -294,7 +301,7 @@ def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(cluster, tiny, tmp_
 
 @pytest.mark.slow
 def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(cluster, tiny, tmp_path):
-    search = Search("killed_worker", tiny.replace(steps=300), SPACE)
+    search = Search("killed_worker", tiny.replace(steps=900), SPACE)
     options = SearchOptions(num_samples=2, evaluations=30, max_failures=0, max_concurrent=1, scheduler="none")
     with a_worker_killed_at_its_first_checkpoint(tmp_path):
         outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
