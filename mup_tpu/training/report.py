@@ -34,3 +34,12 @@ class PackResult:
     pack: Pack | None
     input_wait_fraction: float
     """Share of the training time in which the step waited for its batch."""
+
+
+@dataclass(frozen=True)
+class PackSplit:
+    """A pack that did not fit in memory: its trials go on in smaller ones."""
+
+    packs: list[int]
+    """Their indices in the plan."""
+    reason: str
