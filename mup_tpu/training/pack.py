@@ -133,8 +133,12 @@ class Pack:
             ]
         else:
             self._optimizer = StackedOptimizer(self._padded, self.scalings, self._place)
-            self._gradients_and_losses = self._compile(vmap(grad_and_value(self._loss), in_dims=(0, 0, None)))
-            self._losses = self._compile(vmap(self._loss, in_dims=(0, 0, None)))
+            on_parts = self.device.on_parts
+            members = (0, 0, None)
+            self._gradients_and_losses = self._compile(
+                on_parts(vmap(grad_and_value(self._loss), in_dims=members))
+            )
+            self._losses = self._compile(on_parts(vmap(self._loss, in_dims=members)))
 
     def _loss(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
         """Mean cross-entropy in nat per token of one member."""
