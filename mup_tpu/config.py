@@ -347,8 +347,8 @@ class RunOptions:
     """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
     mesh: str = "auto"
     """How a pack spreads over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
-    tpu_trial: Literal["host", "chip"] = "host"
-    """What a pack has to itself on a Ray cluster of TPUs: all chips of a host, or one chip."""
+    tpu_trial: Literal["host", "chip", "slice"] = "host"
+    """What a pack has to itself on a Ray cluster of TPUs: a host's chips, one chip, or a slice of hosts."""
     way: Literal["auto", "loop", "vmap"] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     compile: bool = False

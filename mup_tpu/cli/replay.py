@@ -145,9 +145,9 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         _print_analysis(analysis)
 
 
-def show(path: str) -> None:
+def show(path: str, table: TableOptions = TableOptions()) -> None:
     """Print the analysis of a results folder and draw its figures there, from one reading."""
-    analysis = TableOptions().analyze(path)
+    analysis = table.analyze(path)
     _print_analysis(analysis)
     _draw(analysis, _figures_folder(path))
 

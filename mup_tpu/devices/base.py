@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +62,12 @@ class Device(Protocol):
 
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor's values on the CPU, whole; waits for them."""
+
+    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of stacks (K, ...) and a batch, last, as every device runs it on its part of them.
+
+        What it returns (tensors (K, ...) that are means over the batch) is put together again.
+        """
 
     def end_step(self) -> None:
         """All operations of a step have been called."""

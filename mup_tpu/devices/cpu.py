@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -47,6 +49,10 @@ class CpuDevice:
     def read(self, tensor: Tensor) -> Tensor:
         """The tensor's values on the CPU."""
         return tensor.detach().cpu()
+
+    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself: one device holds it all."""
+        return function
 
     def end_step(self) -> None:
         """Nothing to do: operations run as they are called."""

@@ -1,19 +1,24 @@
-"""TPUs through torch_xla: one process drives all devices of its host by SPMD over a mesh ('trial', 'data').
+"""TPUs through torch_xla: one process a host drives all devices by SPMD over a mesh ('trial', 'data').
 
 With a mesh of trials alone each device trains its own members and nothing passes between them. The data axis
 splits every batch instead, for packs of fewer members than devices. With PJRT_DEVICE=CPU and
 CPU_NUM_DEVICES=4 the same program runs on four virtual devices.
+
+On a slice of several hosts each of them runs the same program on the same pack over the mesh of all devices.
+Every host has whole tensors in memory, batches too, and sends its own devices their parts.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mup_tpu.devices.base import MeshShape, Way
 from mup_tpu.errors import ConfigError
@@ -65,18 +70,67 @@ class XlaDevice:
         return self._send(tokens, ("data", *(None,) * (tokens.dim() - 1)))
 
     def read(self, tensor: Tensor) -> Tensor:
-        """A tensor on the CPU, put together from its shards: gathering them would be one more program."""
+        """A tensor on the CPU, put together from its shards: gathering them would be one more program.
+
+        Where another host has some of the shards that program is what is left; all hosts read the same.
+        """
         import torch_xla
+        from torch_xla import runtime
         from torch_xla.distributed.spmd import XLAShardedTensor
 
         torch_xla.sync(wait=True)
         sharding = str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
-        if self._mesh is None or not sharding.startswith("{devices"):
+        if self._mesh is None or runtime.process_count() > 1 or not sharding.startswith("{devices"):
             return tensor.cpu()
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
         for shard in XLAShardedTensor(tensor).local_shards:
             whole[tuple(shard.indices)] = shard.unpadded_data
         return whole
+
+    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of stacks and a batch, called on what each device holds of them.
+
+        XLA left to itself would reduce each gradient alone, and gather whole batches for attention, whose
+        matrix products take members and sequences as one axis. Here each device runs its members on its
+        sequences, and all that comes of it (gradients, losses) is joined and averaged by one all-reduce.
+
+        Args:
+            function: takes dicts of stacked tensors (K, ...) and a batch (B, ...) last; returns tensors
+                (K, ...) that are means over the batch.
+        """
+        if self.mesh.data == 1:
+            return function
+
+        def call(*stacks_and_batch: Any) -> Any:
+            *stacks, tokens = stacks_and_batch
+            if len(tokens) % self.mesh.data:  # held-out text of less than a batch
+                return function(*stacks, tokens)
+            parts = [{name: self._part_of(t, "trial") for name, t in stack.items()} for stack in stacks]
+            found, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
+            joined_KN = torch.cat([t.reshape(len(t), -1) for t in found], 1)
+            whole = self._whole_of(joined_KN).mean(0).split([t[0].numel() for t in found], 1)
+            shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, found, strict=True)]
+            return tree_unflatten(shaped, structure)
+
+        return call
+
+    def _part_of(self, tensor: Tensor, axis: str) -> Tensor:
+        """What each device holds of a tensor cut along its first dimension; each goes on with its own."""
+        from torch_xla.distributed import spmd
+
+        columns = tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
+        spec = (axis, *(None,) * (columns.dim() - 1))
+        part = spmd.enable_manual_sharding(columns, spec, mesh=self._mesh).global_tensor
+        return part.squeeze(1) if tensor.dim() == 1 else part
+
+    def _whole_of(self, part_KN: Tensor) -> Tensor:
+        """Parts (members of a device, N) as one tensor (data, K, N)."""
+        from torch_xla.distributed import spmd
+
+        members, n = part_KN.shape
+        shape = torch.Size((self.mesh.data, members * self.mesh.trial, n))
+        spec = ("data", "trial", None)
+        return spmd.disable_manual_sharding(part_KN[None], spec, shape, mesh=self._mesh).global_tensor
 
     def _send(self, tensor: Tensor, axes: tuple[str | None, ...]) -> Tensor:
         from torch_xla.core import xla_model

@@ -66,10 +66,12 @@ class PackRun:
         options: RunOptions,
         checkpoints: Path | None,
         control: Control | None,
+        writes: bool = True,
     ) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.dataset, self.control, self.checkpoints = options, dataset, control, checkpoints
+        self._writes = writes  # one process alone of those that train a pack together
         batch_size = trials[0].data.batch_size
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         way = self.device.way if options.way == "auto" else options.way
@@ -282,7 +284,8 @@ class PackRun:
             "waited": self.waited,
         }
         tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
-        checkpoint.save(self.checkpoints, self.pack.steps_done, tensors, meta)
+        if self._writes:
+            checkpoint.save(self.checkpoints, self.pack.steps_done, tensors, meta)
 
     def _resume(self) -> None:
         assert self.checkpoints is not None

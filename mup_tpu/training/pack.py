@@ -133,8 +133,11 @@ class Pack:
             ]
         else:
             self._optimizer = StackedOptimizer(trials, scalings, self._place)
-            self._gradients_and_losses = self._compile(vmap(grad_and_value(self._loss), in_dims=(0, 0, None)))
-            self._losses = self._compile(vmap(self._loss, in_dims=(0, 0, None)))
+            on_parts, by_member = self.device.on_parts, (0, 0, None)
+            self._gradients_and_losses = self._compile(
+                on_parts(vmap(grad_and_value(self._loss), in_dims=by_member))
+            )
+            self._losses = self._compile(on_parts(vmap(self._loss, in_dims=by_member)))
 
     def _place(self, tensor: Tensor) -> Tensor:
         """A stacked tensor on the device, padded to the mesh by copies of its last member."""

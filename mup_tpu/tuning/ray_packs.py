@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mup_tpu.errors import ConfigError, PackTooLarge
 from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.tuning.cluster import Slots, first_line, slots
 from mup_tpu.tuning.plan import split_pack
+from mup_tpu.tuning.workers import PackWorker, SliceWorker, end_worker
 
 MAX_ATTEMPTS = 3
 """Times a pack is started before its trials count as failed."""
@@ -38,27 +39,6 @@ class PackFailure:
 PackEvent = Report | PackResult | PackFailure | PackSplit
 
 
-class _PackWorker:
-    """Runs packs one after another; lives in its own Ray process."""
-
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
-
-    def ready(self) -> None:
-        """Answers once the worker has a place on the cluster."""
-
-    def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[PackEvent]:
-        """Train one pack."""
-        from mup_tpu import data
-        from mup_tpu.training.loop import train_pack
-
-        dataset = data.load(trials[0].data, progress=False)
-        folder = Path(checkpoints) if checkpoints else None
-        for event in train_pack(trials, dataset, self._options, folder):
-            # The pack's tensors stay here: rows and curves are all that the store needs.
-            yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
-
-
 class _Workers:
     """The actors of a run: kept for all of it, replaced where lost, more of them where nodes join.
 
@@ -69,7 +49,8 @@ class _Workers:
     def __init__(self, options: RunOptions, room: Slots) -> None:
         self._options, self._room, self._looked_at = options, room, time.monotonic()
         environment = {"env_vars": room.environment}
-        self._remote = ray.remote(_PackWorker).options(runtime_env=environment, **room.needs)
+        worker = ray.remote(PackWorker if room.slice is None else SliceWorker)
+        self._remote = worker.options(runtime_env=environment, **room.needs)
         self._failed_starts = 0
         self.starting: dict[Any, Any] = {}
         """Answer to come -> worker."""
@@ -83,7 +64,8 @@ class _Workers:
             self._room, self._looked_at = _room_now(self._options, self._room), time.monotonic()
         have = len(self.starting) + len(self.idle) + len(self.busy)
         for _ in range(min(self._room.count, wanted) - have):
-            worker = self._remote.remote(self._options)
+            reserves = [] if self._room.slice is None else [self._room.slice]
+            worker = self._remote.remote(self._options, *reserves)
             self.starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
 
     def wait(self) -> list[Any]:
@@ -104,6 +86,7 @@ class _Workers:
                 self.idle.append(worker)
                 self._failed_starts = 0
             except ray.exceptions.RayError as error:
+                end_worker(worker)
                 self._failed_starts += 1
                 if self._failed_starts >= MAX_ATTEMPTS:
                     raise ConfigError(f"workers do not start: {first_line(error)}") from None
@@ -115,13 +98,13 @@ class _Workers:
 
     def lost(self, stream: Any) -> None:
         """A worker has died, its node and its place on the cluster maybe with it."""
-        del self.busy[stream]
+        end_worker(self.busy.pop(stream)[1])
         self._looked_at = -math.inf
 
     def kill(self) -> None:
         """End all of them."""
         for worker in [*self.idle, *self.starting.values(), *(worker for _, worker in self.busy.values())]:
-            ray.kill(worker)
+            end_worker(worker)
 
 
 def run_packs(

@@ -71,6 +71,8 @@ def run_search(
         StoreError: the folder cannot be written, or another search is writing it.
         DataError: the corpus cannot be used.
     """
+    if run.tpu_trial == "slice":
+        raise ConfigError("tpu_trial 'slice' is for sweeps; a search takes 'host' or 'chip'")
     # Our progress is what is shown; Tune's loggers would write every row again.
     os.environ |= {
         "RAY_AIR_NEW_OUTPUT": "0",

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import Trial
@@ -228,6 +230,35 @@ def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alo
 def test_trials_of_different_shape_are_refused():
     with pytest.raises(ConfigError, match="must share shape"):
         Pack([TINY, TINY.replace(width=64)], VOCAB, get_device("cpu"))
+
+
+class Dtypes(TorchDispatchMode):
+    """Dtypes of the floating tensors that each operation is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given, _ = tree_flatten((args, kwargs))
+        floating = {t.dtype for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()}
+        self.seen.setdefault(operation.overloadpacket.__name__, set()).update(floating)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(way):
+    pack = Pack([TINY.replace(precision="bf16", weight_decay=0.1)] * 2, VOCAB, get_device("cpu"), way)
+    with Dtypes() as dtypes:
+        losses_K = pack.step(batches(TINY)[0])
+    products = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu")
+    assert set().union(*(dtypes.seen.get(name, set()) for name in products[:3])) == {torch.bfloat16}
+    update = ("_fused_adamw_",) if way == "loop" else ("lerp_", "addcmul_", "sqrt")
+    softmax = ("_log_softmax",) if way == "loop" else ("_log_softmax", "_softmax")  # else inside the kernel
+    for name in (*softmax, *update):
+        assert dtypes.seen[name] == {torch.float32}, name
+    assert losses_K.dtype == torch.float32
+    assert {t.dtype for t in pack.tensors().values()} == {torch.float32}
 
 
 def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learning_rate():

@@ -140,6 +140,12 @@ def test_more_samples_go_on_where_the_search_was(searched, search, cluster, tmp_
     assert kept["finished_at"].tolist() == before["finished_at"].tolist()
 
 
+def test_a_search_takes_no_slices(search, tmp_path):
+    options = RunOptions(device="xla", tpu_trial="slice")
+    with pytest.raises(ConfigError, match="tpu_trial 'slice' is for sweeps; a search takes"):
+        run_search(search, str(tmp_path), SearchOptions(), options, False, Console(quiet=True))
+
+
 @pytest.mark.slow
 def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(cluster, tiny, tmp_path):
     widths = Search("wide", tiny, {"width": Domain("choice", values=(32.0, 2.0**20))})

@@ -140,7 +140,7 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
             last[index] = event
             if index == 0 and isinstance(event, Report) and not killed:
                 for process in psutil.Process().children(recursive=True):
-                    if "_PackWorker" in " ".join(process.cmdline()):
+                    if "PackWorker" in " ".join(process.cmdline()):
                         process.kill()
                 killed = True
     assert killed
