@@ -101,10 +101,17 @@ class Folder:
             partial.unlink(missing_ok=True)
 
     def remove(self, *names: str) -> None:
-        """Remove files, or folders with all in them; with no name, this folder. Absent ones are no error."""
-        for path in [self._at(name) for name in names] or [self._root]:
-            with _errors_as_oserror(), contextlib.suppress(FileNotFoundError):
-                self._fs.rm(path, recursive=True)
+        """Remove files, or folders with all that is in them; those that are not there are no error."""
+        for name in names:
+            self._remove(self._at(name))
+
+    def remove_all(self) -> None:
+        """Remove this folder with all that is in it."""
+        self._remove(self._root)
+
+    def _remove(self, path: str) -> None:
+        with _errors_as_oserror(), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(path, recursive=True)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

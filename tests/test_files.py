@@ -25,8 +25,12 @@ def test_files_come_back_and_are_listed_by_name(folder):
         assert path.read_bytes() == b"3" and checksum(path) == hashlib.sha256(b"3").hexdigest()
     folder.remove("b", "a", "never there")
     assert folder.names() == []
+    folder.write("a", b"1")
     folder.remove()
-    folder.remove()
+    assert folder.names() == ["a"]
+    folder.remove_all()
+    folder.remove_all()
+    assert folder.names() == []
 
 
 def test_a_file_whose_writing_fails_is_not_there(folder):

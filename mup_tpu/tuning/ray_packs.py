@@ -6,11 +6,11 @@ one; if a pack raises, its trials are stored as failed with the reason, and the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -39,8 +39,8 @@ PackEvent = Report | PackResult | PackFailure
 class _PackWorker:
     """Runs packs one after another; lives in its own Ray process."""
 
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
+    def __init__(self, options: RunOptions, results: str | None) -> None:
+        self._options, self._results = options, results
 
     def ready(self) -> None:
         """Answers once the worker has a place on the cluster."""
@@ -48,13 +48,14 @@ class _PackWorker:
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[PackEvent]:
         """Train one pack."""
         from mup_tpu import data
+        from mup_tpu.training.host_log import host_log
         from mup_tpu.training.loop import train_pack
 
-        dataset = data.load(trials[0].data, progress=False)
-        folder = Path(checkpoints) if checkpoints else None
-        for event in train_pack(trials, dataset, self._options, folder):
-            # The pack's tensors stay here: rows and curves are all that the store needs.
-            yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
+        with host_log(self._results, warnings=True) if self._results else contextlib.nullcontext():
+            dataset = data.load(trials[0].data, progress=False)
+            for event in train_pack(trials, dataset, self._options, checkpoints):
+                # The pack's tensors stay here: rows and curves are all that the store needs.
+                yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
 
 
 class _Workers:
@@ -64,8 +65,9 @@ class _Workers:
     wait for one for long.
     """
 
-    def __init__(self, options: RunOptions, room: Slots) -> None:
+    def __init__(self, options: RunOptions, room: Slots, results: str | None) -> None:
         self._options, self._room, self._looked_at = options, room, time.monotonic()
+        self._results = results
         environment = {"env_vars": room.environment}
         self._remote = ray.remote(_PackWorker).options(runtime_env=environment, **room.needs)
         self._failed_starts = 0
@@ -81,7 +83,7 @@ class _Workers:
             self._room, self._looked_at = _room_now(self._options, self._room), time.monotonic()
         have = len(self.starting) + len(self.idle) + len(self.busy)
         for _ in range(min(self._room.count, wanted) - have):
-            worker = self._remote.remote(self._options)
+            worker = self._remote.remote(self._options, self._results)
             self.starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
 
     def wait(self) -> list[Any]:
@@ -126,7 +128,8 @@ def run_packs(
     packs: Sequence[Sequence[Trial]],
     options: RunOptions,
     room: Slots,
-    checkpoints: Sequence[Path | None],
+    checkpoints: Sequence[str | None],
+    results: str | None = None,
 ) -> Generator[tuple[int, PackEvent | None]]:
     """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
 
@@ -134,20 +137,20 @@ def run_packs(
         packs: in the order to start them.
         options: how each is run.
         room: how many at once to begin with, and what an actor asks Ray for; looked at again as they run.
-        checkpoints: a folder for each pack, or None.
+        checkpoints: a folder or fsspec URL for each pack, or None.
+        results: the folder or fsspec URL whose logs the workers keep theirs in; None keeps none.
     """
     waiting = list(range(len(packs)))
     attempts = [0] * len(packs)
-    workers = _Workers(options, room)
+    workers = _Workers(options, room, results)
     try:
         while waiting or workers.busy:
             workers.fill(len(waiting) + len(workers.busy))
             while waiting and workers.idle:
                 index, worker = waiting.pop(0), workers.idle.pop()
                 attempts[index] += 1
-                folder = checkpoints[index]
                 stream = worker.run.options(num_returns="streaming").remote(
-                    list(packs[index]), str(folder) if folder else None
+                    list(packs[index]), checkpoints[index]
                 )
                 workers.busy[stream] = (index, worker)
                 yield index, None
