@@ -20,13 +20,12 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import fsspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import StoreError
+from mup_tpu.files import Folder, reason
 
 FORMAT = 1
 
@@ -105,15 +104,14 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str], experiment: str) -> None:
-        self.path = str(path)
+        self.folder = results_folder(path)
         self.experiment = experiment
-        self._fs, self._root = fsspec.url_to_fs(self.path)
-        held = _read_header(self._fs, self._root)
+        held = _read_header(self.folder)
         if held is None:
-            _write(self._fs, f"{self._root}/store.json", json.dumps(_header(experiment)).encode())
+            _write(self.folder, "store.json", json.dumps(_header(experiment)).encode())
         elif held["experiment"] != experiment:
             raise StoreError(
-                f"results folder {self.path} holds experiment {held['experiment']!r}, not {experiment!r}; "
+                f"results folder {self.folder} holds experiment {held['experiment']!r}, not {experiment!r}; "
                 "give this one a folder of its own"
             )
 
@@ -129,22 +127,34 @@ class Store:
         part = uuid.uuid4().hex
         for table, records in (("curves", curves), ("runs", rows)):
             if records:
-                _write(self._fs, f"{self._root}/{table}/{part}.parquet", _parquet(records, _SCHEMAS[table]))
+                _write(self.folder, f"{table}/{part}.parquet", _parquet(records, _SCHEMAS[table]))
 
     def done(self, stopped: bool = True) -> set[str]:
         """trial_ids whose result is stored, those that were stopped early among them or not."""
-        runs = _read_table(self._fs, self._root, "runs")
+        runs = _read_table(self.folder, "runs")
         final = runs["status"].isin(FINAL) & (stopped | (runs["status"] != "stopped"))
         return set(runs.loc[final, "trial_id"])
 
     def compact(self) -> None:
         """Merge all parts into one of each table (a folder to commit is easier to look at)."""
         for table in ("runs", "curves"):
-            parts = _parts(self._fs, self._root, table)
+            parts = _parts(self.folder, table)
             if len(parts) > 1:
-                merged = pa.Table.from_pandas(_read_table(self._fs, self._root, table), preserve_index=False)
-                _write(self._fs, f"{self._root}/{table}/{uuid.uuid4().hex}.parquet", _parquet_bytes(merged))
-                self._fs.rm(parts)
+                merged = pa.Table.from_pandas(_read_table(self.folder, table), preserve_index=False)
+                _write(self.folder, f"{table}/{uuid.uuid4().hex}.parquet", _parquet_bytes(merged))
+                self.folder.remove(*parts)
+
+
+def results_folder(path: str | os.PathLike[str]) -> Folder:
+    """A results folder by its local path or fsspec URL.
+
+    Raises:
+        StoreError: the URL is of a kind that is not known, or whose package is not installed.
+    """
+    try:
+        return Folder(path)
+    except OSError as error:
+        raise StoreError(f"results folder {path} cannot be opened: {reason(error)}") from None
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -156,10 +166,10 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         StoreError: there is no such folder, or it holds no runs.
     """
-    fs, root = fsspec.url_to_fs(str(path))
-    if _read_header(fs, root) is None:
+    folder = results_folder(path)
+    if _read_header(folder) is None:
         raise StoreError(f"results folder {path} holds no store (no store.json in it)")
-    runs = _read_table(fs, root, "runs")
+    runs = _read_table(folder, "runs")
     if runs.empty:
         raise StoreError(f"results folder {path} holds no runs yet")
     order = ["parametrization", "width", "lr", "seed", "trial_id"]
@@ -168,45 +178,48 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Learning curves of a results folder: trial_id, step, tokens, split, loss (nat per token)."""
-    fs, root = fsspec.url_to_fs(str(path))
-    return _read_table(fs, root, "curves").sort_values(["trial_id", "split", "step"], ignore_index=True)
+    return _read_table(results_folder(path), "curves").sort_values(
+        ["trial_id", "split", "step"], ignore_index=True
+    )
 
 
 def _header(experiment: str) -> dict[str, Any]:
     return {"experiment": experiment, "format": FORMAT}
 
 
-def _read_header(fs: Any, root: str) -> dict[str, Any] | None:
+def _read_header(folder: Folder) -> dict[str, Any] | None:
     try:
-        header = json.loads(fs.cat_file(f"{root}/store.json"))
+        header = json.loads(folder.read("store.json"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise StoreError(f"results folder {root} cannot be read: store.json: {error}") from None
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+    except ValueError as error:
+        raise StoreError(f"results folder {folder} cannot be read: store.json: {error}") from None
     if header.get("format") != FORMAT:
         raise StoreError(
-            f"results folder {root} has store format {header.get('format')!r}; this version reads {FORMAT}"
+            f"results folder {folder} has store format {header.get('format')!r}; this version reads {FORMAT}"
         )
     return header
 
 
-def _parts(fs: Any, root: str, table: str) -> list[str]:
-    try:
-        return sorted(p for p in fs.ls(f"{root}/{table}", detail=False) if p.endswith(".parquet"))
-    except FileNotFoundError:
-        return []
+def _parts(folder: Folder, table: str) -> list[str]:
+    return [f"{table}/{name}" for name in (folder / table).names() if name.endswith(".parquet")]
 
 
-def _read_table(fs: Any, root: str, table: str) -> pd.DataFrame:
-    fs.invalidate_cache()
+def _read_table(folder: Folder, table: str) -> pd.DataFrame:
     tables = []
-    for part in _parts(fs, root, table):
+    try:
+        parts = _parts(folder, table)
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+    for part in parts:
         try:
-            tables.append(pq.read_table(io.BytesIO(fs.cat_file(part))))
+            tables.append(pq.read_table(io.BytesIO(folder.read(part))))
         except FileNotFoundError:
             continue  # merged into another part by a compaction since the listing
         except (OSError, pa.ArrowInvalid) as error:
-            raise StoreError(f"part {part} of the results folder cannot be read: {error}") from None
+            raise StoreError(f"part {folder}/{part} of the results folder cannot be read: {error}") from None
     whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
     frame = whole.to_pandas()
     if table == "curves":
@@ -228,23 +241,8 @@ def _parquet_bytes(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _write(fs: Any, path: str, content: bytes) -> None:
-    """Put a file in place whole: by rename on a local disk, by one upload elsewhere."""
-    folder = path.rsplit("/", 1)[0]
+def _write(folder: Folder, name: str, content: bytes) -> None:
     try:
-        fs.makedirs(folder, exist_ok=True)
-        if not isinstance(fs, LocalFileSystem):
-            fs.pipe_file(path, content)
-            return
-        partial = f"{folder}/.partial-{uuid.uuid4().hex}"
-        try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            if os.path.exists(partial):
-                os.remove(partial)
+        folder.write(name, content)
     except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be written: {error.strerror or error}") from None
+        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

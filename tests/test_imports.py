@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "mup_tpu"
 HEAVY = ("torch", "torch_xla", "torchvision", "ray", "transformers", "datasets", "mup", "hyperopt", "optuna")
 LIGHT_ROOMS = (
     "errors",
+    "files",
     "parametrization",
     "config",
     "config_io",
@@ -24,19 +25,20 @@ LIGHT_ROOMS = (
 # What each room may import from the package, besides itself; the command line and experiments may use all.
 CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search"}
 MODEL = CONFIGURATION | {"model"}
-TRAINING = MODEL | {"data", "devices", "training"}
+TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
     "errors": set(),
+    "files": set(),
     "parametrization": {"errors"},
     "config": {"errors", "parametrization"},
     "config_io": CONFIGURATION,
     "config_search": CONFIGURATION,
     "model": CONFIGURATION,
-    "data": CONFIGURATION,
+    "data": CONFIGURATION | {"files"},
     "devices": MODEL,
     "training": TRAINING,
     "tuning": TRAINING | {"store"},
-    "store": CONFIGURATION,
+    "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},

@@ -168,3 +168,8 @@ def test_urls_work_like_folders():
     store.compact()
     assert load_runs("memory://bucket/results")["loss"].tolist() == [2.0, 1.0]
     assert len(load_curves("memory://bucket/results")) == 1
+
+
+def test_a_url_that_cannot_be_opened_is_named():
+    with pytest.raises(StoreError, match="results folder nothing://x cannot be opened: Protocol not known"):
+        Store("nothing://x", "x")

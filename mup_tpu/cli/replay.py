@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from mup_tpu.config import format_learning_rate
 from mup_tpu.errors import TableError
+from mup_tpu.files import Folder, reason
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,9 +264,17 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
         _draw(table.analyze(path), folder)
 
 
-def _figures_folder(path: str) -> Path:
+def _figures_folder(path: str) -> Path | str:
+    if "://" in path:
+        return f"{_without_file(path)}/figures"
     source = Path(path)
     return source / "figures" if source.is_dir() else source.parent / "figures"
+
+
+def _without_file(url: str) -> str:
+    """The folder of a table's URL, or the URL of a results folder itself."""
+    head, _, name = url.rstrip("/").rpartition("/")
+    return head if Path(name).suffix in (".csv", ".parquet") else f"{head}/{name}"
 
 
 def _draw(analysis: TransferAnalysis, folder: Path) -> None:
@@ -273,19 +283,33 @@ def _draw(analysis: TransferAnalysis, folder: Path) -> None:
     _save(plots.transfer_figures(analysis), folder, _to_json(analysis.to_dict()))
 
 
-def _save(figures: Mapping[str, Figure], folder: Path, numbers: str | None = None) -> None:
-    """Figures as files, and the numbers behind them as analysis.json."""
+def _save(figures: Mapping[str, Figure], folder: Path | str, numbers: str | None = None) -> None:
+    """Figures as files, and the numbers behind them as analysis.json, in a folder or at an fsspec URL."""
     from mup_tpu import plots
 
+    names = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, figure in figures.items():
+            for file in plots.save_figure(figure, Path(scratch), name):
+                _write(f"figures folder {folder}", folder, file.name, file.read_bytes())
+                names.append(file.name)
+    if numbers is not None:
+        _write(f"figures folder {folder}", folder, "analysis.json", f"{numbers}\n".encode())
+    for name in names:
+        if name.endswith(".png"):
+            Console().print(f"figure: {folder}/{name}", highlight=False, soft_wrap=True)
+
+
+def _write(what: str, folder: Path | str, name: str, content: bytes) -> None:
+    """Put a file into a folder or at an fsspec URL.
+
+    Raises:
+        TableError: it cannot be written.
+    """
     try:
-        paths = [path for name, figure in figures.items() for path in plots.save_figure(figure, folder, name)]
-        if numbers is not None:
-            (folder / "analysis.json").write_text(numbers + "\n", encoding="utf-8")
+        Folder(folder).write(name, content)
     except OSError as error:
-        raise TableError(f"figures folder {folder} cannot be written: {error.strerror}") from None
-    for path in paths:
-        if path.suffix == ".png":
-            Console().print(f"figure: {path}", highlight=False, soft_wrap=True)
+        raise TableError(f"{what} cannot be written: {reason(error)}") from None
 
 
 def report(path: Where, out: Path | None = None, table: TableOptions = TableOptions()) -> None:
@@ -298,14 +322,12 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
     """
     from mup_tpu import report as rendering
 
-    source = Path(path)
     loaded = table.load(path)
     html = rendering.render(table.analyze_table(loaded), loaded.stored, table.epsilon, table.delta)
-    file = out or (source.with_suffix(".html") if loaded.stored is None else source / "report.html")
-    try:
-        file.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise TableError(f"report {file} cannot be written: {error.strerror}") from None
+    beside = f"{path.removesuffix(Path(path).suffix)}.html"
+    file = str(out or (beside if loaded.stored is None else f"{path.rstrip('/')}/report.html"))
+    folder, _, name = file.rpartition("/")
+    _write(f"report {file}", folder or ".", name, html.encode())
     Console().print(f"report: {file}", highlight=False, soft_wrap=True)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,15 +21,13 @@ from mup_tpu.errors import ConfigError, Preempted, StoreError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mup_tpu.training.report import Report
-
 
 def train(
     trial: Trial = Trial(),
     run: RunOptions = RunOptions(),
     config: Path | None = None,
     results: str | None = None,
-    checkpoints: Path | None = None,
+    checkpoints: str | None = None,
     export: Path | None = None,
     xla_report: bool = False,
     profile: Path | None = None,
@@ -39,9 +39,9 @@ def train(
         run: How to run it.
         config: TOML file with [model], [data], [optimizer], [train]; it takes the place of the options for
             them.
-        results: Results folder to store the row and the learning curve in.
-        checkpoints: Folder to checkpoint to and to go on from (every tenth of the run unless
-            --checkpoint-every).
+        results: Results folder (or fsspec URL) to store the row and the learning curve in.
+        checkpoints: Folder (or fsspec URL) to checkpoint to and to go on from, every tenth of the run unless
+            --checkpoint-every. The last two are kept, and the best of those that --eval-every evaluated.
         export: Folder to write the trained model to, as a stock Hugging Face GPT-2.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
@@ -72,25 +72,12 @@ def train(
     dataset = data.load(trial.data)
     if run.threads:
         torch.set_num_threads(run.threads)
-    shown = [0]
-    with console.status("starting") as status:
-
-        def show(report: Report) -> None:
-            line = f"step {report.step}/{report.steps} · loss {report.losses[0]:.4f}"
-            if report.validation_losses:
-                line += f" · held-out {report.validation_losses[0]:.4f}"
-            line += f" · {report.tokens_per_second:,.0f} tokens/s"
-            if console.is_terminal:
-                status.update(line)
-            elif report.step * 10 // report.steps > shown[0]:  # a log file gets ten lines
-                shown[0] = report.step * 10 // report.steps
-                console.print(line, highlight=False)
-
+    with console.status("starting") as status, _log_lines(console, results):
         training = PackRun([trial], dataset, run, checkpoints, None)
         with training.preemptible(), _profiler(profile) as next_interval:
             for event in training.steps():
                 if isinstance(event, Report):
-                    show(event)
+                    status.update(str(event))
                     next_interval()
                 else:
                     result = event
@@ -107,17 +94,30 @@ def train(
     )
     console.print(
         f"{row['status']}: {loss}, width {row['width']}, {row['params']:,} parameters, "
-        f"{row['tokens']:,} tokens, {row['wall_time_s']:.1f} s, input wait {result.input_wait_fraction:.1%}",
+        f"{row['tokens']:,} tokens, {row['wall_time_s']:.1f} s · {result.rates}",
         highlight=False,
         soft_wrap=True,
     )
     if xla_report:
-        _print_xla_report(console, row, result.input_wait_fraction)
+        _print_xla_report(console, row, result.rates.input_wait if result.rates else 0.0)
     if export is not None:
         assert result.pack is not None
         parameters = result.pack.member_parameters(0)
         path = export_stock(trial.model, parameters, dataset.vocab_size, trial.data.sequence_length, export)
         console.print(f"exported a stock GPT-2 to {path}", highlight=False)
+
+
+@contextlib.contextmanager
+def _log_lines(console: Console, results: str | None) -> Iterator[None]:
+    """Lines at every log point: to the console where it is no terminal, and to the logs of the results."""
+    from mup_tpu.training.host_log import attached, host_log
+
+    with contextlib.ExitStack() as stack:
+        if not console.is_terminal:
+            stack.enter_context(attached(logging.StreamHandler(sys.stdout), "mup_tpu"))
+        if results is not None:
+            stack.enter_context(host_log(results))
+        yield
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
 from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
+from mup_tpu.files import checksum
 
 FORMAT = 1
 """Part of the fingerprint: tokens made by another rule are other data."""
@@ -113,7 +114,7 @@ def _build(config: DataConfig, name: str, folder: Path) -> None:
             )
             np.save(partial / f"{key}.npy", tokens)
             meta[key] = {"documents": len(members), "tokens": len(tokens)}
-            meta["sha256"][f"{key}.npy"] = _checksum(partial / f"{key}.npy")
+            meta["sha256"][f"{key}.npy"] = checksum(partial / f"{key}.npy")
             counts += np.bincount(tokens, minlength=tokenizer.vocab_size)
         share = counts[counts > 0] / max(1, counts.sum())
         meta["unigram_entropy"] = float(-(share * np.log(share)).sum())
@@ -136,7 +137,7 @@ def _build(config: DataConfig, name: str, folder: Path) -> None:
 def _is_whole(folder: Path) -> bool:
     try:
         sums = json.loads((folder / "meta.json").read_text())["sha256"]
-        return all(_checksum(folder / file) == expected for file, expected in sums.items())
+        return all(checksum(folder / file) == expected for file, expected in sums.items())
     except (OSError, ValueError, KeyError):
         return False
 
@@ -173,8 +174,3 @@ def _name(config: DataConfig) -> str:
 
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,27 +1,37 @@
-"""Checkpoints of a pack: one folder, safetensors and JSON, written whole or not at all.
+"""Checkpoints of a pack, in a local folder or at an fsspec URL: safetensors and JSON, whole or not counted.
 
-A pack of 16 is one checkpoint. The folder appears by a rename once everything in it is on disk, and carries a
-checksum, so that a torn one is recognised and the one before it taken.
+A pack of 16 is one checkpoint:
+
+    step-00000500/tensors.safetensors   parameters, optimizer state and losses of all members
+    step-00000500/meta.json             written last, with the other's checksum: it makes this a checkpoint
+
+Object stores have no rename, so both kinds of folder go by that marker. One that is half-written or damaged
+is told by it, and the one before is taken.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import copy
 import json
 import os
-import shutil
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mup_tpu.errors import StoreError
+from mup_tpu.files import Folder, checksum, reason
 
 KEEP = 2
-"""Checkpoints kept: the last, and one before it in case the last is damaged."""
+"""Checkpoints kept beside the best: the last, and one before it in case the last is damaged."""
+
+_TENSORS, _META = "tensors.safetensors", "meta.json"
 
 
 @dataclass(frozen=True)
@@ -33,62 +43,161 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Path:
-    """Write the checkpoint of `step`, then drop all but the last `KEEP`.
+def save(
+    path: str | os.PathLike[str],
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    evaluation_loss: float | None = None,
+) -> None:
+    """Write the checkpoint of `step`; then drop all but the last `KEEP` and the best.
 
     Args:
-        folder: the pack's folder of checkpoints.
+        path: the pack's folder of checkpoints, or its fsspec URL.
         step: steps done.
-        tensors: named tensors, from any device.
-        meta: plain values for meta.json.
+        tensors: by name, from any device.
+        meta: plain values for meta.json; `trial_ids` tells one pack's checkpoints from another's.
+        evaluation_loss: held-out loss of the pack's best member at this very step, if it was evaluated.
 
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
     """
-    target = folder / f"step-{step:08d}"
-    partial = folder / f".partial-{step:08d}-{os.getpid()}"
+    name = f"step-{step:08d}"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(on_cpu, partial / "tensors.safetensors")
-        content = {"step": step, "sha256": _checksum(partial / "tensors.safetensors"), **meta}
-        (partial / "meta.json").write_text(json.dumps(content))
-        for path in partial.iterdir():
-            _flush_to_disk(path)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise StoreError(f"checkpoint folder {folder} cannot be written: {error.strerror}") from None
-    for old in _steps(folder)[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
-    return target
+        folder = Folder(path)
+        folder.remove(name)
+        with folder.writing(f"{name}/{_TENSORS}") as file:
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, file)
+            digest = checksum(file)
+        content = {"step": step, "sha256": digest, "evaluation_loss": evaluation_loss, **meta}
+        folder.write(f"{name}/{_META}", json.dumps(content).encode())
+    except (OSError, SafetensorError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"checkpoint folder {path} cannot be written: {why}") from None
+    with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next
+        _drop_old(folder, content)
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
-    """The last checkpoint that is whole, or None; says so when it passes over a damaged one."""
-    for path in reversed(_steps(folder)):
+class CheckpointWriter:
+    """Writes a pack's checkpoints in a thread while the pack trains on, one at a time.
+
+    Args:
+        path: the pack's folder of checkpoints, or its fsspec URL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._in_flight: Future[None] | None = None
+
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], evaluation_loss: float | None
+    ) -> None:
+        """As `save`, but back once all is copied to host memory; waits for the one before.
+
+        Raises:
+            StoreError: the one before could not be written.
+        """
+        self.wait()
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._in_flight = self._thread.submit(
+            save, self._path, step, copies, copy.deepcopy(meta), evaluation_loss
+        )
+
+    def wait(self) -> None:
+        """Wait until what was saved is written.
+
+        Raises:
+            StoreError: it could not be.
+        """
+        write, self._in_flight = self._in_flight, None
+        if write is not None:
+            write.result()
+
+    def close(self) -> None:
+        """Wait, and only warn of a failure: a pack at its end must not lose what it has trained."""
         try:
-            meta = json.loads((path / "meta.json").read_text())
-            if _checksum(path / "tensors.safetensors") != meta["sha256"]:
-                raise ValueError("its checksum does not match")
-            return Checkpoint(meta["step"], load_file(path / "tensors.safetensors"), meta)
-        except (OSError, ValueError, KeyError) as error:
-            warnings.warn(f"checkpoint {path} is damaged ({error}); taking the one before it", stacklevel=2)
+            self.wait()
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+
+def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """The last checkpoint that is whole, or None; says so when it passes over a damaged one.
+
+    Raises:
+        StoreError: the folder is there but cannot be read.
+    """
+    with _read_errors(path):
+        folder = Folder(path)
+        return _first_whole(folder, reversed(_steps(folder)))
+
+
+def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """The checkpoint of least evaluation loss that is whole, or None where no evaluation fell on one.
+
+    Raises:
+        StoreError: the folder is there but cannot be read.
+    """
+    with _read_errors(path):
+        folder = Folder(path)
+        metas = {name: _meta(folder, name) for name in _steps(folder)}
+        return _first_whole(folder, _by_loss({name: meta for name, meta in metas.items() if meta}))
+
+
+def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
+    for name in names:
+        try:
+            meta = json.loads(folder.read(f"{name}/{_META}"))
+            with folder.reading(f"{name}/{_TENSORS}") as file:
+                if checksum(file) != meta["sha256"]:
+                    raise ValueError("its checksum does not match")
+                return Checkpoint(meta["step"], load_file(file), meta)
+        except FileNotFoundError:
+            why = "half-written: a file of it is missing"
+        except (ValueError, KeyError, SafetensorError) as error:
+            why = str(error)
+        warnings.warn(
+            f"checkpoint {folder}/{name} is damaged ({why}); taking the one before it", stacklevel=4
+        )
     return None
 
 
-def _steps(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
+    """Keep the last of this pack up to the one just written, and its best.
+
+    Later ones are damaged, or the pack would have gone on from them.
+    """
+    metas = {name: _meta(folder, name) for name in _steps(folder)}
+    own = {
+        name: meta
+        for name, meta in metas.items()
+        if meta and meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
+    }
+    kept = {*list(own)[-KEEP:], *_by_loss(own)[:1]}
+    folder.remove(*(name for name in metas if name not in kept))
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of those that were evaluated, the least evaluation loss first."""
+    losses = {name: meta.get("evaluation_loss") for name, meta in metas.items()}
+    return [name for loss, name in sorted((loss, name) for name, loss in losses.items() if loss is not None)]
 
 
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _steps(folder: Folder) -> list[str]:
+    return [name for name in folder.names() if name.startswith("step-")]
+
+
+def _meta(folder: Folder, name: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(folder.read(f"{name}/{_META}"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"checkpoint folder {path} cannot be read: {reason(error)}") from None

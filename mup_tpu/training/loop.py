@@ -6,12 +6,12 @@ Shapes: K members, S steps, B sequences, T tokens, N evaluation batches.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import torch
@@ -19,23 +19,28 @@ import torch
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
+from mup_tpu.devices.peak import peak_flops
 from mup_tpu.model import count_parameters
-from mup_tpu.training import checkpoint
+from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
+from mup_tpu.training.meter import Meter, flops_per_token
+from mup_tpu.training.optimizer import step_size
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackResult, Rates, Report, summary
 from mup_tpu.training.rows import run_row, train_curve
 
 Control = Callable[[Report], Collection[int]]
 """Looks at a report and names the members to stop."""
+
+_log = logging.getLogger(__name__)
 
 
 def train_pack(
     trials: Sequence[Trial],
     dataset: TokenDataset,
     options: RunOptions,
-    checkpoints: Path | None = None,
+    checkpoints: str | PathLike[str] | None = None,
     control: Control | None = None,
 ) -> Iterator[Report | PackResult]:
     """Train a pack to its end, yielding a Report at every log point and the PackResult last.
@@ -44,7 +49,7 @@ def train_pack(
         trials: the members, of one `Trial.pack_key()`.
         dataset: their batches.
         options: how to run.
-        checkpoints: folder to checkpoint to and to go on from; None keeps none.
+        checkpoints: folder (or fsspec URL) to checkpoint to and to go on from; None keeps none.
         control: may stop members early; they end with status "stopped".
 
     Returns:
@@ -64,13 +69,13 @@ class PackRun:
         trials: Sequence[Trial],
         dataset: TokenDataset,
         options: RunOptions,
-        checkpoints: Path | None,
+        checkpoints: str | PathLike[str] | None,
         control: Control | None,
         writes: bool = True,
     ) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)
-        self.options, self.dataset, self.control, self.checkpoints = options, dataset, control, checkpoints
+        self.options, self.dataset, self.control = options, dataset, control
         self._writes = writes  # one process alone of those that train a pack together
         batch_size = trials[0].data.batch_size
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
@@ -88,26 +93,29 @@ class PackRun:
         self.reasons = [""] * len(trials)
         self._rungs = rungs(self.total) if options.halving else {}
         self.validation: list[dict[str, Any]] = []
-        self.wall_time = self.waited = 0.0
+        self.wall_time = 0.0
         self._preempted = False
+        self._checkpoints = CheckpointWriter(checkpoints) if checkpoints is not None else None
         if checkpoints is not None:
-            self._resume()
+            self._resume(checkpoints)
 
     def steps(self) -> Iterator[Report | PackResult]:
-        """Train, report, finish."""
-        with half_fits(len(self.pack.trials)):
-            yield from self._steps()
+        """Train, report, finish; however it ends, no checkpoint is left half-written."""
+        try:
+            with half_fits(len(self.pack.trials)):
+                yield from self._steps()
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.close()
 
     def _steps(self) -> Iterator[Report | PackResult]:
-        start = self.pack.steps_done
-        began = last_report = time.perf_counter()
-        before = self.wall_time
+        start = epoch_began = self.pack.steps_done
+        meter = self._start_meter()
         pending: list[torch.Tensor] = []
         with prefetch(self._batch_on_device, start, self.total) as batches:
             while self.pack.steps_done < self.total and any(self.pack.live):
-                asked = time.perf_counter()
-                tokens_BT1 = next(batches)
-                self.waited += time.perf_counter() - asked
+                with meter.waiting():
+                    tokens_BT1 = next(batches)
                 pending.append(self.pack.step(tokens_BT1))
                 done = self.pack.steps_done
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
@@ -120,26 +128,30 @@ class PackRun:
                 # Read one by one: on XLA, stacking them would be another program.
                 on_cpu = torch.stack([self.pack.read(losses_K) for losses_K in pending])
                 self.losses_SK[done - len(pending) : done] = on_cpu
-                live = len(pending) * sum(self.pack.live)
+                steps, live = len(pending), sum(self.pack.live)
                 pending = []
                 self._end_diverged(done)
                 if halves:
                     self._end_hopeless(done, self._rungs[done])
                 validation = self._evaluate(done) if evaluates else None
-                now = time.perf_counter()
-                rate = live * self.dataset.tokens_per_step / max(now - last_report, 1e-9)
-                last_report = now
-                self.wall_time = before + now - began
-                report = self._report(rate, validation)
+                self.wall_time += meter.lap(steps, live)
+                report = self._report(meter.rates(self.total - done), validation)
+                _log.info("%s", report)
+                if self._epoch(done) > self._epoch(epoch_began):
+                    self._log_epoch(epoch_began, meter.overall())
+                    epoch_began = done
                 yield report
                 if self.control:
                     self._end("stopped", {k: (done, "stopped by its control") for k in self.control(report)})
-                if saves or preempted:
-                    self.save()
+                if saves:
+                    self._save()
                 if preempted:
+                    self.save()
                     yield self.so_far("preempted")
                     return
-        yield self._finish(before, began)
+        if self._checkpoints is not None:
+            self._checkpoints.close()  # before the result: whoever gets it may drop the folder
+        yield self._finish(meter)
 
     def preempt(self) -> None:
         """Checkpoint after the step in progress, and end with status "preempted"; for a signal handler."""
@@ -202,25 +214,54 @@ class PackRun:
                 )
         return losses
 
-    def _report(self, rate: float, validation: tuple[float, ...] | None) -> Report:
+    def _start_meter(self) -> Meter:
+        trials, mesh = self.pack.trials, self.device.mesh
+        first = trials[0]
+        what = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
+        _log.info(
+            "%s of width %d, %s, goes on from step %d of %d on %s",
+            *(what, first.model.width, self._trial_ids()[0], self.pack.steps_done, self.total),
+            self.device.name,
+        )
+        arithmetic = flops_per_token(
+            *(self.pack.shapes, self.pack.vocab_size, first.model.width, first.model.depth),
+            first.data.sequence_length,
+        )
+        peak = peak_flops(self.device, first.train.precision)
+        return Meter(self.dataset.tokens_per_step, arithmetic, mesh.trial * mesh.data, peak)
+
+    def _report(self, rates: Rates, validation: tuple[float, ...] | None) -> Report:
         done = self.pack.steps_done
         losses = tuple(self.losses_SK[done - 1].tolist())
-        return Report(done, self.total, losses, validation, tuple(self.statuses), rate)
+        learning_rates = tuple(step_size(trial, done - 1)[0] for trial in self.pack.trials)
+        return Report(done, self.total, losses, validation, learning_rates, tuple(self.statuses), rates)
 
-    def _finish(self, before: float, began: float) -> PackResult:
+    def _epoch(self, step: int) -> int:
+        """Whole passes over the training text after a step; 0 where its length is not known."""
+        tokens = self.dataset.meta.get("train", {}).get("tokens")
+        return step * self.dataset.tokens_per_step // tokens if tokens else 0
+
+    def _log_epoch(self, began: int, rates: Rates) -> None:
+        done = self.pack.steps_done
+        means = self.losses_SK[began:done].mean(0)[torch.tensor(self.pack.live)]
+        best = f"mean loss {means.min():.4f}" + (f", best of {len(means)}" if len(means) > 1 else "")
+        _log.info("epoch %d, to step %d: %s · %s", self._epoch(done), done, best if len(means) else "", rates)
+
+    def _finish(self, meter: Meter) -> PackResult:
         """Final evaluation, rows and curves."""
+        rates = meter.overall()
         done = self.pack.steps_done
         final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.statuses)
         self.device.synchronize()
-        training_time = max(self.wall_time, 1e-9)
-        self.wall_time = before + time.perf_counter() - began
+        self.wall_time += meter.lap(0, 0)
         for k in range(len(self.pack.trials)):
             if self.statuses[k] == "running":
                 self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
                 self.ended_at[k] = done
                 self.reasons[k] = "" if math.isfinite(final[k]) else f"loss not finite at step {done}"
         rows, curves = self._rows(final, self.statuses, self.ended_at)
-        return PackResult(rows, curves, self.pack, self.waited / training_time)
+        _log.info("%s", summary(rows, rates))
+        return PackResult(rows, curves, self.pack, rates)
 
     def so_far(self, status: str = "stopped") -> PackResult:
         """What the rows would be if the members still running were stopped (or preempted) now."""
@@ -228,7 +269,7 @@ class PackRun:
         statuses = [status if r else s for r, s in zip(running, self.statuses, strict=True)]
         ended_at = [self.pack.steps_done if r else at for r, at in zip(running, self.ended_at, strict=True)]
         rows, curves = self._rows((math.nan,) * len(statuses), statuses, ended_at)
-        return PackResult(rows, curves, None, 0.0)
+        return PackResult(rows, curves, None, None)
 
     def _rows(
         self, final: Sequence[float], statuses: Sequence[str], ended_at: Sequence[int]
@@ -270,8 +311,21 @@ class PackRun:
         return [trial.trial_id(self.dataset.fingerprint) for trial in self.pack.trials]
 
     def save(self) -> None:
-        """Checkpoint the pack as it stands, if it is checkpointed at all and not at its end."""
-        if self.checkpoints is None or not 0 < self.pack.steps_done < self.total or not any(self.pack.live):
+        """Checkpoint the pack as it stands, if it is checkpointed at all and not at its end.
+
+        On return it is written.
+
+        Raises:
+            StoreError: it, or the checkpoint before it, could not be written.
+        """
+        self._save()
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
+    def _save(self) -> None:
+        """As `save`, but it is written while training goes on."""
+        done = self.pack.steps_done
+        if self._checkpoints is None or not 0 < done < self.total or not any(self.pack.live):
             return
         meta = {
             "trial_ids": self._trial_ids(),
@@ -281,20 +335,20 @@ class PackRun:
             "reasons": self.reasons,
             "validation": self.validation,
             "wall_time": self.wall_time,
-            "waited": self.waited,
         }
         tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
+        evaluated = [point["loss"] for point in self.validation if point["step"] == done]
         if self._writes:
-            checkpoint.save(self.checkpoints, self.pack.steps_done, tensors, meta)
+            best = min(filter(math.isfinite, evaluated), default=None)
+            self._checkpoints.save(done, tensors, meta, best)
 
-    def _resume(self) -> None:
-        assert self.checkpoints is not None
-        found = checkpoint.load_latest(self.checkpoints)
+    def _resume(self, checkpoints: str | PathLike[str]) -> None:
+        found = load_latest(checkpoints)
         if found is None or found.meta["trial_ids"] != self._trial_ids():
             return
         self.losses_SK.copy_(found.tensors.pop("losses_SK"))
         self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
-        for name in ("statuses", "ended_at", "reasons", "validation", "wall_time", "waited"):
+        for name in ("statuses", "ended_at", "reasons", "validation", "wall_time"):
             setattr(self, name, found.meta[name])
         self.pack.end(*(k for k, status in enumerate(self.statuses) if status != "running"))
 

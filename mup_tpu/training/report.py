@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mup_tpu.config import format_learning_rate
+
 if TYPE_CHECKING:
     from mup_tpu.training.pack import Pack
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a pack trains; work for members that have ended does not count."""
+
+    tokens_per_second: float
+    """Training tokens of all members together, over about the last half minute."""
+    overall_tokens_per_second: float
+    """The same since this process took the pack up."""
+    devices: int
+    """How many the pack is spread over."""
+    mfu: float
+    """Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan where that is unknown."""
+    input_wait: float
+    """Share of the time in which the step waited for its batch."""
+    seconds_left: float
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.tokens_per_second:,.0f} tokens/s ({self.overall_tokens_per_second:,.0f} overall, "
+            f"{self.tokens_per_second / self.devices:,.0f} a device)",
+            *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
+            f"input wait {self.input_wait:.1%}",
+            *([f"{format_seconds(self.seconds_left)} left"] if self.seconds_left else []),
+        ]
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -19,10 +51,25 @@ class Report:
     """Last training loss of each member, nat per token; nan where it has ended."""
     validation_losses: tuple[float, ...] | None
     """Held-out loss of each member where this step evaluated."""
+    learning_rates: tuple[float, ...]
+    """Of each member at this step, before the parametrization's factors."""
     statuses: tuple[str, ...]
     """"running", or how each member has ended."""
-    tokens_per_second: float
-    """Training tokens of all live members, since the last report."""
+    rates: Rates
+
+    def __str__(self) -> str:
+        """One line for a log; of several members, the one of least training loss speaks for all."""
+        running = [k for k, status in enumerate(self.statuses) if status == "running"]
+        line = f"step {self.step}/{self.steps}"
+        if running:
+            best = min(running, key=lambda k: self.losses[k])
+            line += f" · loss {self.losses[best]:.4f}"
+            if self.validation_losses:
+                line += f" · held-out {self.validation_losses[best]:.4f}"
+            line += f" · lr {format_learning_rate(self.learning_rates[best])}"
+        if len(self.statuses) > 1:
+            line += f" · best of {len(running)} running of {len(self.statuses)}"
+        return f"{line} · {self.rates}"
 
 
 @dataclass(frozen=True)
@@ -32,8 +79,8 @@ class PackResult:
     rows: list[dict[str, Any]]
     curves: list[dict[str, Any]]
     pack: Pack | None
-    input_wait_fraction: float
-    """Share of the training time in which the step waited for its batch."""
+    rates: Rates | None
+    """Over all of the training that this process did; None where it did none."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +90,24 @@ class PackSplit:
     packs: list[int]
     """Their indices in the plan."""
     reason: str
+
+
+def summary(rows: Sequence[Mapping[str, Any]], rates: Rates | None) -> str:
+    """One line of how trials ended, over all of them: statuses, best loss, tokens, rates.
+
+    Args:
+        rows: of the run table.
+        rates: over all of their training, where this is known.
+    """
+    statuses = Counter(row["status"] for row in rows)
+    parts = [", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))]
+    losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
+    if losses:
+        parts.append(f"best loss {min(losses):.4f}")
+    parts.append(f"{sum(row['tokens'] for row in rows):,} tokens")
+    return " · ".join([*parts, *([str(rates)] if rates else [])])
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds, or whole minutes from a minute and a half on."""
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackResult, Report, format_seconds
 
 
 class SweepProgress:
@@ -85,7 +85,7 @@ class SweepProgress:
     def _refresh(self, width: int) -> None:
         packs = [(p, r) for p, r in self._running.values() if p[0].model.width == width]
         partial = sum(len(p) * r.step / r.steps for p, r in packs if r)
-        rate = sum(r.tokens_per_second for _, r in packs if r)
+        rate = sum(r.rates.tokens_per_second for _, r in packs if r)
         notes = [f"{rate / 1000:.0f}k tokens/s"] if rate else []
         if self.diverged[width]:
             notes.append(f"{self.diverged[width]} diverged")
@@ -106,7 +106,7 @@ class SweepProgress:
         if done <= 0:
             return "?"
         seconds = (time.monotonic() - self._began) * (work - done) / done
-        return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        return format_seconds(seconds)
 
 
 def count_statuses(result: PackResult) -> Counter[str]:

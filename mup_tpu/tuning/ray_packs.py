@@ -11,7 +11,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -46,8 +45,9 @@ class _Workers:
     wait for one for long.
     """
 
-    def __init__(self, options: RunOptions, room: Slots) -> None:
+    def __init__(self, options: RunOptions, room: Slots, results: str | None) -> None:
         self._options, self._room, self._looked_at = options, room, time.monotonic()
+        self._results = results
         environment = {"env_vars": room.environment}
         worker = ray.remote(PackWorker if room.slice is None else SliceWorker)
         self._remote = worker.options(runtime_env=environment, **room.needs)
@@ -65,7 +65,7 @@ class _Workers:
         have = len(self.starting) + len(self.idle) + len(self.busy)
         for _ in range(min(self._room.count, wanted) - have):
             reserves = [] if self._room.slice is None else [self._room.slice]
-            worker = self._remote.remote(self._options, *reserves)
+            worker = self._remote.remote(self._options, self._results, *reserves)
             self.starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
 
     def wait(self) -> list[Any]:
@@ -111,7 +111,8 @@ def run_packs(
     packs: list[list[Trial]],
     options: RunOptions,
     room: Slots,
-    checkpoints: Callable[[list[Trial]], Path | None] = lambda pack: None,
+    checkpoints: Callable[[list[Trial]], str | None] = lambda pack: None,
+    results: str | None = None,
 ) -> Generator[tuple[int, PackEvent | None]]:
     """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
 
@@ -119,20 +120,20 @@ def run_packs(
         packs: in the order to start them; the parts of those that do not fit in memory are added.
         options: how each is run.
         room: how many at once to begin with, and what an actor asks Ray for; looked at again as they run.
-        checkpoints: the folder of a pack's checkpoints, or None.
+        checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
+        results: the folder or fsspec URL whose logs the workers keep theirs in; None keeps none.
     """
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
-    workers = _Workers(options, room)
+    workers = _Workers(options, room, results)
     try:
         while waiting or workers.busy:
             workers.fill(len(waiting) + len(workers.busy))
             while waiting and workers.idle:
                 index, worker = waiting.pop(0), workers.idle.pop()
                 attempts[index] += 1
-                folder = checkpoints(packs[index])
                 stream = worker.run.options(num_returns="streaming").remote(
-                    packs[index], str(folder) if folder else None
+                    packs[index], checkpoints(packs[index])
                 )
                 workers.busy[stream] = (index, worker)
                 yield index, None

@@ -33,7 +33,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import FINAL, Store
+from mup_tpu.store import FINAL, Store, results_folder
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.cluster import ray_cluster, slots
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
@@ -60,7 +60,7 @@ def run_search(
 
     Args:
         search: base trial and space.
-        results: local results folder.
+        results: results folder; local, since the log of a search is added to event by event.
         options: algorithm, scheduler, limits, and where it runs.
         run: how each trial is run.
         resume: go on with the search that the folder holds.
@@ -80,8 +80,14 @@ def run_search(
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    folder = Path(results).absolute()
-    store = Store(str(folder), search.experiment)
+    where = results_folder(results)
+    if not where.is_local:
+        raise ConfigError(
+            f"results {results} of a search is a URL: its log is added to event by event, which a bucket's "
+            "objects cannot be; give a local folder, and copy it when the search is done"
+        )
+    folder = Path(where.path)
+    store = Store(folder, search.experiment)
     data.load(search.base.data)
     with _only_one(folder):
         log = SearchLog(folder / "search.jsonl")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, PackTooLarge, Preempted
+from mup_tpu.files import Folder
 from mup_tpu.store import Store
 from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.training.rows import failed_row
@@ -74,10 +73,10 @@ def run_trials(
     outcome: Counter[str] = Counter()
     if not missing:
         return outcome
-    folders = _CheckpointFolders(results, dataset.fingerprint, run)
+    folders = _CheckpointFolders(store.folder, dataset.fingerprint, run)
     runner = _with_ray if options.ray else _in_this_process
     with (
-        runner(missing, options, run, folders) as (packs, events),
+        runner(missing, options, run, folders, str(store.folder)) as (packs, events),
         SweepProgress(missing, console) as progress,
     ):
         for index, event in events:
@@ -96,7 +95,7 @@ def run_trials(
                         failed_row(t, dataset, event.reason, run.device, len(packs[index]))
                         for t in packs[index]
                     ]
-                    result = PackResult(failed, [], None, 0.0)
+                    result = PackResult(failed, [], None, None)
                     console.print(
                         f"[red]a pack of width {packs[index][0].model.width} failed:[/] {event.reason}"
                     )
@@ -112,34 +111,42 @@ def run_trials(
                     )
                 folders.remove(packs[index])
     if not outcome["failed"]:
-        folders.remove_all()
+        folders.remove_all(trials)
     return outcome
 
 
 class _CheckpointFolders:
     """A folder for each pack's checkpoints, named by its first member: same trials, same packs."""
 
-    def __init__(self, results: str, fingerprint: str, run: RunOptions) -> None:
-        self._root = Path(results).absolute() / "checkpoints" if run.checkpoint_every else None
+    def __init__(self, results: Folder, fingerprint: str, run: RunOptions) -> None:
+        self._root = results / "checkpoints" if run.checkpoint_every else None
         self._fingerprint = fingerprint
 
-    def of(self, pack: list[Trial]) -> Path | None:
-        return self._root / pack[0].trial_id(self._fingerprint) if self._root else None
+    def of(self, pack: list[Trial]) -> str | None:
+        return str(self._root / pack[0].trial_id(self._fingerprint)) if self._root else None
 
     def remove(self, pack: list[Trial]) -> None:
-        folder = self.of(pack)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def remove_all(self) -> None:
-        """Drop what is left at the end: packs of an earlier, killed call may have been others."""
         if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._root.remove(pack[0].trial_id(self._fingerprint))
+
+    def remove_all(self, trials: list[Trial]) -> None:
+        """Drop what is left of these trials: packs of an earlier, killed call may have been others.
+
+        Folders of other trials stay: a driver elsewhere may be training them.
+        """
+        if self._root is None:
+            return
+        own = {trial.trial_id(self._fingerprint) for trial in trials}
+        with contextlib.suppress(OSError):
+            self._root.remove(*own.intersection(self._root.names()))
+            if self._root.is_local:
+                os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
 
 
 @contextlib.contextmanager
 def _with_ray(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
 ) -> Iterator[tuple[list, Generator]]:
     from mup_tpu.tuning import cluster, ray_packs
 
@@ -148,17 +155,18 @@ def _with_ray(
         slots = cluster.slots(run)
         way = slots.way if run.way == "auto" else run.way
         packs = make_packs(trials, slots.count, way, options.pack_size)
-        with contextlib.closing(ray_packs.run_packs(packs, run, slots, folders.of)) as events:
+        with contextlib.closing(ray_packs.run_packs(packs, run, slots, folders.of, results)) as events:
             yield packs, events
 
 
 @contextlib.contextmanager
 def _in_this_process(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
 ) -> Iterator[tuple[list, Generator]]:
     import torch
 
     from mup_tpu.devices import get_device
+    from mup_tpu.training.host_log import host_log
     from mup_tpu.training.loop import PackRun
 
     way = get_device(run.device).way if run.way == "auto" else run.way
@@ -182,4 +190,5 @@ def _in_this_process(
                 yield index, PackSplit(parts, str(error))
             training = None  # or its memory would be held while the next pack is made
 
-    yield packs, events()
+    with host_log(results):
+        yield packs, events()

@@ -16,6 +16,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import StoreError
+from mup_tpu.training.host_log import host_log
 from mup_tpu.training.report import PackResult
 from mup_tpu.tuning.search_progress import KEY, point_of
 
@@ -43,6 +44,8 @@ class TrialTrainable(tune.Trainable):
         self._search, self._options, self._run_options, self._folder = search, options, run, Path(folder)
         self._thread = ThreadPoolExecutor(1)
         self._run: PackRun | None = None
+        self._logging = contextlib.ExitStack()
+        self._logging.enter_context(host_log(folder, warnings=True))
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -79,6 +82,7 @@ class TrialTrainable(tune.Trainable):
         if self._run is not None:
             with contextlib.suppress(TimeoutError, StoreError):
                 self._thread.submit(self._run.save).result(timeout=_LAST_BREATH_S)
+        self._logging.close()
 
     def _advance(self) -> dict[str, Any]:
         for event in self._events:

@@ -11,7 +11,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -28,8 +27,8 @@ _RESERVE_S = 5.0
 class PackWorker:
     """Runs packs one after another in its process."""
 
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
+    def __init__(self, options: RunOptions, results: str | None) -> None:
+        self._options, self._results = options, results
 
     def ready(self) -> None:
         """Answers once the worker has a place on the cluster."""
@@ -47,13 +46,14 @@ class PackWorker:
         self, trials: list[Trial], checkpoints: str | None, writes: bool
     ) -> Iterator[Report | PackResult]:
         from mup_tpu import data
+        from mup_tpu.training.host_log import host_log
         from mup_tpu.training.loop import PackRun
 
-        dataset = data.load(trials[0].data, progress=False)
-        folder = Path(checkpoints) if checkpoints else None
-        for event in PackRun(trials, dataset, self._options, folder, None, writes).steps():
-            # The pack's tensors stay here: rows and curves are all that the store needs.
-            yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
+        with host_log(self._results, warnings=True) if self._results else contextlib.nullcontext():
+            dataset = data.load(trials[0].data, progress=False)
+            for event in PackRun(trials, dataset, self._options, checkpoints, None, writes).steps():
+                # The pack's tensors stay here: rows and curves are all that the store needs.
+                yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
 
 
 class SliceWorker:
@@ -62,8 +62,8 @@ class SliceWorker:
     Its hosts' workers end with it. The reservation outlives an actor that is killed; `end_worker` frees it.
     """
 
-    def __init__(self, options: RunOptions, kind: SliceKind) -> None:
-        self._options, self._kind = options, kind
+    def __init__(self, options: RunOptions, results: str | None, kind: SliceKind) -> None:
+        self._options, self._results, self._kind = options, results, kind
         self._hosts: list[Any] = []
 
     def ready(self) -> None:
@@ -103,7 +103,7 @@ class SliceWorker:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
                 runtime_env={"env_vars": {"TPU_WORKER_ID": str(i), "TPU_WORKER_HOSTNAMES": hostnames}},
             )
-            .remote(self._options)
+            .remote(self._options, self._results)
             for i in range(self._kind.hosts)
         ]
         ray.get([host.ready.remote() for host in self._hosts])

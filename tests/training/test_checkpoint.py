@@ -1,60 +1,170 @@
-"""Checkpoints: whole, few, checked, and never executed."""
+"""Checkpoints: whole, few, checked, never executed, and written while training goes on."""
 
+import itertools
 import json
+import threading
 
 import pytest
 import torch
 
+from mup_tpu.config import RunOptions
 from mup_tpu.errors import StoreError
-from mup_tpu.training.checkpoint import load_latest, save
+from mup_tpu.files import Folder
+from mup_tpu.training.checkpoint import CheckpointWriter, load_best, load_latest, save
+from mup_tpu.training.loop import PackRun, run_to_end, train_pack
+
+_numbers = itertools.count()
 
 
-def test_round_trip_keeps_the_last_two(tmp_path):
+@pytest.fixture(params=["local", "memory"])
+def folder(request, tmp_path):
+    return Folder(tmp_path if request.param == "local" else f"memory://bucket/{next(_numbers)}")
+
+
+def steps(folder):
+    return [int(name.removeprefix("step-")) for name in folder.names()]
+
+
+def test_round_trip_keeps_the_last_two(folder):
     for step in (5, 10, 15):
-        save(
-            tmp_path, step, {"w": torch.full((2, 3), float(step)), "n": torch.tensor(step)}, {"note": [step]}
-        )
-    found = load_latest(tmp_path)
+        tensors = {"w": torch.full((2, 3), float(step)).T, "n": torch.tensor(step)}
+        save(folder.path, step, tensors, {"note": [step]})
+    found = load_latest(folder.path)
     assert (found.step, found.meta["note"]) == (15, [15])
-    assert torch.equal(found.tensors["w"], torch.full((2, 3), 15.0)) and found.tensors["n"] == 15
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010", "step-00000015"]
-    assert {p.name for p in (tmp_path / "step-00000015").iterdir()} == {"tensors.safetensors", "meta.json"}
+    assert torch.equal(found.tensors["w"], torch.full((3, 2), 15.0)) and found.tensors["n"] == 15
+    assert steps(folder) == [10, 15]
+    assert (folder / "step-00000015").names() == ["meta.json", "tensors.safetensors"]
+
+
+def test_the_best_by_evaluation_loss_is_kept_beside_the_last_two(folder):
+    for step, loss in [(5, 2.0), (10, 1.5), (15, None), (20, 1.7), (25, 1.9), (30, None)]:
+        save(folder.path, step, {"w": torch.tensor(step)}, {}, loss)
+    assert steps(folder) == [10, 25, 30]
+    assert load_best(folder.path).step == 10 and load_latest(folder.path).step == 30
+    save(folder.path, 35, {"w": torch.tensor(35)}, {}, 1.4)
+    assert steps(folder) == [30, 35] and load_best(folder.path).tensors["w"] == 35
 
 
 def test_nothing_there():
-    from pathlib import Path
-
-    assert load_latest(Path("/nonexistent")) is None
+    assert load_latest("/nonexistent") is None and load_best("memory://nowhere/x") is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta"])
-def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, tmp_path):
+DAMAGES = ["flip", "truncate", "no meta", "torn meta", "no tensors"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, folder):
     for step in (5, 10):
-        save(tmp_path, step, {"w": torch.arange(100.0) * step}, {})
-    tensors, meta = (tmp_path / "step-00000010" / name for name in ("tensors.safetensors", "meta.json"))
-    content = tensors.read_bytes()
+        save(folder.path, step, {"w": torch.arange(100.0) * step}, {})
+    tensors, meta = "step-00000010/tensors.safetensors", "step-00000010/meta.json"
+    content = folder.read(tensors)
     if damage == "flip":
-        tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        folder.write(tensors, content[:-1] + bytes([content[-1] ^ 1]))
     elif damage == "truncate":
-        tensors.write_bytes(content[:-10])
-    elif damage == "no meta":
-        meta.unlink()
+        folder.write(tensors, content[:-10])
+    elif damage == "torn meta":
+        folder.write(meta, folder.read(meta)[:-5])
     else:
-        meta.write_text(meta.read_text()[:-5])
-    with pytest.warns(UserWarning, match="step-00000010 is damaged"):
-        found = load_latest(tmp_path)
+        folder.remove(meta if damage == "no meta" else tensors)
+    with pytest.warns(UserWarning, match="step-00000010 is damaged .*taking the one before it"):
+        found = load_latest(folder.path)
     assert found.step == 5 and torch.equal(found.tensors["w"], torch.arange(100.0) * 5)
+    save(folder.path, 7, {"w": torch.ones(1)}, {})
+    assert steps(folder) == [5, 7], "what is damaged would stand in the way again"
 
 
-def test_a_folder_left_half_written_is_not_a_checkpoint(tmp_path):
-    save(tmp_path, 5, {"w": torch.ones(1)}, {})
-    partial = tmp_path / ".partial-00000010-1"
-    partial.mkdir()
-    (partial / "meta.json").write_text(json.dumps({"step": 10}))
-    assert load_latest(tmp_path).step == 5
+def test_checkpoints_of_another_pack_give_way(folder):
+    save(folder.path, 20, {"w": torch.ones(1)}, {"trial_ids": ["a", "b"]}, 0.1)
+    save(folder.path, 10, {"w": torch.ones(1)}, {"trial_ids": ["a"]}, 0.2)
+    assert steps(folder) == [10]
 
 
 def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="checkpoint folder .* cannot be written: Not a directory"):
         save(tmp_path / "file" / "checkpoints", 5, {"w": torch.ones(1)}, {})
+    with pytest.raises(StoreError, match="checkpoint folder nothing://x cannot be read: Protocol not known"):
+        load_latest("nothing://x")
+
+
+def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch):
+    """The writer is held back until tensors and meta have changed, as the next step changes them."""
+    changed = threading.Event()
+    write = Folder.writing
+
+    def late(self, name):
+        assert changed.wait(10)
+        return write(self, name)
+
+    monkeypatch.setattr(Folder, "writing", late)
+    weights, meta, writer = torch.zeros(3), {"statuses": ["running"]}, CheckpointWriter(folder.path)
+    writer.save(5, {"w": weights}, meta, None)
+    weights += 1
+    meta["statuses"][0] = "diverged"
+    changed.set()
+    writer.wait()
+    found = load_latest(folder.path)
+    assert torch.equal(found.tensors["w"], torch.zeros(3)) and found.meta["statuses"] == ["running"]
+
+
+def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_the_end(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    tensors = {"w": torch.ones(1)}
+    for end in (lambda w: w.save(10, tensors, {}, None), lambda w: w.wait()):
+        writer = CheckpointWriter(tmp_path / "file" / "checkpoints")
+        writer.save(5, tensors, {}, None)
+        with pytest.raises(StoreError, match="cannot be written"):
+            end(writer)
+        writer.close()
+    writer.save(5, tensors, {}, None)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        writer.close()
+
+
+def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dataset, folder):
+    trials = [tiny, tiny.replace(learning_rate=0.003, seed=3)]
+    options = RunOptions(eval_every=5, checkpoint_every=5)
+    whole = run_to_end(train_pack(trials, dataset, RunOptions(eval_every=5)))
+    for event in train_pack(trials, dataset, options, folder.path):
+        if event.step == 25:
+            break
+        if event.step == 20:
+            second = event.validation_losses
+    assert load_latest(folder.path).step == 20 and load_best(folder.path).step == 20
+    assert load_best(folder.path).meta["evaluation_loss"] == min(second)
+    resumed = PackRun(trials, dataset, options, folder.path, None)
+    assert resumed.pack.steps_done == 20
+    rows = run_to_end(resumed.steps()).rows
+    assert [row["loss"] for row in rows] == [row["loss"] for row in whole.rows]
+
+
+def test_a_checkpoint_in_flight_is_whole_when_the_run_is_left_or_ends(tiny, dataset, folder, monkeypatch):
+    """Writing takes longer than the steps after it; who drops the run, or gets its result, finds it whole."""
+    write = Folder.write
+
+    def slowly(self, name, content):
+        threading.Event().wait(0.3)
+        write(self, name, content)
+
+    monkeypatch.setattr(Folder, "write", slowly)
+    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
+        if event.step == 20:
+            break
+    assert steps(folder) == [10]
+    assert json.loads(folder.read("step-00000010/meta.json"))["step"] == 10
+    run_to_end(train_pack([tiny], dataset, RunOptions(checkpoint_every=28, log_every=28), folder.path))
+    assert load_latest(folder.path).step == 28
+
+
+def test_a_finished_run_is_not_lost_to_a_checkpoint_that_cannot_be_written(tiny, dataset, tmp_path):
+    options = RunOptions(checkpoint_every=28, log_every=28)
+    run = PackRun([tiny], dataset, options, tmp_path / "c", None)
+    (tmp_path / "c").write_text("in the way")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        result = run_to_end(run.steps())
+    assert result.rows[0]["status"] == "finished"
+    (tmp_path / "c").unlink()
+    run = PackRun([tiny], dataset, RunOptions(checkpoint_every=14), tmp_path / "c", None)
+    (tmp_path / "c").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        run_to_end(run.steps())

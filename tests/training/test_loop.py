@@ -148,7 +148,7 @@ def test_checkpoints_of_other_trials_are_not_taken(tiny, dataset, tmp_path):
 def test_reports_come_at_every_log_point(tiny, dataset):
     reports = [e for e in train_pack([tiny], dataset, RunOptions(log_every=8)) if isinstance(e, Report)]
     assert [r.step for r in reports] == [8, 16, 24, 30]
-    assert all(r.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
+    assert all(r.rates.tokens_per_second > 0 and r.statuses == ("running",) for r in reports)
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):

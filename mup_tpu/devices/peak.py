@@ -1,0 +1,85 @@
+"""Peak arithmetic of a device, for the share of it that training uses."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import time
+
+import torch
+
+from mup_tpu.devices.base import Device
+
+# TFLOP/s of dense matrix products, in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's
+# data sheets, without sparsity; by a word in torch's name of the device, the first that fits.
+_GPUS: dict[str, tuple[float, float]] = {
+    "H200": (989.0, 67.0),
+    "H100 NVL": (835.0, 60.0),
+    "H100 PCIe": (756.0, 51.0),
+    "H100": (989.0, 67.0),
+    "A100": (312.0, 19.5),
+    "L40S": (362.0, 91.6),
+    "L4": (121.0, 30.3),
+    "A10": (125.0, 31.2),
+}
+
+# TFLOP/s of a chip in bfloat16, as which XLA multiplies float32 too; Google Cloud's page of each version.
+_TPUS = {
+    "v2": 45.0,
+    "v3": 123.0,
+    "v4": 275.0,
+    "v5litepod": 197.0,
+    "v5e": 197.0,
+    "v5p": 459.0,
+    "v6e": 918.0,
+}
+_TWO_DEVICES_A_CHIP = ("v2", "v3")
+
+_SIDE = 1024
+_REPEATS = 5
+
+
+def peak_flops(device: Device, precision: str) -> float:
+    """Peak FLOP/s of one of a device's parts (a chip, or all threads of the process on a CPU).
+
+    From the maker's table on accelerators, measured on a CPU; nan where neither is possible.
+
+    Args:
+        device: where a pack trains.
+        precision: `TrainConfig.precision`.
+    """
+    kind = device.torch_device.type
+    if kind == "cuda" and precision != "float64":
+        words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(device.name)
+        return 1e12 * _GPUS[words[1]][precision != "bf16"] if words else math.nan
+    if device.name == "xla:TPU" and precision != "float64":
+        return tpu_peak_flops(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    if device.name == "xla:CPU":
+        return cpu_peak_flops(precision, torch.get_num_threads()) / (device.mesh.trial * device.mesh.data)
+    return cpu_peak_flops(precision, torch.get_num_threads()) if kind == "cpu" else math.nan
+
+
+def tpu_peak_flops(accelerator_type: str) -> float:
+    """Peak FLOP/s of one XLA device of a TPU, by its type as Google Cloud and Ray write it: v4-16, v5p-8."""
+    version = accelerator_type.partition("-")[0]
+    return 1e12 * _TPUS.get(version, math.nan) / (2 if version in _TWO_DEVICES_A_CHIP else 1)
+
+
+@functools.cache
+def cpu_peak_flops(precision: str, threads: int) -> float:
+    """FLOP/s of a large matrix product on this many threads, the best of some: about a tenth of a second.
+
+    Args:
+        precision: `TrainConfig.precision`.
+        threads: what torch uses now; what was measured is kept for each number.
+    """
+    dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(precision, torch.float32)
+    a = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        began = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - began)
+    return 2 * _SIDE**3 / min(seconds[1:])

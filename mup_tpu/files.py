@@ -1,0 +1,141 @@
+"""Folders on a local disk or at an fsspec URL (gs://, s3://, memory://), each file whole or not there.
+
+On a local disk a file appears by a rename, on an object store by one upload. What a bucket's library raises
+(HTTP answers, missing credentials) comes out as OSError, as for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Folder:
+    """A folder, there already or not; files in it go by names relative to it, with `/` between parts.
+
+    Args:
+        path: local folder, or fsspec URL.
+
+    Raises:
+        OSError: the URL is of a kind that is not known, or whose package is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with _errors_as_oserror():
+            self._fs, self._root = fsspec.url_to_fs(os.fspath(path))
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+        self.path: str = self._root if self.is_local else os.fspath(path).rstrip("/")
+        """Absolute local path, or the URL: the same folder for every process that is given it."""
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(f"{self.path}/{name}")
+
+    def names(self) -> list[str]:
+        """Files and folders in this one, sorted; none where it is not there."""
+        with _errors_as_oserror():
+            self._fs.invalidate_cache()  # others may have written since
+            try:
+                paths = self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        with _errors_as_oserror():
+            return self._fs.cat_file(self._at(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file in place, over one that is there; on return it is on disk."""
+        if self.is_local:
+            with self.writing(name) as path:
+                path.write_bytes(content)
+            return
+        with _errors_as_oserror():
+            self._make_room(name)
+            self._fs.pipe_file(self._at(name), content)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """A file as a local one: itself, or a copy that is gone afterwards (where it is not mapped)."""
+        if self.is_local:
+            yield Path(self._at(name))
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(scratch, "file")
+            with _errors_as_oserror():
+                self._fs.get_file(self._at(name), str(copy))
+            yield copy
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A local path to write a file to, put in place when the block ends; if it raises, nothing is."""
+        target = self._at(name)
+        if not self.is_local:
+            with tempfile.TemporaryDirectory() as scratch:
+                made = Path(scratch, "file")
+                yield made
+                with _errors_as_oserror():
+                    self._make_room(name)
+                    self._fs.put_file(str(made), target)
+            return
+        self._make_room(name)
+        partial = Path(target).with_name(f".partial-{uuid.uuid4().hex}")
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def remove(self, *names: str) -> None:
+        """Remove files, or folders with all that is in them; those that are not there are no error."""
+        for name in names:
+            self._remove(self._at(name))
+
+    def remove_all(self) -> None:
+        """Remove this folder with all that is in it."""
+        self._remove(self._root)
+
+    def _remove(self, path: str) -> None:
+        with _errors_as_oserror(), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(path, recursive=True)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _make_room(self, name: str) -> None:
+        self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a local file, as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reason(error: OSError) -> str:
+    """Why a file could not be read or written, in a few words."""
+    return error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _errors_as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error).strip().partition("\n")[0] or type(error).__name__) from error

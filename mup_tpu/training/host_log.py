@@ -1,0 +1,104 @@
+"""What packs log, kept in the logs of a results folder, a file for each process, named by its host.
+
+Packs log to the logger "mup_tpu", as any library does. Where workers on several hosts train for one results
+folder their driver sees no output of theirs, so each of them keeps its own, warnings included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from mup_tpu.errors import StoreError
+from mup_tpu.files import Folder, reason
+
+UPLOAD_EVERY_S = 30.0
+_PART_LINES = 1000
+_parts = itertools.count()
+
+
+@contextlib.contextmanager
+def host_log(results: str, warnings: bool = False) -> Iterator[None]:
+    """Keep what packs log in `logs/HOST-PID.log` of a results folder.
+
+    A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on.
+
+    Args:
+        results: the folder, or its fsspec URL.
+        warnings: keep warnings too, in place of showing them.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        folder = Folder(results) / "logs"
+        if folder.is_local:
+            os.makedirs(folder.path, exist_ok=True)
+            handler: logging.Handler = logging.FileHandler(f"{folder}/{name}.log", encoding="utf-8")
+        else:
+            handler = _UploadHandler(folder, name)
+    except OSError as error:
+        raise StoreError(f"logs of {results} cannot be written: {reason(error)}") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    with attached(handler, "mup_tpu", *(["py.warnings"] if warnings else [])):
+        if warnings:
+            logging.captureWarnings(True)
+        try:
+            yield
+        finally:
+            if warnings:
+                logging.captureWarnings(False)
+
+
+@contextlib.contextmanager
+def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
+    """Hand what loggers say, from level INFO on, to a handler; it is closed at the end."""
+    found = [logging.getLogger(name) for name in loggers]
+    for logger in found:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger in found:
+            logger.removeHandler(handler)
+        handler.close()
+
+
+class _UploadHandler(logging.Handler):
+    """Uploads the newest lines every half minute, and what is left when it is closed."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        super().__init__()
+        self._folder, self._name = folder, name
+        self._begin_part()
+        self._uploaded_at = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{self.format(record)}\n")
+        full = len(self._lines) >= _PART_LINES
+        if full or time.monotonic() - self._uploaded_at > UPLOAD_EVERY_S:
+            self._upload(record)
+        if full:
+            self._begin_part()
+
+    def close(self) -> None:
+        if self._lines:
+            self._upload(logging.makeLogRecord({}))
+        super().close()
+
+    def _begin_part(self) -> None:
+        self._part, self._lines = next(_parts), list[str]()
+
+    def _upload(self, record: logging.LogRecord) -> None:
+        self._uploaded_at = time.monotonic()
+        try:
+            self._folder.write(f"{self._name}.{self._part}.log", "".join(self._lines).encode())
+        except OSError:
+            self.handleError(record)  # training does not end for its log

@@ -1,0 +1,117 @@
+"""The meter, held to hand arithmetic on a clock of its own, and the model's arithmetic to torch's counter."""
+
+import logging
+import math
+import re
+import socket
+import warnings
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mup_tpu.config import RunOptions
+from mup_tpu.devices import get_device
+from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
+from mup_tpu.files import Folder
+from mup_tpu.training.host_log import host_log
+from mup_tpu.training.loop import run_to_end, train_pack
+from mup_tpu.training.meter import HORIZON_S, Meter, flops_per_token
+from mup_tpu.training.pack import Pack
+from mup_tpu.training.report import Rates, Report
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_arithmetic_of_a_token_is_what_torch_counts(tied, tiny, dataset):
+    """Matrix products of one real step of stock attention, forward and backward."""
+    trial = tiny.replace(tied=tied, width=64, depth=3)
+    pack = Pack([trial], dataset.vocab_size, get_device("cpu"), way="vmap")
+    with FlopCounterMode(display=False) as counter:
+        pack.step(torch.from_numpy(dataset.train_batch(0)))
+    ours = flops_per_token(pack.shapes, dataset.vocab_size, 64, 3, trial.data.sequence_length)
+    assert counter.get_total_flops() / dataset.tokens_per_step == pytest.approx(ours, rel=1e-9)
+
+
+def test_rates_count_live_members_alone_and_forget_old_laps():
+    clock = Clock()
+    meter = Meter(tokens_per_step=100, flops_per_token=1e6, devices=2, peak_flops=1e9, clock=clock)
+    with meter.waiting():
+        clock.now += 1.0
+    clock.now += 9.0
+    assert meter.lap(steps=20, live_members=4) == 10.0
+    first = meter.rates(steps_left=30)
+    assert first.tokens_per_second == first.overall_tokens_per_second == pytest.approx(20 * 4 * 100 / 10)
+    assert first.mfu == pytest.approx(800 * 1e6 / 2e9)
+    assert (first.input_wait, first.seconds_left) == (pytest.approx(0.1), pytest.approx(15.0))
+    clock.now += HORIZON_S
+    meter.lap(steps=30, live_members=1)
+    second = meter.rates(steps_left=0)
+    old = math.exp(-1)
+    assert second.tokens_per_second == pytest.approx(100 * (30 + 80 * old) / (HORIZON_S + 10 * old))
+    assert second.overall_tokens_per_second == pytest.approx(100 * 110 / (HORIZON_S + 10))
+    assert meter.overall().tokens_per_second == second.overall_tokens_per_second
+    assert meter.overall().input_wait == pytest.approx(1 / (HORIZON_S + 10))
+
+
+def test_peaks_of_known_devices():
+    assert tpu_peak_flops("v4-16") == 275e12
+    assert tpu_peak_flops("v3-8") == 61.5e12, "a v3 chip is two devices"
+    assert math.isnan(tpu_peak_flops(""))
+    cpu = get_device("cpu")
+    assert peak_flops(cpu, "float32") > 1e9
+    assert peak_flops(cpu, "float32") == peak_flops(cpu, "float32"), "measured once"
+
+
+def report(losses, statuses, mfu=0.25):
+    rates = Rates(12345.6, 11111.1, 4, mfu, 0.012, 100.0)
+    return Report(20, 50, losses, None, (2.0**-8,) * len(losses), statuses, rates)
+
+
+def test_a_line_tells_all_of_a_trial_and_the_best_of_several():
+    line = str(report((2.5,), ("running",)))
+    assert line == (
+        "step 20/50 · loss 2.5000 · lr 2^-8 · 12,346 tokens/s (11,111 overall, 3,086 a device) · MFU 25.0% · "
+        "input wait 1.2% · 2 min left"
+    )
+    several = str(report((math.nan, 2.5, 2.4), ("diverged", "running", "running"), math.nan))
+    assert several.startswith("step 20/50 · loss 2.4000 · lr 2^-8 · best of 2 running of 3 · 12,346")
+    assert "MFU" not in several
+    assert "loss" not in str(report((math.nan,), ("diverged",)))
+
+
+def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_end(
+    tiny, dataset, caplog, monkeypatch
+):
+    monkeypatch.setitem(dataset.meta, "train", {"tokens": 12 * dataset.tokens_per_step})
+    with caplog.at_level(logging.INFO, "mup_tpu"):
+        run_to_end(train_pack([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=5)))
+    lines = caplog.messages
+    assert re.fullmatch(r"a pack of 2 of width 32, \w{16}, goes on from step 0 of 30 on cpu", lines[0])
+    assert [re.split(r": mean| · ", line)[0] for line in lines[1:-1]] == [
+        "step 5/30", "step 10/30", "step 15/30", "epoch 1, to step 15",
+        "step 20/30", "step 25/30", "epoch 2, to step 25", "step 30/30",
+    ]  # fmt: skip
+    assert lines[-1].startswith("2 finished · best loss ")
+
+
+@pytest.mark.parametrize("url", [None, "memory://logs/results"])
+def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
+    folder = Folder(url or tmp_path)
+    for pack in range(2):  # a process that trains two packs, one after the other
+        with host_log(folder.path, warnings=True):
+            logging.getLogger("mup_tpu.training.loop").info("step 1")
+            warnings.warn(f"checkpoint {pack} of {folder} is damaged", stacklevel=1)
+    logs = folder / "logs"
+    text = "".join(logs.read(name).decode() for name in logs.names())
+    assert text.count(" step 1\n") == text.count("UserWarning: checkpoint") == 2
+    assert len(logs.names()) == (2 if url else 1)
+    assert all(name.startswith(f"{socket.gethostname()}-") for name in logs.names())
