@@ -25,16 +25,14 @@ def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
     for name, analysis in analyses.items():
         for result in analysis.results:
             regret, drift, last = result.headline_regret, result.drift, result.optima[-1]
-            known = regret is not None
+            cost = (regret.value, regret.low, regret.high) if regret else (math.nan,) * 3
             rows.append(
                 {
                     "name": name if len(analysis.results) == 1 else f"{name} {result.parametrization}",
                     "alpha": drift.alpha,
                     "low": drift.low,
                     "high": drift.high,
-                    "regret": regret.value if known else math.nan,
-                    "regret_low": regret.low if known else math.nan,
-                    "regret_high": regret.high if known else math.nan,
+                    **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
                     "best_loss": last.loss,
                     "verdict": result.verdict.verdict,
                 }

@@ -160,13 +160,14 @@ def show_ablations(path: str, figures: bool = True) -> None:
     shown = Table(title=f"{Path(path).name}: {len(table)} sweeps, the worst regret first")
     for heading in ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict"):
         shown.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
-    for row in table.itertuples():
+    rows: list[dict[Any, Any]] = table.to_dict("records")
+    for row in rows:
         shown.add_row(
-            row.name,
-            f"{row.alpha:.2f} ({row.low:.2f} to {row.high:.2f})",
-            f"{row.regret:.3f} ({row.regret_low:.3f} to {row.regret_high:.3f})",
-            f"{row.best_loss:.3f}",
-            row.verdict,
+            row["name"],
+            f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            f"{row['regret']:.3f} ({row['regret_low']:.3f} to {row['regret_high']:.3f})",
+            f"{row['best_loss']:.3f}",
+            row["verdict"],
         )
     Console().print(shown)
     if figures:
@@ -186,11 +187,12 @@ def _compared(path: str) -> pd.DataFrame:
     return compare({folder.name: TableOptions().analyze(str(folder)) for folder in _sweeps_in(path)})
 
 
-def _draw_ablations(table: pd.DataFrame, folder: Path) -> None:
+def _draw_ablations(table: pd.DataFrame, folder: Path | str) -> None:
     from mup_tpu import plots
 
     _save({"ablations": plots.ablations_figure(table)}, folder)
-    table.to_csv(folder / "ablations.csv", index=False, float_format="%.4f")
+    numbers = table.to_csv(index=False, float_format="%.4f")
+    _write(f"figures folder {folder}", folder, "ablations.csv", numbers.encode())
 
 
 def _is_search(path: str) -> bool:
@@ -277,7 +279,7 @@ def _without_file(url: str) -> str:
     return head if Path(name).suffix in (".csv", ".parquet") else f"{head}/{name}"
 
 
-def _draw(analysis: TransferAnalysis, folder: Path) -> None:
+def _draw(analysis: TransferAnalysis, folder: Path | str) -> None:
     from mup_tpu import plots
 
     _save(plots.transfer_figures(analysis), folder, _to_json(analysis.to_dict()))

@@ -103,7 +103,7 @@ class Pack:
         # Copies of the last member fill the mesh; they train unseen, and nothing that is returned holds them.
         padding = [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
         self._rows = self.members + padding
-        trials, scalings = ([each[k] for k in self._rows] for each in (self.trials, self.scalings))
+        trials, scalings = [self.trials[k] for k in self._rows], [self.scalings[k] for k in self._rows]
         self.parameters = {name: self._place(p) for name, p in parameters.items()}
         self.state: State = {
             slot: {name: self._place(t) for name, t in tensors.items()} for slot, tensors in state.items()

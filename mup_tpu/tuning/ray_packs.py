@@ -66,7 +66,7 @@ class _Workers:
         for _ in range(min(self._room.count, wanted) - have):
             reserves = [] if self._room.slice is None else [self._room.slice]
             worker = self._remote.remote(self._options, self._results, *reserves)
-            self.starting[worker.ready.remote()] = worker  # type: ignore[attr-defined]
+            self.starting[worker.ready.remote()] = worker  # type: ignore[union-attr]
 
     def wait(self) -> list[Any]:
         """Streams with something to read; settles workers that have found their place on the way.

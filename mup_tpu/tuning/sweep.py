@@ -173,22 +173,26 @@ def _in_this_process(
     packs = make_packs(trials, 1, way, options.pack_size)
     torch.set_num_threads(run.threads or os.cpu_count() or 1)
 
+    dataset = data.load(trials[0].data)
+
     def events() -> Generator:
-        dataset = data.load(trials[0].data)
         waiting = list(range(len(packs)))
         while waiting:
             index = waiting.pop(0)
             yield index, None
             try:
-                training = PackRun(packs[index], dataset, run, folders.of(packs[index]), None)
-                with training.preemptible():
-                    for event in training.steps():
-                        yield index, event
+                for event in one_pack(packs[index]):
+                    yield index, event
             except PackTooLarge as error:
                 parts = split_pack(packs, index, error)
                 waiting[:0] = parts
                 yield index, PackSplit(parts, str(error))
-            training = None  # or its memory would be held while the next pack is made
+
+    def one_pack(pack: list[Trial]) -> Generator:
+        # In a function of its own: a pack's memory must be free before the next one is made.
+        training = PackRun(pack, dataset, run, folders.of(pack), None)
+        with training.preemptible():
+            yield from training.steps()
 
     with host_log(results):
         yield packs, events()

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util import get_placement_group, remove_placement_group
@@ -78,7 +78,7 @@ class SliceWorker:
         while True:
             for name, addresses in intact_slices().get(self._kind, {}).items():
                 reserved = slice_placement_group(
-                    name=_reservation(ray.get_runtime_context().get_actor_id()),
+                    name=_reservation(str(ray.get_runtime_context().get_actor_id())),
                     topology=self._kind.topology,
                     accelerator_version=self._kind.generation,
                     chips_per_vm=self._kind.chips_per_host,
@@ -111,7 +111,7 @@ class SliceWorker:
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
         """Train one pack on all hosts."""
         first, *others = self._hosts
-        events = first.run.options(num_returns="streaming").remote(trials, checkpoints)
+        events = cast(Any, first.run.options(num_returns="streaming").remote(trials, checkpoints))
         running = [events, *(host.follow.remote(trials, checkpoints) for host in others)]
         try:
             while running:
