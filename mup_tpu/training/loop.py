@@ -6,6 +6,7 @@ Shapes: K members, S steps, B sequences, T tokens, N evaluation batches.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -80,6 +81,7 @@ class PackRun:
         batch_size = trials[0].data.batch_size
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         way = self.device.way if options.way == "auto" else options.way
+        gc.collect()  # or a pack that ran out of memory would still hold it, through its error's traceback
         check_fits(trials[0], dataset.vocab_size, len(trials), self.device, way)
         with half_fits(len(trials)):
             self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)

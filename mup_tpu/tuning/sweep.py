@@ -189,10 +189,11 @@ def _in_this_process(
                 yield index, PackSplit(parts, str(error))
 
     def one_pack(pack: list[Trial]) -> Generator:
-        # In a function of its own: a pack's memory must be free before the next one is made.
+        # In a function of its own, and out of its result: its memory must be free before the next one's.
         training = PackRun(pack, dataset, run, folders.of(pack), None)
         with training.preemptible():
-            yield from training.steps()
+            for event in training.steps():
+                yield replace(event, pack=None) if isinstance(event, PackResult) else event
 
     with host_log(results):
         yield packs, events()
