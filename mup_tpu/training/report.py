@@ -31,9 +31,9 @@ class Rates:
     seconds_left: float
 
     def __str__(self) -> str:
+        each = f", {self.tokens_per_second / self.devices:,.0f} a device" if self.devices > 1 else ""
         parts = [
-            f"{self.tokens_per_second:,.0f} tokens/s ({self.overall_tokens_per_second:,.0f} overall, "
-            f"{self.tokens_per_second / self.devices:,.0f} a device)",
+            f"{self.tokens_per_second:,.0f} tokens/s ({self.overall_tokens_per_second:,.0f} overall{each})",
             *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
             f"input wait {self.input_wait:.1%}",
             *([f"{format_seconds(self.seconds_left)} left"] if self.seconds_left else []),

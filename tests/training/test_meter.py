@@ -107,7 +107,7 @@ def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_
 def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
     folder = Folder(url or tmp_path)
     for pack in range(2):  # a process that trains two packs, one after the other
-        with host_log(folder.path, warnings=True):
+        with host_log(folder.path, capture_warnings=True):
             logging.getLogger("mup_tpu.training.loop").info("step 1")
             warnings.warn(f"checkpoint {pack} of {folder} is damaged", stacklevel=1)
     logs = folder / "logs"
@@ -115,3 +115,10 @@ def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
     assert text.count(" step 1\n") == text.count("UserWarning: checkpoint") == 2
     assert len(logs.names()) == (2 if url else 1)
     assert all(name.startswith(f"{socket.gethostname()}-") for name in logs.names())
+
+
+def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="no log is kept: .*file/x/logs cannot be written"):  # noqa: SIM117
+        with host_log(str(tmp_path / "file" / "x")):
+            logging.getLogger("mup_tpu").info("step 1")
