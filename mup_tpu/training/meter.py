@@ -108,11 +108,11 @@ class Meter:
     def _rates(self, over: _Sums, steps_left: int) -> Rates:
         seconds = max(over.seconds, 1e-9)
         rate = over.member_steps * self._tokens_per_step / seconds
+        tokens = round(self._all.member_steps) * self._tokens_per_step
         return Rates(
+            tokens=tokens,
             tokens_per_second=rate,
-            overall_tokens_per_second=self._all.member_steps
-            * self._tokens_per_step
-            / max(self._all.seconds, 1e-9),
+            overall_tokens_per_second=tokens / max(self._all.seconds, 1e-9),
             devices=self._devices,
             mfu=rate * self._flops_per_token / (self._devices * self._peak_flops),
             input_wait=over.waited / seconds,

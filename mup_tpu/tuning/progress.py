@@ -31,7 +31,6 @@ class SweepProgress:
         self._running: dict[int, tuple[list[Trial], Report | None]] = {}
         self._cost = {w: float(w) ** 2 + 256.0 * w for w in self.total}
         self._began = time.monotonic()
-        self._tokens = 0
         self._rates: list[Rates] = []
         """Of each pack that has ended, over all of its training."""
         self._bars = Progress(
@@ -73,7 +72,6 @@ class SweepProgress:
         width, statuses = pack[0].model.width, count_statuses(result)
         self.done[width] += len(pack)
         self.diverged[width] += statuses["diverged"]
-        self._tokens += sum(row["tokens"] for row in result.rows)
         self._rates += [result.rates] if result.rates else []
         self._refresh(width)
         if not self.console.is_terminal:
@@ -86,8 +84,9 @@ class SweepProgress:
 
     def summary(self) -> str:
         """One line over the packs of all hosts: tokens, rate in all and of a device, MFU, input wait."""
-        rate = self._tokens / max(time.monotonic() - self._began, 1e-9)
-        parts = [f"{self._tokens:,} tokens, {rate:,.0f} tokens/s in all"]
+        tokens = sum(r.tokens for r in self._rates)
+        rate = tokens / max(time.monotonic() - self._began, 1e-9)
+        parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
         if self._rates:
             per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)
             parts.append(f"{per_device:,.0f} a device while it trained")
