@@ -232,7 +232,7 @@ def _without_file(url: str) -> str:
     return head if Path(name).suffix in (".csv", ".parquet") else f"{head}/{name}"
 
 
-def _draw(analysis: TransferAnalysis, folder: Path) -> None:
+def _draw(analysis: TransferAnalysis, folder: Path | str) -> None:
     from mup_tpu import plots
 
     _save(plots.transfer_figures(analysis), folder, _to_json(analysis.to_dict()))
