@@ -356,13 +356,13 @@ class RunOptions:
     threads: int = 0
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = 10
-    """Steps between points of the training curve (also how often divergence is looked for)."""
+    """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
     eval_every: int = 0
     """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
     halving: bool = False
     """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0 writes none."""
+    """Steps between checkpoints, written while training goes on; 0 writes none."""
 
     def __post_init__(self) -> None:
         require_choices(self)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mup_tpu.errors import ConfigError
+from mup_tpu.files import Folder, reason
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "torchvision", "transformers", "datasets", "mup", "ray", "pandas",
@@ -35,7 +36,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
     """Look at packages, machine, devices, Ray, text and folders, in that order.
 
     Args:
-        results: results folder that is to be written.
+        results: results folder, or its fsspec URL, that is to be written.
     """
     versions = {name: _version(name) for name in PACKAGES}
     yield Finding("python", platform.python_version())
@@ -49,7 +50,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield from check_tpu(tpu_chips(), dict(os.environ))
     yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
     yield _hub()
-    yield check_folder("results folder", Path(results))
+    yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
     from mup_tpu.data.cache import cache_root
 
     yield check_folder("cache folder", cache_root())
@@ -117,6 +118,15 @@ def check_folder(subject: str, folder: Path) -> Finding:
         full = "no room is left there; free some, or give another" if free < 0.1 else ""
         return Finding(subject, f"{folder}, {free:.0f} GiB free", full)
     return Finding(subject, str(folder), f"{subject} {folder} cannot be written; give one that can")
+
+
+def check_url(results: str) -> Finding:
+    """Whether a results folder at an fsspec URL answers."""
+    try:
+        held = len(Folder(results).names())
+    except OSError as error:
+        return Finding("results folder", results, f"results folder {results} cannot be read: {reason(error)}")
+    return Finding("results folder", f"{results} answers, with {held} entries")
 
 
 def _version(package: str) -> str | None:

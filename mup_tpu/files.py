@@ -68,7 +68,7 @@ class Folder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """A file as a local one: itself, or a copy that is gone afterwards (where it is not mapped)."""
+        """A local path to read a file at: its own, or that of a copy, gone when the block ends."""
         if self.is_local:
             yield Path(self._at(name))
             return

@@ -54,6 +54,8 @@ def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, capfd):
     assert code == 0, err
     row = load_runs(tmp_path / "r").iloc[0]
     assert f"loss {row['loss']:.4f} nat/token" in out
+    (log,) = (tmp_path / "r" / "logs").iterdir()
+    assert all("step 12/12 · loss" in text and "MFU" in text for text in (out, log.read_text()))
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 

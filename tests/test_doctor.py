@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mup_tpu.doctor import check_fit, check_folder, check_tpu, examine, held_by
+from mup_tpu.doctor import check_fit, check_folder, check_tpu, check_url, examine, held_by
+from mup_tpu.files import Folder
 
 
 def test_this_machine_is_examined(tmp_path):
@@ -62,3 +63,9 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert "cannot be written" in check_folder("results folder", tmp_path / "file").problem
     assert not check_folder("results folder", tmp_path / "new" / "deep").problem
     assert not Path(tmp_path / "new").exists()
+
+
+def test_a_results_url_is_asked_not_taken_for_a_folder_here():
+    Folder("memory://doctor/results").write("store.json", b"{}")
+    assert check_url("memory://doctor/results").found == "memory://doctor/results answers, with 1 entries"
+    assert "Protocol not known" in check_url("nothing://x").problem

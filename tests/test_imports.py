@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},
-    "doctor": CONFIGURATION | {"data", "tuning"},
+    "doctor": CONFIGURATION | {"files", "data", "tuning"},
 }
 
 

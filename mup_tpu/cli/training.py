@@ -338,6 +338,8 @@ def coord_check(
     from mup_tpu.plots import coordinate_check_figure, save_figure
     from mup_tpu.training.coord_check import measure
 
+    if "://" in results:
+        raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
     console = Console()
     trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
     with console.status("measuring") as status:
@@ -366,7 +368,7 @@ def doctor(results: str = "results") -> None:
     """Say what this machine has for training, and what will not work and how to mend it.
 
     Args:
-        results: Results folder that is to be written.
+        results: Results folder (or fsspec URL) that is to be written.
     """
     from mup_tpu.doctor import examine
 

@@ -12,9 +12,9 @@ import logging
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 
-from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder, reason
 
 UPLOAD_EVERY_S = 30.0
@@ -23,17 +23,15 @@ _parts = itertools.count()
 
 
 @contextlib.contextmanager
-def host_log(results: str, warnings: bool = False) -> Iterator[None]:
+def host_log(results: str, capture_warnings: bool = False) -> Iterator[None]:
     """Keep what packs log in `logs/HOST-PID.log` of a results folder.
 
-    A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on.
+    A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on. Where it
+    cannot be kept (a driver's folder that this host may not make) training goes on without, and says so.
 
     Args:
         results: the folder, or its fsspec URL.
-        warnings: keep warnings too, in place of showing them.
-
-    Raises:
-        StoreError: the folder cannot be written.
+        capture_warnings: keep warnings too, in place of showing them.
     """
     name = f"{socket.gethostname()}-{os.getpid()}"
     try:
@@ -44,15 +42,17 @@ def host_log(results: str, warnings: bool = False) -> Iterator[None]:
         else:
             handler = _UploadHandler(folder, name)
     except OSError as error:
-        raise StoreError(f"logs of {results} cannot be written: {reason(error)}") from None
+        warnings.warn(f"no log is kept: {results}/logs cannot be written: {reason(error)}", stacklevel=3)
+        yield
+        return
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    with attached(handler, "mup_tpu", *(["py.warnings"] if warnings else [])):
-        if warnings:
+    with attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])):
+        if capture_warnings:
             logging.captureWarnings(True)
         try:
             yield
         finally:
-            if warnings:
+            if capture_warnings:
                 logging.captureWarnings(False)
 
 
@@ -60,14 +60,18 @@ def host_log(results: str, warnings: bool = False) -> Iterator[None]:
 def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
     """Hand what loggers say, from level INFO on, to a handler; it is closed at the end."""
     found = [logging.getLogger(name) for name in loggers]
+    before = [(logger.level, logger.propagate) for logger in found]
     for logger in found:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+        logger.propagate = False  # or what a library has hung to the root logger would say it all again
     try:
         yield
     finally:
-        for logger in found:
+        for logger, (level, propagates) in zip(found, before, strict=True):
             logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagates
         handler.close()
 
 

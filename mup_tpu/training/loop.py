@@ -20,12 +20,11 @@ import torch
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
-from mup_tpu.devices.peak import peak_flops
 from mup_tpu.model import count_parameters
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
-from mup_tpu.training.meter import Meter, flops_per_token
+from mup_tpu.training.meter import Meter, start_meter
 from mup_tpu.training.optimizer import step_size
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import PackResult, Rates, Report, summary
@@ -112,7 +111,8 @@ class PackRun:
 
     def _steps(self) -> Iterator[Report | PackResult]:
         start = epoch_began = self.pack.steps_done
-        meter = self._start_meter()
+        self._log_begin()
+        meter = start_meter(self.pack, self.dataset.tokens_per_step)
         pending: list[torch.Tensor] = []
         with prefetch(self._batch_on_device, start, self.total) as batches:
             while self.pack.steps_done < self.total and any(self.pack.live):
@@ -139,7 +139,7 @@ class PackRun:
                 self.wall_time += meter.lap(steps, live)
                 report = self._report(meter.rates(self.total - done), validation)
                 _log.info("%s", report)
-                if self._epoch(done) > self._epoch(epoch_began):
+                if self._epoch(done) > self._epoch(epoch_began) and any(self.pack.live):
                     self._log_epoch(epoch_began, meter.overall())
                     epoch_began = done
                 yield report
@@ -151,9 +151,10 @@ class PackRun:
                     self.save()
                     yield self.so_far("preempted")
                     return
+        result = self._finish(meter)
         if self._checkpoints is not None:
             self._checkpoints.close()  # before the result: whoever gets it may drop the folder
-        yield self._finish(meter)
+        yield result
 
     def preempt(self) -> None:
         """Checkpoint after the step in progress, and end with status "preempted"; for a signal handler."""
@@ -216,27 +217,17 @@ class PackRun:
                 )
         return losses
 
-    def _start_meter(self) -> Meter:
-        trials, mesh = self.pack.trials, self.device.mesh
-        first = trials[0]
-        what = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
-        _log.info(
-            "%s of width %d, %s, goes on from step %d of %d on %s",
-            *(what, first.model.width, self._trial_ids()[0], self.pack.steps_done, self.total),
-            self.device.name,
-        )
-        arithmetic = flops_per_token(
-            *(self.pack.shapes, self.pack.vocab_size, first.model.width, first.model.depth),
-            first.data.sequence_length,
-        )
-        peak = peak_flops(self.device, first.train.precision)
-        return Meter(self.dataset.tokens_per_step, arithmetic, mesh.trial * mesh.data, peak)
-
     def _report(self, rates: Rates, validation: tuple[float, ...] | None) -> Report:
         done = self.pack.steps_done
         losses = tuple(self.losses_SK[done - 1].tolist())
         learning_rates = tuple(step_size(trial, done - 1)[0] for trial in self.pack.trials)
         return Report(done, self.total, losses, validation, learning_rates, tuple(self.statuses), rates)
+
+    def _log_begin(self) -> None:
+        trials, trial_id = self.pack.trials, self._trial_ids()[0]
+        what = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
+        at = f"from step {self.pack.steps_done} of {self.total} on {self.device.name}"
+        _log.info("%s of width %d, %s, goes on %s", what, trials[0].model.width, trial_id, at)
 
     def _epoch(self, step: int) -> int:
         """Whole passes over the training text after a step; 0 where its length is not known."""
@@ -247,7 +238,7 @@ class PackRun:
         done = self.pack.steps_done
         means = self.losses_SK[began:done].mean(0)[torch.tensor(self.pack.live)]
         best = f"mean loss {means.min():.4f}" + (f", best of {len(means)}" if len(means) > 1 else "")
-        _log.info("epoch %d, to step %d: %s · %s", self._epoch(done), done, best if len(means) else "", rates)
+        _log.info("epoch %d, to step %d: %s · %s", self._epoch(done), done, best, rates)
 
     def _finish(self, meter: Meter) -> PackResult:
         """Final evaluation, rows and curves."""

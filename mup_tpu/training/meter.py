@@ -7,8 +7,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from mup_tpu.devices.peak import peak_flops
 from mup_tpu.training.report import Rates
+
+if TYPE_CHECKING:
+    from mup_tpu.training.pack import Pack
 
 HORIZON_S = 30.0
 """An interval counts for 1/e of itself in the smoothed rates after so many seconds."""
@@ -103,13 +108,28 @@ class Meter:
     def _rates(self, over: _Sums, steps_left: int) -> Rates:
         seconds = max(over.seconds, 1e-9)
         rate = over.member_steps * self._tokens_per_step / seconds
+        tokens = round(self._all.member_steps) * self._tokens_per_step
         return Rates(
+            tokens=tokens,
             tokens_per_second=rate,
-            overall_tokens_per_second=self._all.member_steps
-            * self._tokens_per_step
-            / max(self._all.seconds, 1e-9),
+            overall_tokens_per_second=tokens / max(self._all.seconds, 1e-9),
             devices=self._devices,
             mfu=rate * self._flops_per_token / (self._devices * self._peak_flops),
             input_wait=over.waited / seconds,
             seconds_left=steps_left * seconds / max(over.steps, 1e-9),
         )
+
+
+def start_meter(pack: Pack, tokens_per_step: int) -> Meter:
+    """A meter of a pack, from now on.
+
+    Args:
+        pack: about to train.
+        tokens_per_step: training tokens of one member in one step.
+    """
+    first, mesh = pack.trials[0], pack.device.mesh
+    arithmetic = flops_per_token(
+        pack.shapes, pack.vocab_size, first.model.width, first.model.depth, first.data.sequence_length
+    )
+    peak = peak_flops(pack.device, first.train.precision)
+    return Meter(tokens_per_step, arithmetic, mesh.trial * mesh.data, peak)

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class Rates:
     """How fast a pack trains; work for members that have ended does not count."""
 
+    tokens: int
+    """Trained on by all members together since this process took the pack up."""
     tokens_per_second: float
     """Training tokens of all members together, over about the last half minute."""
     overall_tokens_per_second: float
-    """The same since this process took the pack up."""
+    """The same over all of that time."""
     devices: int
     """How many the pack is spread over."""
     mfu: float
@@ -31,9 +33,11 @@ class Rates:
     seconds_left: float
 
     def __str__(self) -> str:
+        rate, overall = self.tokens_per_second, self.overall_tokens_per_second
+        details = [f"{overall:,.0f} overall"] if rate != overall else []
+        details += [f"{rate / self.devices:,.0f} a device"] if self.devices > 1 else []
         parts = [
-            f"{self.tokens_per_second:,.0f} tokens/s ({self.overall_tokens_per_second:,.0f} overall, "
-            f"{self.tokens_per_second / self.devices:,.0f} a device)",
+            f"{rate:,.0f} tokens/s" + (f" ({', '.join(details)})" if details else ""),
             *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
             f"input wait {self.input_wait:.1%}",
             *([f"{format_seconds(self.seconds_left)} left"] if self.seconds_left else []),
@@ -92,20 +96,15 @@ class PackSplit:
     reason: str
 
 
-def summary(rows: Sequence[Mapping[str, Any]], rates: Rates | None) -> str:
-    """One line of how trials ended, over all of them: statuses, best loss, tokens, rates.
-
-    Args:
-        rows: of the run table.
-        rates: over all of their training, where this is known.
-    """
+def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
+    """One line of how the trials of a pack ended: statuses, best loss, tokens, and rates over all of it."""
     statuses = Counter(row["status"] for row in rows)
     parts = [", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))]
     losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
     if losses:
         parts.append(f"best loss {min(losses):.4f}")
     parts.append(f"{sum(row['tokens'] for row in rows):,} tokens")
-    return " · ".join([*parts, *([str(rates)] if rates else [])])
+    return " · ".join([*parts, str(rates)])
 
 
 def format_seconds(seconds: float) -> str:

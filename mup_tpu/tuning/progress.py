@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from statistics import mean
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
-from mup_tpu.training.report import PackResult, Report, format_seconds
+from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
 
 
 class SweepProgress:
@@ -30,6 +31,8 @@ class SweepProgress:
         self._running: dict[int, tuple[list[Trial], Report | None]] = {}
         self._cost = {w: float(w) ** 2 + 256.0 * w for w in self.total}
         self._began = time.monotonic()
+        self._rates: list[Rates] = []
+        """Of each pack that has ended, over all of its training."""
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -67,12 +70,13 @@ class SweepProgress:
         """A pack did not fit in memory; its parts will start as packs of their own."""
         del self._running[pack_index]
 
-    def finished(self, pack_index: int, statuses: Mapping[str, int]) -> None:
-        """A pack has ended and is stored; `statuses` counts how."""
+    def finished(self, pack_index: int, result: PackResult) -> None:
+        """A pack has ended and is stored."""
         pack, _ = self._running.pop(pack_index)
-        width = pack[0].model.width
+        width, statuses = pack[0].model.width, count_statuses(result)
         self.done[width] += len(pack)
-        self.diverged[width] += statuses.get("diverged", 0)
+        self.diverged[width] += statuses["diverged"]
+        self._rates += [result.rates] if result.rates else []
         self._refresh(width)
         if not self.console.is_terminal:
             outcome = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
@@ -81,6 +85,20 @@ class SweepProgress:
                 f"width {width}: {outcome}; {done} of {total} trials stored, {self._time_left()} left",
                 highlight=False,
             )
+
+    def summary(self) -> str:
+        """One line over the packs of all hosts: tokens, rate in all and of a device, MFU, input wait."""
+        tokens = sum(r.tokens for r in self._rates)
+        rate = tokens / max(time.monotonic() - self._began, 1e-9)
+        parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
+        if self._rates:
+            per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)
+            parts.append(f"{per_device:,.0f} a device while it trained")
+            known = [r.mfu for r in self._rates if not math.isnan(r.mfu)]
+            parts += [f"MFU {mean(known):.1%}"] if known else []
+            waits = [r.input_wait for r in self._rates]
+            parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
+        return " · ".join(parts)
 
     def _refresh(self, width: int) -> None:
         packs = [(p, r) for p, r in self._running.values() if p[0].model.width == width]

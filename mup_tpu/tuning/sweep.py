@@ -101,7 +101,7 @@ def run_trials(
                     )
                 store.append(result.rows, result.curves)
                 statuses = count_statuses(result)
-                progress.finished(index, statuses)
+                progress.finished(index, result)
                 outcome += statuses
                 if statuses["preempted"]:
                     kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
@@ -110,6 +110,7 @@ def run_trials(
                         f"the rest is stored in {results}, and the same command goes on"
                     )
                 folders.remove(packs[index])
+    console.print(progress.summary(), highlight=False, soft_wrap=True)
     if not outcome["failed"]:
         folders.remove_all(trials)
     return outcome

@@ -45,7 +45,7 @@ class TrialTrainable(tune.Trainable):
         self._thread = ThreadPoolExecutor(1)
         self._run: PackRun | None = None
         self._logging = contextlib.ExitStack()
-        self._logging.enter_context(host_log(folder, warnings=True))
+        self._logging.enter_context(host_log(folder, capture_warnings=True))
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -59,6 +59,7 @@ def test_rates_count_live_members_alone_and_forget_old_laps():
     assert second.tokens_per_second == pytest.approx(100 * (30 + 80 * old) / (HORIZON_S + 10 * old))
     assert second.overall_tokens_per_second == pytest.approx(100 * 110 / (HORIZON_S + 10))
     assert meter.overall().tokens_per_second == second.overall_tokens_per_second
+    assert second.tokens == 100 * 110
     assert meter.overall().input_wait == pytest.approx(1 / (HORIZON_S + 10))
 
 
@@ -72,7 +73,7 @@ def test_peaks_of_known_devices():
 
 
 def report(losses, statuses, mfu=0.25):
-    rates = Rates(12345.6, 11111.1, 4, mfu, 0.012, 100.0)
+    rates = Rates(1280, 12345.6, 11111.1, 4, mfu, 0.012, 100.0)
     return Report(20, 50, losses, None, (2.0**-8,) * len(losses), statuses, rates)
 
 
@@ -85,6 +86,7 @@ def test_a_line_tells_all_of_a_trial_and_the_best_of_several():
     several = str(report((math.nan, 2.5, 2.4), ("diverged", "running", "running"), math.nan))
     assert several.startswith("step 20/50 · loss 2.4000 · lr 2^-8 · best of 2 running of 3 · 12,346")
     assert "MFU" not in several
+    assert str(Rates(0, 10.0, 10.0, 1, math.nan, 0.0, 0.0)) == "10 tokens/s · input wait 0.0%"
     assert "loss" not in str(report((math.nan,), ("diverged",)))
 
 
@@ -107,7 +109,7 @@ def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_
 def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
     folder = Folder(url or tmp_path)
     for pack in range(2):  # a process that trains two packs, one after the other
-        with host_log(folder.path, warnings=True):
+        with host_log(folder.path, capture_warnings=True):
             logging.getLogger("mup_tpu.training.loop").info("step 1")
             warnings.warn(f"checkpoint {pack} of {folder} is damaged", stacklevel=1)
     logs = folder / "logs"
@@ -115,3 +117,10 @@ def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
     assert text.count(" step 1\n") == text.count("UserWarning: checkpoint") == 2
     assert len(logs.names()) == (2 if url else 1)
     assert all(name.startswith(f"{socket.gethostname()}-") for name in logs.names())
+
+
+def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="no log is kept: .*file/x/logs cannot be written"):  # noqa: SIM117
+        with host_log(str(tmp_path / "file" / "x")):
+            logging.getLogger("mup_tpu").info("step 1")

@@ -1,0 +1,77 @@
+"""Results folders at fsspec URLs: a sweep's table, checkpoints, logs and figures are all there."""
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from mup_tpu.cli import replay
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config_search import Domain, Search, SearchOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.files import Folder
+from mup_tpu.store import load_curves, load_runs
+from mup_tpu.tuning.sweep import run_sweep
+
+NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
+
+
+@pytest.fixture(scope="module")
+def sweep(tiny):
+    return Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=("mup",))
+
+
+@pytest.fixture(scope="module")
+def local(sweep, tmp_path_factory):
+    """The sweep's table in a local folder."""
+    path = tmp_path_factory.mktemp("local")
+    run_sweep(sweep, str(path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    return path
+
+
+def same_table(url, path):
+    pd.testing.assert_frame_equal(load_curves(url), load_curves(path))
+    ours, theirs = (load_runs(where).drop(columns=NOT_RESULTS) for where in (url, path))
+    pd.testing.assert_frame_equal(ours, theirs)
+
+
+def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, capsys):
+    url = "memory://bucket/sweep"
+    folder = Folder(url)
+    folder.write("checkpoints/another-drivers/step-00000010/meta.json", b"{}")
+    run = RunOptions(checkpoint_every=10)
+    console = Console()
+    assert run_sweep(sweep, url, SweepOptions(ray=False), run, console) == {"finished": 2}
+    same_table(url, local)
+    assert (folder / "checkpoints").names() == ["another-drivers"]
+    (log,) = (folder / "logs").names()
+    assert "step 20/30" in folder.read(f"logs/{log}").decode()
+    assert not run_sweep(sweep, url, SweepOptions(ray=False), run, console), "what is stored is not run again"
+    replay.show(url)
+    replay.report(url)
+    assert {"transfer.png", "transfer.svg", "analysis.json"} <= set((folder / "figures").names())
+    assert b"<html" in folder.read("report.html")
+    out = capsys.readouterr().out
+    assert "tokens/s in all" in out and "input wait" in out
+    assert f"figure: {url}/figures/transfer.png" in out and f"report: {url}/report.html" in out
+
+
+@pytest.mark.slow
+def test_workers_share_a_url_with_their_driver(sweep, local, tmp_path):
+    url = f"file://{tmp_path}/shared"
+    run = RunOptions(checkpoint_every=10)
+    run_sweep(sweep, url, SweepOptions(pack_size=1), run, Console(quiet=True))
+    runs = load_runs(url).assign(pack_size=2)
+    pd.testing.assert_frame_equal(
+        runs.drop(columns=NOT_RESULTS), load_runs(local).drop(columns=NOT_RESULTS), check_dtype=False
+    )
+    logs = [path.read_text() for path in (tmp_path / "shared" / "logs").glob("*.log")]
+    assert sum(text.count("step 30/30") for text in logs) == 2
+    assert not (tmp_path / "shared" / "checkpoints").exists()
+
+
+def test_a_search_at_a_url_is_refused_in_one_sentence(tiny):
+    from mup_tpu.tuning.search import run_search
+
+    search = Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
+    with pytest.raises(ConfigError, match="of a search is a URL: .*give a local folder"):
+        run_search(search, "memory://b/x", SearchOptions(), RunOptions(), False, Console(quiet=True))
