@@ -24,7 +24,6 @@ from mup_tpu.errors import ConfigError
 
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 
-
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """How a process's chips stand, by their number; Ray hands out no others."""
 

@@ -65,8 +65,8 @@ class _Workers:
         have = len(self.starting) + len(self.idle) + len(self.busy)
         for _ in range(min(self._room.count, wanted) - have):
             reserves = [] if self._room.slice is None else [self._room.slice]
-            worker = self._remote.remote(self._options, self._results, *reserves)
-            self.starting[worker.ready.remote()] = worker  # type: ignore[union-attr]
+            worker: Any = self._remote.remote(self._options, self._results, *reserves)
+            self.starting[worker.ready.remote()] = worker
 
     def wait(self) -> list[Any]:
         """Streams with something to read; settles workers that have found their place on the way.

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.util import get_placement_group, remove_placement_group
@@ -111,15 +111,15 @@ class SliceWorker:
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
         """Train one pack on all hosts."""
         first, *others = self._hosts
-        events = cast(Any, first.run.options(num_returns="streaming").remote(trials, checkpoints))
-        running = [events, *(host.follow.remote(trials, checkpoints) for host in others)]
+        events: Any = first.run.options(num_returns="streaming").remote(trials, checkpoints)
+        running: list[Any] = [events, *(host.follow.remote(trials, checkpoints) for host in others)]
         try:
             while running:
                 (ready,), running = ray.wait(running, num_returns=1)
                 if ready is not events:
                     ray.get(ready)
                     continue
-                event = ray.get(next(events))
+                event: Report | PackResult = ray.get(next(events))
                 yield event
                 if isinstance(event, Report):
                     running.append(events)
@@ -137,5 +137,5 @@ def end_worker(worker: Any) -> None:
         remove_placement_group(get_placement_group(_reservation(worker._actor_id.hex())))
 
 
-def _reservation(actor_id: str) -> str:
+def _reservation(actor_id: str | None) -> str:
     return f"mup-tpu-{actor_id}"
