@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util import get_placement_group, remove_placement_group
@@ -111,7 +111,7 @@ class SliceWorker:
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
         """Train one pack on all hosts."""
         first, *others = self._hosts
-        events: Any = first.run.options(num_returns="streaming").remote(trials, checkpoints)
+        events = cast(Any, first.run.options(num_returns="streaming").remote(trials, checkpoints))
         running: list[Any] = [events, *(host.follow.remote(trials, checkpoints) for host in others)]
         try:
             while running:
