@@ -148,17 +148,15 @@ def measure(open_data: OpenData, seconds: float, step_s: float) -> dict[str, flo
     rate = step * BATCH / (time.perf_counter() - began)
 
     waited = 0.0
-    steps = max(1, int(seconds / step_s))
-    with prefetch(train_batch, step, step + steps + 1) as batches:
+    with prefetch(train_batch, step, step + round(seconds / step_s) + 2) as batches:
         next(batches)
         began = time.perf_counter()
-        for _ in range(steps):
+        while (passed := time.perf_counter() - began) < seconds:
             time.sleep(step_s)  # an accelerator at work leaves the host free
             asked = time.perf_counter()
             next(batches)
             waited += time.perf_counter() - asked
-        share = waited / (time.perf_counter() - began)
-    return {"first_batch_s": first, "samples_per_s": rate, "input_wait": share}
+    return {"first_batch_s": first, "samples_per_s": rate, "input_wait": waited / passed}
 
 
 @contextmanager

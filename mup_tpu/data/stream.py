@@ -71,6 +71,7 @@ class ShardFolder:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = filesystem(self.url)
+        self._unpacking = threading.Lock()
         try:
             self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
         except FileNotFoundError:
@@ -92,9 +93,14 @@ class ShardFolder:
         from webdataset.tariterators import group_by_keys, tar_file_expander
 
         content = self._checked(shard.name, shard.sha256)
-        files = tar_file_expander([{"url": shard.name, "stream": io.BytesIO(content)}])
-        arrays = [np.load(io.BytesIO(s["npy"]), allow_pickle=False) for s in group_by_keys(files)]
-        return np.stack(arrays)
+        # Unpacking holds the interpreter: by several threads it is no faster, and crowds out the trainer's.
+        with self._unpacking:
+            files = tar_file_expander([{"url": shard.name, "stream": io.BytesIO(content)}])
+            contents = [sample["npy"] for sample in group_by_keys(files)]
+        # All are of one type and shape, so that one header tells of them all; NumPy takes long over each.
+        first = np.load(io.BytesIO(contents[0]), allow_pickle=False)
+        tokens = b"".join(content[-first.nbytes :] for content in contents)
+        return np.frombuffer(tokens, first.dtype).reshape(-1, len(first))
 
     def _checked(self, name: str, sha256: str) -> bytes:
         """A file with the index's checksum; read once more where it has another, as reading may err."""
