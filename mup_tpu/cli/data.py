@@ -1,0 +1,112 @@
+"""Commands about data: prepare shards, look at a corpus or at prepared shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from mup_tpu.config import DataConfig
+from mup_tpu.errors import ConfigError
+
+app = tyro.extras.SubcommandApp()
+
+
+@app.command
+def prepare(out: str, data: DataConfig = DataConfig(), shard_samples: int = 4096, workers: int = 0) -> None:
+    """Write a corpus as tokenised shards that training streams (train --corpus FOLDER_OR_URL).
+
+    The shards are WebDataset tar files with an index. A call that was killed goes on when it is repeated, and
+    ends with the same bytes.
+
+    Args:
+        out: Folder or fsspec URL to write to (gs://, s3://).
+        data: The text, its tokenizer and the sequence length; batch size and data seed are not used.
+        shard_samples: Most sequences a shard.
+        workers: Processes that make shards; 0 takes one a core.
+    """
+    from mup_tpu.data import shards
+
+    index = shards.prepare(data, out, shard_samples, workers)
+    console = Console()
+    for name, split in (("training", index.train), ("held-out", index.validation)):
+        size = sum(shard.size for shard in split.shards) / 2**20
+        console.print(
+            f"{name}: {len(split.shards):,} shards of {split.samples_per_shard:,} sequences, {size:,.1f} MiB",
+            highlight=False,
+        )
+    console.print(
+        f"train on them with: mup-tpu train --corpus {out} --sequence-length {index.sequence_length}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command
+def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = False) -> None:
+    """Say what a corpus or a folder of prepared shards holds, and show some of its held-out text.
+
+    Args:
+        data: The corpus, or prepared shards; a corpus is tokenised on first use.
+        texts: How many held-out sequences to show, decoded.
+        verify: Hold every prepared shard to its checksum.
+    """
+    from mup_tpu.data import cache, shards, stream
+
+    console = Console()
+    about: dict[str, Any]
+    if shards.is_prepared(data.corpus):
+        folder = stream.ShardFolder(data.corpus)
+        about, tokenizer = dataclasses.asdict(folder.index), folder.tokenizer
+        held_out = list(folder.samples(folder.index.validation.shards[0])[:texts])
+    else:
+        tokens = cache.load_cache(data)
+        about, tokenizer = {**tokens.meta, "fingerprint": tokens.fingerprint}, tokens.tokenizer
+        whole, length = tokens.tokens["validation"], data.sequence_length
+        held_out = [whole[i : i + length] for i in range(0, min(texts * length, len(whole)), length)]
+    entropy = about["unigram_entropy"]
+    lines = {
+        "corpus": about["dataset"],
+        "fingerprint": about["fingerprint"],
+        "tokens": f"{about['vocab_size']:,} different, {about['bytes_per_token']:.3f} bytes each",
+        "unigram entropy": f"{entropy:.4f} nat/token: the loss of a model that knows frequencies alone",
+        **{name: _split_line(about[split]) for name, split in _SPLITS.items()},
+    }
+    if "sequence_length" in about:
+        lines["sequence length"] = str(about["sequence_length"])
+    for subject, line in lines.items():
+        console.print(f"{subject:>16}  {line}", highlight=False, soft_wrap=True)
+    for sequence in held_out:
+        console.print(Panel(Text(tokenizer.decode(sequence))))
+    if verify:
+        _verify(data.corpus, console)
+
+
+_SPLITS = {"training": "train", "held-out": "validation"}
+
+
+def _split_line(split: dict[str, Any]) -> str:
+    line = f"{split['documents']:,} documents, {split['tokens']:,} tokens"
+    if "shards" not in split:
+        return line
+    count, each = len(split["shards"]), split["samples_per_shard"]
+    return f"{line}; {count:,} shards of {each:,} sequences"
+
+
+def _verify(corpus: str, console: Console) -> None:
+    """Read every shard, several at a time; one that is not as the index says is an error that names it."""
+    from mup_tpu.data import shards, stream
+
+    if not shards.is_prepared(corpus):
+        raise ConfigError(f"--verify is for prepared shards; {corpus!r} has none")
+    folder = stream.ShardFolder(corpus)
+    every = [*folder.index.train.shards, *folder.index.validation.shards]
+    with ThreadPoolExecutor(stream.READERS) as pool, console.status("reading all shards"):
+        for _ in pool.map(folder.samples, every):
+            pass
+    console.print(f"{len(every):,} shards are as the index says", style="green", highlight=False)

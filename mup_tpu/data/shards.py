@@ -1,0 +1,363 @@
+"""Prepared shards: a tokenised corpus as WebDataset tar files and an index, anywhere fsspec reaches.
+
+    index.json             what is inside, and checksums; written last
+    tokenizer.json         the tokenizer, unless its tokens are bytes
+    train-000000.tar       as many samples in every shard: KEY.npy, the T + 1 tokens of one sequence
+    train-000000.tar.sha256   what `sha256sum --check` reads; says that its shard is whole
+    validation-000000.tar  the held-out ones
+
+Sequences overlap by one token, so that every token is a target once, and are dealt to the shards in a fixed
+random order: one shard is a sample of the whole corpus.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import tarfile
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mup_tpu.config import DataConfig
+from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
+from mup_tpu.errors import ConfigError, DataError
+
+FORMAT = 1
+"""Part of the fingerprint: shards made by another rule give other batches."""
+
+INDEX = "index.json"
+_PLAN = "preparing.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file of samples."""
+
+    name: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The shards of one split, as many samples in each."""
+
+    documents: int
+    tokens: int
+    """Of the corpus; those that fill no whole shard are in none."""
+    samples_per_shard: int
+    shards: tuple[Shard, ...]
+
+    @property
+    def samples(self) -> int:
+        """Sequences in all shards."""
+        return self.samples_per_shard * len(self.shards)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """What index.json says."""
+
+    dataset: str
+    fingerprint: str
+    """Of the batches: tokens, sequence length and how sequences are dealt to shards."""
+    sequence_length: int
+    vocab_size: int
+    separator: int
+    tokenizer_sha256: str | None
+    """Of tokenizer.json; None where tokens are bytes."""
+    unigram_entropy: float
+    """Nat per token."""
+    bytes_per_token: float
+    train: Split
+    validation: Split
+
+    def to_json(self) -> str:
+        """The content of index.json."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, content: bytes, where: str) -> ShardIndex:
+        """An index that `to_json` wrote.
+
+        Raises:
+            DataError: it is not one.
+        """
+        try:
+            values = json.loads(content)
+            if values.pop("format") != FORMAT:
+                raise DataError(f"{where} is of another version of the format; prepare the shards again")
+            for split in SPLITS:
+                shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
+                values[split] = Split(**values[split], shards=shards)
+            return cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where} is not the index of prepared shards: {error}") from None
+
+
+def is_prepared(corpus: str) -> bool:
+    """Whether a corpus is prepared shards: any URL, and a folder that holds their index."""
+    return "://" in corpus or (Path(corpus) / INDEX).is_file()
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a folder or URL, and the path in it.
+
+    Raises:
+        DataError: fsspec does not know its scheme, or lacks the package for it.
+    """
+    options: dict[str, Any] = {}
+    try:
+        if url.startswith(("http://", "https://")):
+            from aiohttp import ClientTimeout
+
+            # By default a connection that has gone silent is held for five minutes.
+            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
+        fs, root = fsspec.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{url} cannot be reached: {error}") from None
+    return fs, root.rstrip("/")
+
+
+def prepare(
+    config: DataConfig, out: str, shard_samples: int = 4096, workers: int = 0, progress: bool = True
+) -> ShardIndex:
+    """Write a corpus as shards; one that was killed goes on, and ends with the same bytes.
+
+    The corpus is tokenised into the token cache, which is kept: it is what a killed call goes on from.
+
+    Args:
+        config: corpus, tokenizer, held-out share and sequence length.
+        out: folder or fsspec URL.
+        shard_samples: most sequences a shard.
+        workers: processes that make shards; 0 takes one a core.
+        progress: show it (on standard error).
+
+    Raises:
+        ConfigError: shard_samples is not above 0, or workers is below.
+        DataError: the corpus cannot be used or is shorter than one sequence a split, or `out` cannot be
+            written or holds other shards.
+    """
+    for name, value, least in (("shard_samples", shard_samples, 1), ("workers", workers, 0)):
+        if value < least:
+            raise ConfigError(f"{name} {value} is not allowed: it must be {least} or more")
+    if is_prepared(config.corpus):
+        raise DataError(f"corpus {config.corpus!r} is prepared already; give the text it was made of")
+    cache = load_cache(config, progress)
+    fs, root = filesystem(out)
+    plan, jobs = _plan(config, cache, shard_samples)
+    with _writing(out):
+        fs.makedirs(root, exist_ok=True)
+        fs.invalidate_cache()
+        done = _check_out(fs, root, out, plan)
+        if done is not None:
+            return done
+        _write(fs, f"{root}/{_PLAN}", plan.to_json().encode())
+        content = cache.tokenizer.to_json()
+        if content is not None:
+            _write(fs, f"{root}/{TOKENIZER_FILE}", content.encode())
+        made = _make_all(fs, root, jobs, workers or os.cpu_count() or 1, progress)
+        splits = {
+            name: dataclasses.replace(
+                getattr(plan, name), shards=tuple(made[job.name] for job in jobs if job.split == name)
+            )
+            for name in SPLITS
+        }
+        index = dataclasses.replace(plan, **splits)
+        _write(fs, f"{root}/{INDEX}", index.to_json().encode())
+        fs.rm_file(f"{root}/{_PLAN}")
+    return index
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One shard to be made, by any process that sees the token cache."""
+
+    cache: Path
+    seed: str
+    """The shards' fingerprint."""
+    split: str
+    number: int
+    samples: int
+    sequence_length: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.number:06}.tar"
+
+
+def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
+    """The index but for the shards, and what is to be made."""
+    layout = {}
+    for split, tokens in cache.tokens.items():
+        sequences = (len(tokens) - 1) // config.sequence_length
+        if sequences < 1:
+            raise DataError(
+                f"corpus {config.corpus!r} has {len(tokens)} tokens in its {split} split, below one "
+                f"sequence: sequence_length {config.sequence_length}; use more text or another "
+                f"validation_fraction than {config.validation_fraction}"
+            )
+        count = -(-sequences // shard_samples)
+        layout[split] = (count, sequences // count)
+    recipe = [FORMAT, cache.fingerprint, config.sequence_length, layout]
+    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
+    jobs = [
+        _Job(token_folder(cache.fingerprint), fingerprint, split, i, samples, config.sequence_length)
+        for split, (count, samples) in layout.items()
+        for i in range(count)
+    ]
+    content = cache.tokenizer.to_json()
+    plan = ShardIndex(
+        dataset=cache.meta["dataset"],
+        fingerprint=fingerprint,
+        sequence_length=config.sequence_length,
+        vocab_size=cache.tokenizer.vocab_size,
+        separator=cache.tokenizer.separator,
+        tokenizer_sha256=None if content is None else hashlib.sha256(content.encode()).hexdigest(),
+        unigram_entropy=cache.meta["unigram_entropy"],
+        bytes_per_token=cache.meta["bytes_per_token"],
+        train=Split(**cache.meta["train"], samples_per_shard=layout["train"][1], shards=()),
+        validation=Split(**cache.meta["validation"], samples_per_shard=layout["validation"][1], shards=()),
+    )
+    return plan, jobs
+
+
+def _check_out(fs: Any, root: str, out: str, plan: ShardIndex) -> ShardIndex | None:
+    """The index where these very shards are all there; None where they are to be made.
+
+    Raises:
+        DataError: other shards, finished or begun, are in the way.
+    """
+    for name in (INDEX, _PLAN):
+        if fs.exists(f"{root}/{name}"):
+            held = ShardIndex.from_json(fs.cat_file(f"{root}/{name}"), f"{out}/{name}")
+            if held.fingerprint != plan.fingerprint:
+                raise DataError(
+                    f"{out} holds other shards (of {held.dataset!r}); give these a folder of their own"
+                )
+            if name == INDEX:
+                return held
+    return None
+
+
+def _make_all(fs: Any, root: str, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
+    """Make the shards that are missing in processes, and write them in threads: a process lacks memory://."""
+    made: dict[str, Shard] = {}
+    bar = Progress(
+        TextColumn("writing shards"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not progress,
+    )
+    workers = min(workers, len(jobs))
+
+    def make(job: _Job) -> Shard:
+        found = _finished(fs, root, job)
+        if found is not None:
+            return found
+        content = shard_bytes(job)
+        shard = Shard(job.name, len(content), hashlib.sha256(content).hexdigest())
+        _write(fs, f"{root}/{job.name}", content)
+        _write(fs, f"{root}/{job.name}.sha256", f"{shard.sha256}  {job.name}\n".encode())
+        return shard
+
+    with bar, _in_processes(workers) as shard_bytes, ThreadPoolExecutor(workers) as threads:
+        task = bar.add_task("", total=len(jobs))
+        futures: list[Future[Shard]] = [threads.submit(make, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                shard = future.result()
+                made[shard.name] = shard
+                bar.advance(task)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return made
+
+
+@contextmanager
+def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
+    """`_shard_bytes`, run in one of several processes; in this one where one is all there is."""
+    if workers == 1:
+        yield _shard_bytes
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield lambda job: pool.submit(_shard_bytes, job).result()
+
+
+def _finished(fs: Any, root: str, job: _Job) -> Shard | None:
+    """A shard that an earlier call wrote: its checksum is written after it."""
+    path = f"{root}/{job.name}"
+    if not (fs.exists(f"{path}.sha256") and fs.exists(path)):
+        return None
+    return Shard(job.name, fs.size(path), fs.cat_file(f"{path}.sha256").decode().split()[0])
+
+
+def _shard_bytes(job: _Job) -> bytes:
+    """The tar file of a shard: the same bytes for the same tokens."""
+    tokens = np.load(job.cache / f"{job.split}.npy", mmap_mode="r")
+    t = job.sequence_length
+    order = _order(job.seed, job.split, (len(tokens) - 1) // t)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        first = job.number * job.samples
+        for sample in range(first, first + job.samples):
+            start = int(order[sample]) * t
+            content = io.BytesIO()
+            np.save(content, tokens[start : start + t + 1], allow_pickle=False)
+            member = tarfile.TarInfo(f"{sample:09}.npy")
+            member.size = content.tell()
+            content.seek(0)
+            tar.addfile(member, content)
+    return out.getvalue()
+
+
+@lru_cache(maxsize=2)
+def _order(seed: str, split: str, sequences: int) -> np.ndarray:
+    """In which order the sequences of a split are dealt to its shards."""
+    key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
+    return np.random.Generator(np.random.Philox(key)).permutation(sequences)
+
+
+@contextmanager
+def _writing(out: str) -> Iterator[None]:
+    """What goes wrong while writing as one sentence."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(f"shards cannot be written to {out}: {reason}") from None
+
+
+def _write(fs: Any, path: str, content: bytes) -> None:
+    """Put a file in place whole: by rename on a local disk, by one upload elsewhere."""
+    if not isinstance(fs, LocalFileSystem):
+        fs.pipe_file(path, content)
+        return
+    partial = Path(path).with_name(f".partial-{uuid.uuid4().hex}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+"""Prepared shards: equal, complete, plain WebDataset files, the same bytes however they came about."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from mup_tpu.config import DataConfig
+from mup_tpu.data.cache import load_cache
+from mup_tpu.data.shards import prepare
+from mup_tpu.data.stream import ShardFolder
+from mup_tpu.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def config(corpus):
+    return DataConfig(corpus=str(corpus), sequence_length=64, validation_fraction=0.2)
+
+
+@pytest.fixture(scope="module")
+def prepared(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    return folder, prepare(config, str(folder), shard_samples=600, workers=2, progress=False)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def test_shards_hold_every_sequence_once_and_as_many_each(prepared, config):
+    folder, index = prepared
+    cache = load_cache(config)
+    for name in ("train", "validation"):
+        split, tokens = getattr(index, name), np.asarray(cache.tokens[name])
+        arrays = [ShardFolder(str(folder)).samples(shard) for shard in split.shards]
+        assert {len(a) for a in arrays} == {split.samples_per_shard}
+        sequences = {s.tobytes() for a in arrays for s in a}
+        blocks = (len(tokens) - 1) // 64
+        expected = [tokens[i * 64 : i * 64 + 65].tobytes() for i in range(blocks)]
+        assert sequences <= set(expected)
+        assert blocks - split.samples < len(split.shards)  # what does not divide is left out
+    assert len(index.train.shards) > 8
+
+
+def test_one_shard_is_a_sample_of_the_whole_corpus(prepared, config):
+    folder, index = prepared
+    tokens = np.asarray(load_cache(config).tokens["train"])
+    starts = {tokens[i : i + 65].tobytes(): i for i in range(0, len(tokens) - 64, 64)}
+    places = sorted(starts[s.tobytes()] for s in ShardFolder(str(folder)).samples(index.train.shards[0]))
+    assert places[0] < 0.02 * len(tokens) and places[-1] > 0.98 * len(tokens)
+    assert max(np.diff(places)) < 0.05 * len(tokens)
+
+
+def test_plain_webdataset_reads_them_and_sha256sum_checks_them(prepared):
+    import webdataset as wds
+
+    folder, index = prepared
+    files = [str(folder / shard.name) for shard in index.validation.shards]
+    samples = list(wds.WebDataset(files, shardshuffle=False).decode())
+    own = [s for shard in index.validation.shards for s in ShardFolder(str(folder)).samples(shard)]
+    assert np.array_equal([sample["npy"] for sample in samples], own)
+    sums = "\n".join(path.read_text() for path in sorted(folder.glob("*.sha256")))
+    subprocess.run(
+        ["sha256sum", "--check"], input=sums, text=True, cwd=folder, check=True, capture_output=True
+    )
+    for shard in index.train.shards:
+        assert hashlib.sha256((folder / shard.name).read_bytes()).hexdigest() == shard.sha256
+
+
+def test_the_same_bytes_from_one_process_to_a_url(prepared, config):
+    folder, _ = prepared
+    prepare(config, "memory://shards/here", shard_samples=600, workers=1, progress=False)
+    files = fsspec.filesystem("memory").find("/shards/here")
+    assert {path.rsplit("/", 1)[1]: fsspec.filesystem("memory").cat(path) for path in files} == contents(
+        folder
+    )
+
+
+def test_a_killed_call_goes_on_and_ends_with_the_same_bytes(prepared, config, tmp_path):
+    folder, index = prepared
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "mup_tpu", "data", "prepare", "--out", str(out), "--corpus", config.corpus,
+        "--sequence-length", "64", "--validation-fraction", "0.2", "--shard-samples", "600", "--workers", "2",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("*.tar.sha256"))) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "index.json").exists()
+    kept = {p: p.stat().st_mtime_ns for p in out.glob("*.tar") if p.with_name(p.name + ".sha256").exists()}
+    assert 3 <= len(kept) < len(index.train.shards) + len(index.validation.shards)
+    with pytest.raises(DataError, match="not yet wholly"):
+        ShardFolder(str(out))
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept  # finished shards were not made again
+    leftovers = {name for name in contents(out) if name.startswith(".partial")}
+    assert {n: c for n, c in contents(out).items() if n not in leftovers} == contents(folder)
+
+
+def test_tokenising_goes_on_after_a_kill(config, tmp_path, monkeypatch):
+    """Chunks that are done are not tokenised again, and chunks leave no trace in the tokens."""
+    from mup_tpu.data import cache, tokenizer
+
+    whole = load_cache(config)
+    encode = tokenizer.ByteTokenizer.encode
+    calls = []
+
+    def counted(self, texts):
+        calls.append(texts)
+        if len(calls) == 8:  # the fourth chunk, its second split
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(tokenizer.ByteTokenizer, "encode", counted)
+    monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "CHUNK_CHARACTERS", 20_000)
+    with pytest.raises(KeyboardInterrupt):
+        load_cache(config, progress=False)
+    chunks = len(list(cache._chunks(cache.read_documents(config))))
+    again = load_cache(config, progress=False)
+    assert len(calls) - 8 == 2 * (chunks - 3)
+    assert chunks > 6 and again.fingerprint == whole.fingerprint and again.meta == whole.meta
+    assert np.array_equal(again.tokens["train"], whole.tokens["train"])
+    assert not list((tmp_path / "partial").glob("*/*.npz"))
+
+
+def test_another_corpus_is_not_mixed_in_and_the_same_is_not_written_again(prepared, config):
+    folder, index = prepared
+    before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    assert prepare(config, str(folder), shard_samples=600, workers=1, progress=False) == index
+    with pytest.raises(DataError, match="holds other shards .*give these a folder of their own"):
+        prepare(config, str(folder), shard_samples=500, workers=1, progress=False)
+    assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
+
+
+def test_what_cannot_be_prepared(config, prepared, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="shards cannot be written to .*: Not a directory"):
+        prepare(config, str(tmp_path / "file" / "out"), progress=False)
+    with pytest.raises(DataError, match="is prepared already"):
+        prepare(DataConfig(corpus=str(prepared[0])), str(tmp_path / "out"), progress=False)
+    with pytest.raises(DataError, match="in its train split, below one sequence: sequence_length 999999"):
+        prepare(
+            DataConfig(corpus=config.corpus, sequence_length=999_999), str(tmp_path / "o"), progress=False
+        )
+    with pytest.raises(ConfigError, match="shard_samples 0 is not allowed: it must be 1 or more"):
+        prepare(config, str(tmp_path / "out"), shard_samples=0)
+    with pytest.raises(DataError, match="nope://out cannot be reached"):
+        prepare(config, "nope://out", progress=False)
+
+
+def test_an_index_that_is_none(tmp_path):
+    for content, sentence in {
+        b"no json": "is not the index of prepared shards",
+        b"{}": "is not the index of prepared shards",
+        b'{"format": 99}': "is of another version of the format",
+    }.items():
+        (tmp_path / "index.json").write_bytes(content)
+        with pytest.raises(DataError, match=sentence):
+            ShardFolder(str(tmp_path))
+
+
+def test_pickled_samples_are_never_loaded(prepared, tmp_path):
+    import shutil
+    import tarfile
+
+    folder = shutil.copytree(prepared[0], tmp_path / "copy")
+    evil = io.BytesIO()
+    np.save(evil, np.array([print], dtype=object), allow_pickle=True)
+    with tarfile.open(folder / "train-000000.tar", "w") as tar:
+        member = tarfile.TarInfo("0.npy")
+        member.size = evil.tell()
+        evil.seek(0)
+        tar.addfile(member, evil)
+    index = json.loads((folder / "index.json").read_text())
+    index["train"]["shards"][0]["sha256"] = hashlib.sha256(
+        (folder / "train-000000.tar").read_bytes()
+    ).hexdigest()
+    (folder / "index.json").write_text(json.dumps(index))
+    shards = ShardFolder(str(folder))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        shards.samples(shards.index.train.shards[0])

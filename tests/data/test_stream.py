@@ -1,0 +1,215 @@
+"""Streaming: order by (seed, epoch, world) alone, equal shares, exact resume, and a server's faults."""
+
+import functools
+import logging
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from slow_server import SlowServer
+
+from mup_tpu.config import DataConfig, RunOptions
+from mup_tpu.data import World, load, stream
+from mup_tpu.data.shards import prepare
+from mup_tpu.data.stream import ShardDataset, ShardFolder
+from mup_tpu.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def shards(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    config = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
+    prepare(config, str(folder), shard_samples=1500, workers=1, progress=False)
+    return folder
+
+
+@pytest.fixture
+def config(shards):
+    return DataConfig(corpus=str(shards), sequence_length=32, batch_size=24)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.001)
+
+
+def epoch_of(dataset, epoch=0):
+    """All sequences that a host reads in an epoch, in order, a row each."""
+    steps = range(epoch * dataset._batches, (epoch + 1) * dataset._batches)
+    return np.concatenate([dataset.train_batch(step) for step in steps])
+
+
+def rows(sequences):
+    return [row.tobytes() for row in sequences]
+
+
+def whole(shards):
+    """Every training sequence of the shards, in the order of the files."""
+    folder = ShardFolder(str(shards))
+    return np.concatenate([folder.samples(shard) for shard in folder.index.train.shards]).astype(np.int64)
+
+
+def test_batches_are_a_function_of_seed_and_step_alone(config, shards):
+    one = load(config)
+    in_order = [one.train_batch(step) for step in range(40)]
+    assert in_order[0].shape == (24, 33) and in_order[0].dtype == np.int64
+    other = ShardDataset(config, readers=1)
+    for step in (39, 3, 20, 3):
+        assert np.array_equal(other.train_batch(step), in_order[step])
+    seeded = load(DataConfig(**(vars(config) | {"data_seed": 1})))
+    assert not np.array_equal(seeded.train_batch(0), in_order[0])
+
+
+def test_an_epoch_is_every_sequence_at_most_once_and_epochs_differ(config, shards):
+    dataset = load(config)
+    first, second, there = epoch_of(dataset), epoch_of(dataset, 1), Counter(rows(whole(shards)))
+    for epoch in (first, second):
+        assert there.total() - len(epoch) < 24
+        assert Counter(rows(epoch)) <= there  # text repeats itself, so count
+    assert not np.array_equal(first, second)
+
+
+def test_neighbours_of_a_shard_are_shuffled_apart(config, shards):
+    place = {row: i for i, row in enumerate(rows(whole(shards)))}
+    places = np.array([place[row] for row in rows(load(config).train_batch(0))])
+    assert len(set(places // 1500)) > 1  # of several shards
+    assert (np.abs(np.diff(places)) == 1).mean() < 0.2
+
+
+@pytest.mark.parametrize("hosts", [3, 8])
+def test_hosts_share_an_epoch_equally_and_without_overlap(hosts, config, shards):
+    parts = [load(config, world=World(hosts, host)) for host in range(hosts)]
+    epochs = [epoch_of(part) for part in parts]
+    assert len({epoch.shape for epoch in epochs}) == 1  # the same number of samples everywhere
+    assert all(part.train_batch(0).shape == (24 // hosts, 33) for part in parts)
+    read = Counter(row for epoch in epochs for row in rows(epoch))
+    assert read <= Counter(rows(whole(shards)))  # no two hosts read the same
+    # Together they evaluate on what one host would.
+    together = np.concatenate([part.validation_batches(3) for part in parts], axis=1)
+    assert np.array_equal(together, load(config).validation_batches(3))
+
+
+def test_shards_left_out_of_an_epoch_are_others_in_the_next(config):
+    config = DataConfig(**(vars(config) | {"batch_size": 25}))
+    parts = [load(config, world=World(5, host)) for host in range(5)]
+    count = len(parts[0]._index.train.shards)
+    assert count % 5
+    read = [{shard for part in parts for shard in part._buffer(epoch, 0)} for epoch in range(20)]
+    assert len(set().union(*read)) == count
+
+
+def test_worlds_that_do_not_fit(config):
+    with pytest.raises(
+        DataError, match=r"training shards, fewer than the 24 hosts: .*--shard-samples \d+ or less"
+    ):
+        load(config, world=World(24, 0))
+    with pytest.raises(DataError, match="batch_size 24 does not divide over 7 hosts"):
+        load(config, world=World(7, 0))
+    with pytest.raises(DataError, match="sequence_length 64 is not that of the shards in .*: 32; use that"):
+        load(DataConfig(corpus=config.corpus, sequence_length=64))
+    with pytest.raises(DataError, match="is shorter than one batch"):
+        load(DataConfig(corpus=config.corpus, sequence_length=32, batch_size=10**6))
+    with pytest.raises(DataError, match="is read whole by one host; for 2, prepare shards"):
+        load(DataConfig(), world=World(2, 0))
+
+
+def test_held_out_batches_are_fixed_and_of_the_held_out_text(config):
+    dataset = load(config)
+    batches = dataset.validation_batches(4)
+    assert batches.shape == (4, 24, 33)
+    assert np.array_equal(
+        load(DataConfig(**(vars(config) | {"data_seed": 5}))).validation_batches(4), batches
+    )
+    folder = ShardFolder(config.corpus)
+    held_out = {row for shard in folder.index.validation.shards for row in rows(folder.samples(shard))}
+    assert set(rows(batches.reshape(-1, 33).astype(np.uint8))) <= held_out
+    assert len(dataset.validation_batches(10**6)) == folder.index.validation.samples // 24
+
+
+def test_resuming_reads_the_shards_of_its_step_and_nothing_before(config, shards):
+    with SlowServer(shards).running() as server:
+        remote = DataConfig(**(vars(config) | {"corpus": server.url}))
+        last = load(config)._batches - 1
+        batch = load(remote).train_batch(last)
+        needed = (
+            stream.SHUFFLE_SHARDS + stream.SHUFFLE_SHARDS
+        )  # those of the step, and the next that are prefetched
+        assert sum(name.startswith("train") for name in server.asked) <= needed
+    assert np.array_equal(batch, load(config).train_batch(last))
+
+
+def trained(tiny, corpus):
+    from mup_tpu.training.loop import run_to_end, train_pack
+
+    trial = tiny.replace(corpus=corpus, sequence_length=32, batch_size=24, steps=20)
+    result = run_to_end(train_pack([trial], load(trial.data), RunOptions(log_every=1)))
+    return result.rows[0], [point["loss"] for point in result.curves]
+
+
+def test_training_over_a_bad_server_ends_with_the_very_losses_of_the_local_folder(tiny, shards, caplog):
+    """Latency, a narrow line, dropped connections and 503s: retried, and not one sample moves."""
+    faults = ["503", "drop", "503", ""]
+    server = SlowServer(shards, 0.01, 20e6, fault=lambda name, before: faults[before] if before < 4 else "")
+    local = trained(tiny, str(shards))
+    with caplog.at_level(logging.WARNING), server.running():
+        remote = trained(tiny, server.url)
+    assert remote[1] == local[1] and remote[0]["loss"] == local[0]["loss"]
+    assert remote[0]["trial_id"] == local[0]["trial_id"]
+    assert server.asked["index.json"] == 4 and f"try 3 of {stream.ATTEMPTS}" in caplog.text
+
+
+def test_a_server_that_never_recovers_is_an_error(config, shards):
+    with SlowServer(
+        shards, fault=lambda name, before: "503" if name.endswith("tar") else ""
+    ).running() as server:
+        dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
+        with pytest.raises(
+            DataError, match=rf"train-\d+\.tar cannot be read after {stream.ATTEMPTS} tries: 503"
+        ):
+            dataset.train_batch(0)
+    assert max(server.asked.values()) == stream.ATTEMPTS
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+@pytest.mark.parametrize("where", ["folder", "server"])
+def test_a_damaged_or_missing_shard_is_named(damage, where, config, shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "copy")
+    file = folder / "train-000002.tar"
+    content = file.read_bytes()
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-512] if damage == "truncate" else content[:999] + b"\x01" + content[1000:])
+    with SlowServer(folder).running() as server:
+        corpus = server.url if where == "server" else str(folder)
+        dataset = load(DataConfig(**(vars(config) | {"corpus": corpus})))
+        sentence = (
+            "is missing, but the index names it" if damage == "remove" else "is corrupted: its .* bytes have"
+        )
+        with pytest.raises(DataError, match=rf"{corpus}/train-000002\.tar {sentence}"):
+            epoch_of(dataset)
+
+
+def test_shards_are_read_from_any_fsspec_url_with_their_tokenizer(corpus):
+    config = DataConfig(corpus=str(corpus), tokenizer="bpe", vocab_size=600, sequence_length=16)
+    prepare(config, "memory://bpe", shard_samples=900, workers=1, progress=False)
+    dataset = load(DataConfig(corpus="memory://bpe", sequence_length=16, batch_size=4))
+    assert dataset.vocab_size == 600
+    text = dataset.tokenizer.decode(dataset.train_batch(0)[0])
+    assert text in "".join(path.read_text() for path in sorted(corpus.glob("*.txt")))
+    with pytest.raises(DataError, match="memory://nowhere holds no index.json"):
+        load(DataConfig(corpus="memory://nowhere"))
+
+
+def test_the_next_shards_are_read_while_the_present_ones_are_used(config, shards):
+    with SlowServer(shards).running() as server:
+        dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
+        dataset.train_batch(0)
+        for future in dataset._train._held.values():
+            future.result()
+        read = sum(server.asked[shard.name] for shard in dataset._index.train.shards)
+        assert read == 2 * stream.SHUFFLE_SHARDS
+        first_of_next = stream.SHUFFLE_SHARDS * 1500 // 24 - 1
+        functools.reduce(lambda _, step: dataset.train_batch(step), range(first_of_next), None)
+        assert sum(server.asked[shard.name] for shard in dataset._index.train.shards) == read
