@@ -11,7 +11,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.util import get_placement_group, remove_placement_group
@@ -111,12 +111,13 @@ class SliceWorker:
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
         """Train one pack on all hosts."""
         first, *others = self._hosts
-        events = cast(Any, first.run.options(num_returns="streaming").remote(trials, checkpoints))
+        events: Any = first.run.options(num_returns="streaming").remote(trials, checkpoints)
         running: list[Any] = [events, *(host.follow.remote(trials, checkpoints) for host in others)]
         try:
             while running:
-                (ready,), running = ray.wait(running, num_returns=1)
-                if ready is not events:
+                ready: list[Any]
+                ready, running = ray.wait(running, num_returns=1)
+                if ready[0] is not events:
                     ray.get(ready)
                     continue
                 event: Report | PackResult = ray.get(next(events))
