@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import tarfile
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -30,13 +29,13 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
 from mup_tpu.errors import ConfigError, DataError
+from mup_tpu.files import Folder, reason
 
 FORMAT = 1
 """Part of the fingerprint: shards made by another rule give other batches."""
@@ -169,11 +168,12 @@ def prepare(
         done = _check_out(fs, root, out, plan)
         if done is not None:
             return done
-        _write(fs, f"{root}/{_PLAN}", plan.to_json().encode())
+        folder = Folder(out)
+        folder.write(_PLAN, plan.to_json().encode())
         content = cache.tokenizer.to_json()
         if content is not None:
-            _write(fs, f"{root}/{TOKENIZER_FILE}", content.encode())
-        made = _make_all(fs, root, jobs, workers or os.cpu_count() or 1, progress)
+            folder.write(TOKENIZER_FILE, content.encode())
+        made = _make_all(fs, root, folder, jobs, workers or os.cpu_count() or 1, progress)
         splits = {
             name: dataclasses.replace(
                 getattr(plan, name), shards=tuple(made[job.name] for job in jobs if job.split == name)
@@ -181,8 +181,8 @@ def prepare(
             for name in SPLITS
         }
         index = dataclasses.replace(plan, **splits)
-        _write(fs, f"{root}/{INDEX}", index.to_json().encode())
-        fs.rm_file(f"{root}/{_PLAN}")
+        folder.write(INDEX, index.to_json().encode())
+        folder.remove(_PLAN)
     return index
 
 
@@ -257,7 +257,9 @@ def _check_out(fs: Any, root: str, out: str, plan: ShardIndex) -> ShardIndex | N
     return None
 
 
-def _make_all(fs: Any, root: str, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
+def _make_all(
+    fs: Any, root: str, folder: Folder, jobs: list[_Job], workers: int, progress: bool
+) -> dict[str, Shard]:
     """Make the shards that are missing in processes, and write them in threads: a process lacks memory://."""
     made: dict[str, Shard] = {}
     bar = Progress(
@@ -276,8 +278,8 @@ def _make_all(fs: Any, root: str, jobs: list[_Job], workers: int, progress: bool
             return found
         content = shard_bytes(job)
         shard = Shard(job.name, len(content), hashlib.sha256(content).hexdigest())
-        _write(fs, f"{root}/{job.name}", content)
-        _write(fs, f"{root}/{job.name}.sha256", f"{shard.sha256}  {job.name}\n".encode())
+        folder.write(job.name, content)
+        folder.write(f"{job.name}.sha256", f"{shard.sha256}  {job.name}\n".encode())
         return shard
 
     with bar, _in_processes(workers) as shard_bytes, ThreadPoolExecutor(workers) as threads:
@@ -346,18 +348,5 @@ def _writing(out: str) -> Iterator[None]:
     except DataError:
         raise
     except (OSError, NotImplementedError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise DataError(f"shards cannot be written to {out}: {reason}") from None
-
-
-def _write(fs: Any, path: str, content: bytes) -> None:
-    """Put a file in place whole: by rename on a local disk, by one upload elsewhere."""
-    if not isinstance(fs, LocalFileSystem):
-        fs.pipe_file(path, content)
-        return
-    partial = Path(path).with_name(f".partial-{uuid.uuid4().hex}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise DataError(f"shards cannot be written to {out}: {why}") from None
