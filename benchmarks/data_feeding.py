@@ -5,8 +5,8 @@
 Each reads the embedded corpus, from this machine's disk and over an HTTP server (a process of its own) that
 answers after 20 ms on a line of 50 MB/s. Samples/s is how fast batches of 16 can be taken. Input wait is the
 share of its time that a trainer stands waiting, with batches prefetched as in training. A step takes it 17 ms
-for 16 × 128 bytes, the fastest of the CPU benchmarks (width 64, 119 000 tokens/s), and 11 ms for 16 × 1024
-BPE tokens, which is GPT-2 (124 M parameters) at the peak of a host of four TPU v4 chips.
+for 16 × 128 bytes (119 000 tokens/s, as fast as two cores train width 64), and 11 ms for 16 × 1024 BPE
+tokens, which is GPT-2 (124 M parameters) at the peak of a host of four TPU v4 chips.
 """
 
 from __future__ import annotations
