@@ -40,6 +40,7 @@ def main(
     repeats: int = 5,
     precision: Literal["float32", "bf16"] = "float32",
     peer_precision: Literal["float32", "bf16"] = "float32",
+    halving: bool = False,
     threads: int = 2,
     out: Path | None = None,
 ) -> None:
@@ -52,6 +53,7 @@ def main(
         repeats: Pairs of runs.
         precision: Arithmetic of ours.
         peer_precision: Arithmetic of the peer.
+        halving: Let ours stop hopeless members early; the peer cannot.
         threads: CPU threads of the peer's process; ours shares the machine's cores between its packs.
         out: CSV file for the table.
     """
@@ -61,6 +63,7 @@ def main(
         sweep = Path(scratch) / "sweep.toml"
         sweep.write_text(SWEEP.format(width=width, learning_rates=rates, steps=steps, precision=precision))
         ours = [[sys.executable, "-m", "mup_tpu", "sweep", str(sweep), "--results", "{run}"]]
+        ours[0] += ["--halving"] * halving
         peer = [
             [
                 sys.executable, str(Path(__file__).with_name("nanogpt_peer.py")), "--tokens", str(tokens),
@@ -70,7 +73,7 @@ def main(
             for rate in rates
         ]  # fmt: skip
         table = compare(ours, peer, repeats, Path(scratch))
-    table = table.assign(width=width, trials=trials, steps=steps, precision=precision)
+    table = table.assign(width=width, trials=trials, steps=steps, precision=precision, halving=halving)
     report(table, out)
 
 

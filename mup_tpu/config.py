@@ -341,7 +341,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How trials are run; none of it changes a result beyond float reassociation."""
+    """How trials are run; none of it changes a finished trial's result beyond float reassociation."""
 
     device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
     """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
@@ -359,6 +359,8 @@ class RunOptions:
     """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
     eval_every: int = 0
     """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
+    halving: bool = False
+    """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
     checkpoint_every: int = 0
     """Steps between checkpoints, written while training goes on; 0 writes none."""
 

@@ -20,6 +20,22 @@ class StoreError(MupTpuError):
     """A results folder cannot be read or written."""
 
 
+class PackTooLarge(MupTpuError):
+    """A pack does not fit in memory.
+
+    Args:
+        message: how much it needs and what there is.
+        fits: members that are expected to fit.
+    """
+
+    def __init__(self, message: str, fits: int) -> None:
+        super().__init__(message, fits)  # both, so that it can be pickled
+        self.fits = fits
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 class Preempted(MupTpuError):
     """The machine is being taken away (SIGTERM); what was running has checkpointed. Exit code 143."""
 

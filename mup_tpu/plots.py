@@ -134,12 +134,15 @@ def _draw_curves(
         )
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
         ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
-        lost = (curve.diverged_G > 0) | (np.isfinite(curve.mean_G) & (curve.mean_G > top))
+        above = (np.isfinite(curve.mean_G) & (curve.mean_G > top)) & (curve.diverged_G + curve.stopped_G == 0)
         offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * 0.06
-        diverged = curve.diverged_G > 0
-        ax.plot(curve.x_G[diverged] + offset, np.full(diverged.sum(), rail), "x", color=color, ms=5, mew=1.6)
-        above = lost & ~diverged
-        ax.plot(curve.x_G[above] + offset, np.full(above.sum(), rail), "^", color=color, ms=4, mfc="none")
+        stopped = (curve.stopped_G > 0) & (curve.diverged_G == 0)
+        for lost, marker in ((curve.diverged_G > 0, "x"), (stopped, "s"), (above, "^")):
+            size, edge = (5, 1.6) if marker == "x" else (4, 1.0)
+            ax.plot(
+                curve.x_G[lost] + offset, np.full(lost.sum(), rail), marker, color=color, ms=size, mew=edge,
+                mfc="none",
+            )  # fmt: skip
         if optimum.is_bracketed:
             low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
             ax.plot(
@@ -153,8 +156,11 @@ def _draw_curves(
     if first is not None:
         ax.axvline(first.x, color=_INK, lw=0.9, ls=":", zorder=0)
     ax.axhline(rail, color=_INK, lw=0.5, alpha=0.4)
+    legend = "× diverged   △ above the axis"
+    if any(curve.stopped_G.any() for curve in result.curves):
+        legend = f"□ stopped early   {legend}"
     ax.annotate(
-        "× diverged   △ above the axis", (0.98, rail), xycoords=("axes fraction", "data"), fontsize=7.5,
+        legend, (0.98, rail), xycoords=("axes fraction", "data"), fontsize=7.5,
         ha="right", va="bottom", color=_INK, xytext=(0, 2), textcoords="offset points",
     )  # fmt: skip
 
@@ -219,11 +225,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         for r in result.regrets:
             i, j = scales.index(r.source), scales.index(r.target)
             grid[i, j] = r.value
-            text = (
-                f"{r.value:.3f}"
-                if np.isfinite(r.value)
-                else {"outside the grid": "outside", "diverged": "∞"}.get(r.status, "?")
-            )
+            words = {"outside the grid": "outside", "diverged": "∞", "stopped early": "stopped"}
+            text = f"{r.value:.3f}" if np.isfinite(r.value) else words.get(r.status, "?")
             dark = np.isfinite(r.value) and r.value > 0.6 * largest
             ax.text(j, i, text, ha="center", va="center", fontsize=8.5, color="white" if dark else _INK)
         ax.imshow(grid, cmap="YlOrRd", vmin=0, vmax=max(largest, 0.01))
@@ -458,6 +461,45 @@ def search_figure(trials: pd.DataFrame) -> Figure:
     }
     handles = [figure.axes[0].scatter([], [], label=text, **style) for text, style in marks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+@_styled
+def ablations_figure(table: pd.DataFrame) -> Figure:
+    """Drift exponent and regret of several sweeps, with 95 % intervals, the worst regret on top.
+
+    Args:
+        table: from `mup_tpu.analysis.ablations.compare`.
+    """
+    figure = Figure(figsize=(8.2, 0.34 * len(table) + 1.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    rows = np.arange(len(table))[::-1]
+    drifts = (table["verdict"] == "DRIFTS").to_numpy()
+    for ax, (value, low, high), text in (
+        (axes[0], ("alpha", "low", "high"), "drift exponent α (lr* ∝ width^α)"),
+        (axes[1], ("regret", "regret_low", "regret_high"), "regret, smallest to largest width (nat)"),
+    ):
+        x, ends = table[value].to_numpy(float), table[[low, high]].to_numpy(float)
+        errors = np.abs(ends - x[:, None]).T
+        for chosen, color, marker, name in (
+            (drifts, _categorical(1), "s", "DRIFTS"),
+            (~drifts, _categorical(0), "o", "not shown to drift"),
+        ):
+            known = chosen & np.isfinite(x) & np.isfinite(errors).all(axis=0)
+            ax.errorbar(
+                x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6,
+                label=name,
+            )  # fmt: skip
+        ax.axvline(0, color=_INK, lw=0.9, ls=":", zorder=0)
+        ax.set_xlabel(text)
+        for row in rows[~np.isfinite(x)]:
+            ax.annotate("not known", (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
+        for row in rows[np.isposinf(x)]:
+            ax.annotate("∞", (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
+    axes[0].set_yticks(rows, table["name"])
+    axes[0].set_ylim(-0.7, len(table) - 0.3)
+    _legend_below(figure, axes[0])
     return figure
 
 

@@ -129,10 +129,11 @@ class Store:
             if records:
                 _write(self.folder, f"{table}/{part}.parquet", _parquet(records, _SCHEMAS[table]))
 
-    def done(self) -> set[str]:
-        """trial_ids whose result is stored."""
+    def done(self, stopped: bool = True) -> set[str]:
+        """trial_ids whose result is stored, those that were stopped early among them or not."""
         runs = _read_table(self.folder, "runs")
-        return set(runs.loc[runs["status"].isin(FINAL), "trial_id"])
+        final = runs["status"].isin(FINAL) & (stopped | (runs["status"] != "stopped"))
+        return set(runs.loc[final, "trial_id"])
 
     def compact(self) -> None:
         """Merge all parts into one of each table (a folder to commit is easier to look at)."""
@@ -223,8 +224,8 @@ def _read_table(folder: Folder, table: str) -> pd.DataFrame:
     frame = whole.to_pandas()
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
-    # A result outranks an earlier failure of the same trial; of two results the first stays.
-    rank = frame["status"].isin(FINAL).map({True: 0, False: 1})
+    # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
+    rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
 
 

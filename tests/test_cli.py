@@ -279,9 +279,21 @@ def test_experiment_script_runs_one_width(script, corpus, tmp_path):
     assert "figure: " in done.stdout
 
 
-def test_bad_input_of_a_process_has_no_traceback():
-    command = [sys.executable, "experiments/quickstart.py", "--width", "100", "--results", "/dev/null/x"]
+@pytest.mark.parametrize(
+    ("script", "option", "value", "sentence"),
+    [
+        ("quickstart", "--width", "100", "width 100 is not a multiple"),
+        (
+            "ablations",
+            "--names",
+            "warmup",
+            "names: unknown key 'warmup'; the nearest known key is 'warmup_0",
+        ),
+    ],
+)
+def test_bad_input_of_a_process_has_no_traceback(script, option, value, sentence):
+    command = [sys.executable, f"experiments/{script}.py", option, value, "--results", "/dev/null/x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "width 100 is not a multiple" in done.stderr
+    assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

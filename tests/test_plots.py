@@ -60,6 +60,23 @@ def test_diverged_runs_are_on_the_rail():
     assert all(abs(c.get_xdata()[0] + 4) < 0.1 for c in crosses)
 
 
+def test_stopped_runs_are_on_the_rail_apart_from_diverged_ones():
+    rows = pd.DataFrame(
+        [
+            {"width": w, "lr": 2.0**x, "loss": 2.5 + 0.1 * abs(x + 7), "status": status}
+            for w in (64, 128, 256)
+            for x in range(-10, -3)
+            for status in ["stopped" if x == -10 else "diverged" if x == -4 else "finished"]
+        ]
+    )
+    analysis = analyze(check_table(rows))
+    ax = plots.transfer_figure(analysis).axes[0]
+    marked = {m: [line.get_xdata()[0] for line in ax.get_lines() if line.get_marker() == m] for m in "sx"}
+    assert np.allclose(marked["s"], -10, atol=0.1) and np.allclose(marked["x"], -4, atol=0.1)
+    assert any("stopped early" in text.get_text() for text in ax.texts)
+    assert analysis.results[0].to_dict()["curves"][0]["stopped"] == [1, 0, 0, 0, 0, 0, 0]
+
+
 def test_one_width_without_an_optimum_can_be_drawn(tmp_path):
     rows = [
         {"width": 64, "lr": 2.0**x, "loss": 2.5, "params_non_embedding": 1000, "tokens": 50} for x in (-9, -8)

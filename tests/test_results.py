@@ -11,9 +11,11 @@ from mup_tpu.store import load_curves, load_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
-STORES = [path for path in FOLDERS if (path / "store.json").exists()]
+STORES = [file.parent for file in sorted(RESULTS.rglob("store.json"))]
+TOGETHER = sorted({path.parent for path in STORES if path.parent != RESULTS})
+"""Folders of several sweeps, with figures of all of them."""
 SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
-SWEEPS = [path for path in STORES if path not in SEARCHES]
+SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 
 def assert_close(found, stored, where="analysis"):
@@ -47,6 +49,14 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_
     main(["plot", str(folder), "--out", str(tmp_path)])
     found, stored = (json.loads((f / "analysis.json").read_text()) for f in (tmp_path, folder / "figures"))
     assert_close(found, stored)
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
+
+
+@pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
+def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, tmp_path):
+    main(["plot", str(folder), "--out", str(tmp_path)])
+    found, stored = (pd.read_csv(f / "ablations.csv") for f in (tmp_path, folder / "figures"))
+    pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
 
 

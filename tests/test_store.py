@@ -54,6 +54,16 @@ def test_a_result_outranks_an_earlier_failure_and_failures_are_run_again(tmp_pat
     }
 
 
+def test_a_whole_run_outranks_one_that_was_stopped_early(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a", 2.0, "stopped"), row("b", 1.0)])
+    assert store.done() == {"a", "b"}
+    assert store.done(stopped=False) == {"b"}
+    store.append([row("a", 1.5)])
+    assert store.done(stopped=False) == {"a", "b"}
+    assert load_runs(tmp_path).set_index("trial_id")["loss"].to_dict() == {"a": 1.5, "b": 1.0}
+
+
 def test_unknown_columns_are_kept_beside_known_ones(tmp_path):
     store = Store(tmp_path, "x")
     store.append([row("a")])

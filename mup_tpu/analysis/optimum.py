@@ -28,7 +28,7 @@ _FINE = np.linspace(-1.0, 1.0, 201)
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Mean loss of each grid point at one scale; +inf where at least half of its runs diverged."""
+    """Mean loss of each grid point at one scale; +inf where half of its runs diverged or were stopped."""
 
     scale: float
     x_G: np.ndarray
@@ -37,6 +37,8 @@ class LossCurve:
     count_G: np.ndarray
     diverged_G: np.ndarray
     """Diverged runs of each point."""
+    stopped_G: np.ndarray
+    """Runs of each point that were stopped early, for being far behind the best."""
     error_G: np.ndarray
     """Standard error of each mean where the table gives one, else nan."""
     squares_G: np.ndarray
@@ -66,8 +68,8 @@ class Optimum:
 
     scale: float
     status: str
-    """"bracketed", "bracketed by divergence", "flat", "at lower edge", "at upper edge", "one value" (nothing
-    was tuned) or "no finite run"."""
+    """"bracketed", "bracketed by divergence", "bracketed by stopped runs", "flat", "at lower edge", "at upper
+    edge", "one value" (nothing was tuned) or "no finite run"."""
     x: float
     low: float
     high: float
@@ -87,7 +89,7 @@ class Optimum:
     @property
     def is_bracketed(self) -> bool:
         """Whether the grid holds the optimum inside."""
-        return self.status in ("bracketed", "bracketed by divergence", "flat")
+        return self.status.startswith("bracketed") or self.status == "flat"
 
     @property
     def is_known(self) -> bool:
@@ -114,11 +116,11 @@ class Optimum:
 def loss_curve(runs: pd.DataFrame) -> LossCurve:
     """The curve of one scale (and parametrization) from checked runs.
 
-    A cell counts as diverged if at least half its runs are; else its mean is over the finite ones. Where
+    A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Where
     cells have unequal seeds, an effect of each seed is taken out first, so that none is better for its seeds.
     """
     runs = runs.assign(loss=runs["loss"] - _seed_effects(runs))
-    x, mean, count, diverged, error, squares, df = [], [], [], [], [], [], []
+    x, mean, count, diverged, stopped, error, squares, df = [], [], [], [], [], [], [], []
     for value, cell in runs.groupby("x"):
         losses = cell["loss"].to_numpy()
         finite = losses[np.isfinite(losses)]
@@ -127,7 +129,8 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
         x.append(value)
         mean.append(finite.mean() if alive else np.inf)
         count.append(len(finite) if alive else len(losses))
-        diverged.append(lost)
+        stopped.append(int(cell["stopped"].sum()))
+        diverged.append(lost - stopped[-1])
         error.append(float(cell["loss_error"].mean()) / np.sqrt(len(cell)))
         squares.append(float(((finite - finite.mean()) ** 2).sum()) if alive else 0.0)
         df.append(len(finite) - 1 if alive else 0)
@@ -137,6 +140,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
         mean_G=np.array(mean, float),
         count_G=np.array(count),
         diverged_G=np.array(diverged),
+        stopped_G=np.array(stopped),
         error_G=np.array(error),
         squares_G=np.array(squares),
         df_G=np.array(df),
@@ -331,18 +335,19 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
             **(nothing | known | bounds | {"x": float(x_G[best]), "loss": float(curve.mean_G[best])}),
         )
     x = float(fit.x_R[0])
-    by_divergence = not finite_G[best + 1] or not finite_G[best - 1]
+    lost = [i for i in (best - 1, best + 1) if not finite_G[i]]
+    bracketed = "bracketed"
+    if lost:
+        bracketed += " by divergence" if curve.diverged_G[lost].any() else " by stopped runs"
     akima_x = float(fit.akima_x_R[0])
-    if by_divergence:
+    if lost:
         low, high = min(low, float(x_G[best - 1])), max(high, float(x_G[best + 1]))
     bias = _model_error(x - akima_x, draws, curve.step)
     low, high = x - math.hypot(x - min(low, x), bias), x + math.hypot(max(high, x) - x, bias)
     inside = draws.x_R[np.isfinite(draws.x_R)]
     spread = float(inside.std()) if len(inside) > 1 else curve.step
-    status = "bracketed by divergence" if by_divergence else "bracketed"
-    if high - low > 4 * curve.step and status == "bracketed":
-        status = "flat"
-    se = math.hypot(spread, bias / 2) if not by_divergence else max(spread, curve.step / 2)
+    status = "flat" if high - low > 4 * curve.step and not lost else bracketed
+    se = math.hypot(spread, bias / 2) if not lost else max(spread, curve.step / 2)
     return Optimum(
         curve.scale,
         status,

@@ -20,11 +20,12 @@ class Regret:
     source: float
     target: float
     value: float
-    """nat per token; +inf where that learning rate diverges, nan where the grid does not reach."""
+    """nat per token; +inf where that learning rate diverges or was stopped early, nan where the grid does
+    not reach."""
     low: float
     high: float
     status: str
-    """"estimated", "diverged", "outside the grid" or "not bracketed"."""
+    """"estimated", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
     relative: float
     """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
     compute_share: float = math.nan
@@ -42,7 +43,10 @@ def regret(source: Estimate, target: Estimate) -> Regret:
         return Regret(*ends, status="outside the grid", **nothing)
     value = float(_loss_at(np.array([x]), target.curve, target.curve.fit)[0] - target.optimum.loss)
     if not math.isfinite(value):
-        return Regret(*ends, math.inf, math.inf, math.inf, "diverged", math.inf)
+        right = int(np.clip(np.searchsorted(target.curve.x_G, x, side="right"), 1, len(target.curve.x_G) - 1))
+        diverged = target.curve.diverged_G[right - 1 : right + 1].any()
+        status = "diverged" if diverged else "stopped early"
+        return Regret(*ends, math.inf, math.inf, math.inf, status, math.inf)
     inside = np.isfinite(source.draws.x_R) & np.isfinite(target.draws.x_R)
     # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
     by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0

@@ -20,8 +20,8 @@ MERGE_OCTAVES = 0.02
 
 _HISTORY = ["parametrization", "scale", "x", "seed", "step", "loss"]
 
-_NO_LOSS = ("stopped", "failed", "preempted")
-"""Statuses whose loss is not that of a whole run."""
+_NO_LOSS = ("failed", "preempted")
+"""Statuses that say nothing of the trial."""
 
 _SAME = {
     "dataset": ("dataset", "data_fingerprint"),
@@ -70,8 +70,8 @@ class RunTable:
     """A checked table and what was noticed on the way."""
 
     runs: pd.DataFrame
-    """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged),
-    seed, and loss_error, params, tokens (nan where unknown)."""
+    """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged or
+    stopped), stopped (early, for being behind), seed, and loss_error, params, tokens (nan where unknown)."""
     notes: tuple[str, ...]
     columns: Columns
     name: str
@@ -170,15 +170,24 @@ def check_table(
         counts = ", ".join(
             f"{n} {status}" for status, n in runs.loc[excluded, "status"].value_counts().items()
         )
-        notes.append(f"{counts} runs left out: their loss is not that of a whole run")
+        notes.append(f"{counts} runs left out: they say nothing of their trial")
     _check_same(table.loc[~excluded], (columns.scale, columns.hyperparameter))
     runs = runs.loc[~excluded].copy()
     if runs.empty:
         raise TableError("table has no finished run")
-    runs["loss"] = runs["loss"].where(runs["status"] != "diverged", np.inf).fillna(np.inf)
-    diverged = ~np.isfinite(runs["loss"])
+    runs["stopped"] = runs["status"] == "stopped"
+    whole = ~runs["status"].isin(("diverged", "stopped"))
+    if not whole.any():
+        raise TableError("table has no finished run")
+    runs["loss"] = runs["loss"].where(whole, np.inf).fillna(np.inf)
+    if runs["stopped"].any():
+        notes.append(
+            f"{int(runs['stopped'].sum())} runs stopped early kept, as +inf: they bound the optimum, "
+            "and no fit uses their loss"
+        )
+    diverged = ~np.isfinite(runs["loss"]) & ~runs["stopped"]
     if chance is not None:
-        at_chance = runs["loss"] >= chance
+        at_chance = (runs["loss"] >= chance) & ~runs["stopped"]
         diverged |= at_chance
         runs.loc[at_chance, "loss"] = np.inf
     if diverged.any():

@@ -59,6 +59,7 @@ def decide(
         return "INCONCLUSIVE", f"{parametrization}: INCONCLUSIVE: {why}."
     cost = {
         "diverged": f"diverges at {regret.target:g}",
+        "stopped early": f"was stopped early at {regret.target:g}, far behind the best",
         "outside the grid": f"lies outside the grid of {regret.target:g}",
     }.get(
         regret.status,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tyro
 from rich.console import Console
 
-from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions
+from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import MupTpuError, Preempted
+from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +90,49 @@ def run_experiment(sweep: Sweep, description: str | None) -> None:
             num_seeds=num_seeds,
         )
         run_and_show(chosen, results, where, run)
+
+    guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
+
+
+def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
+    """The command line of an experiment of several sweeps: run what is missing, then compare them.
+
+    Args:
+        sweeps: by name, which is each one's folder in the results folder.
+        description: what the help says, the script's docstring.
+    """
+
+    def experiment(
+        names: tuple[str, ...] = tuple(sweeps),
+        widths: tuple[int, ...] | None = None,
+        num_seeds: int | None = None,
+        results: str = "results/ablations",
+        run: RunOptions = RunOptions(),
+        where: SweepOptions = SweepOptions(),
+    ) -> None:
+        """Run several sweeps.
+
+        Args:
+            names: Sweeps to run.
+            widths: Model widths to run, in place of each sweep's own.
+            num_seeds: Seeds of every cell, in place of each sweep's own.
+            results: Results folder; what is stored there is not run again.
+            run: How each trial is run.
+            where: Where the sweeps run.
+        """
+        from mup_tpu.cli import replay
+        from mup_tpu.tuning.sweep import run_sweep
+
+        for name in names:
+            if name not in sweeps:
+                raise ConfigError(f"names: {unknown_key(name, sweeps)}")
+        for name in names:
+            sweep = sweeps[name]
+            chosen = dataclasses.replace(
+                sweep, widths=widths or sweep.widths, num_seeds=num_seeds or sweep.num_seeds
+            )
+            run_sweep(chosen, f"{results}/{name}", where, run, Console())
+        replay.show_ablations(results)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

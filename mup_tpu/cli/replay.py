@@ -19,6 +19,7 @@ from mup_tpu.errors import TableError
 from mup_tpu.files import Folder, reason
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from mup_tpu.analysis import RunTable, TransferAnalysis
@@ -126,7 +127,7 @@ class TableOptions:
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Print the optimum of every width, its drift and regret, and the verdict: does it transfer?
 
-    Of a search, its best trials.
+    Of a search, its best trials; of a folder of sweeps, all beside each other.
 
     Args:
         path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
@@ -135,6 +136,9 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
     """
     if _is_search(path) and not json:
         _print_ranking(path)
+        return
+    if _sweeps_in(path) and not json:
+        show_ablations(path, figures=False)
         return
     analysis = table.analyze(path)
     if json:
@@ -148,6 +152,46 @@ def show(path: str) -> None:
     analysis = TableOptions().analyze(path)
     _print_analysis(analysis)
     _draw(analysis, _figures_folder(path))
+
+
+def show_ablations(path: str, figures: bool = True) -> None:
+    """Print the sweeps of a folder beside each other, and draw them there."""
+    table = _compared(path)
+    shown = Table(title=f"{Path(path).name}: {len(table)} sweeps, the worst regret first")
+    for heading in ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict"):
+        shown.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for row in table.itertuples():
+        shown.add_row(
+            row.name,
+            f"{row.alpha:.2f} ({row.low:.2f} to {row.high:.2f})",
+            f"{row.regret:.3f} ({row.regret_low:.3f} to {row.regret_high:.3f})",
+            f"{row.best_loss:.3f}",
+            row.verdict,
+        )
+    Console().print(shown)
+    if figures:
+        _draw_ablations(table, _figures_folder(path))
+
+
+def _sweeps_in(path: str) -> list[Path]:
+    """Stores in the folders of a folder that is none itself."""
+    if (Path(path) / "store.json").exists() or not Path(path).is_dir():
+        return []
+    return sorted(file.parent for file in Path(path).glob("*/store.json"))
+
+
+def _compared(path: str) -> pd.DataFrame:
+    from mup_tpu.analysis.ablations import compare
+
+    return compare({folder.name: TableOptions().analyze(str(folder)) for folder in _sweeps_in(path)})
+
+
+def _draw_ablations(table: pd.DataFrame, folder: Path | str) -> None:
+    from mup_tpu import plots
+
+    _save({"ablations": plots.ablations_figure(table)}, folder)
+    numbers = table.to_csv(index=False, float_format="%.4f")
+    _write(f"figures folder {folder}", folder, "ablations.csv", numbers.encode())
 
 
 def _is_search(path: str) -> bool:
@@ -208,7 +252,9 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
 
     folder = out or _figures_folder(path)
     measured = Path(path) / "coord_check.parquet"
-    if _is_search(path):
+    if _sweeps_in(path):
+        _draw_ablations(_compared(path), folder)
+    elif _is_search(path):
         from mup_tpu.analysis.search import ranking
         from mup_tpu.store import load_runs
 

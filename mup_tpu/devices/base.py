@@ -68,6 +68,9 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait until all work handed to the device is done."""
 
+    def free_memory_bytes(self) -> int:
+        """Memory that a pack may take now: of all its devices, or a CPU process's share by its threads."""
+
     def peak_memory_bytes(self) -> int:
         """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -51,9 +54,25 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Nothing to wait for: CPU operations return when they are done."""
 
+    def free_memory_bytes(self) -> int:
+        """Memory available to this process's control group, by the share of the cores that it uses."""
+        available = psutil.virtual_memory().available
+        limit, used = (_control_group(name) for name in ("memory.max", "memory.current"))
+        if limit is not None and used is not None:
+            available = min(available, limit - used)
+        return int(available * min(1.0, torch.get_num_threads() / (os.cpu_count() or 1)))
+
     def peak_memory_bytes(self) -> int:
         """Peak resident set of this process, in bytes (Linux counts in KiB, macOS in bytes)."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _control_group(name: str) -> int | None:
+    """A number of Linux's control group (cgroup v2) of a container; None where it sets none."""
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def create() -> CpuDevice:

@@ -50,6 +50,11 @@ class CudaDevice:
         """Wait for the current stream."""
         torch.cuda.synchronize(self.torch_device)
 
+    def free_memory_bytes(self) -> int:
+        """What the driver has free, and what the caching allocator holds unused."""
+        held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        return torch.cuda.mem_get_info(self.torch_device)[0] + held
+
     def peak_memory_bytes(self) -> int:
         """Peak of the caching allocator, in bytes."""
         return torch.cuda.max_memory_allocated(self.torch_device)

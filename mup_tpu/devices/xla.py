@@ -102,6 +102,17 @@ class XlaDevice:
 
         torch_xla.sync(wait=True)
 
+    def free_memory_bytes(self) -> int:
+        """What is free on all devices; on the CPU client, what this process may take."""
+        from torch_xla.core import xla_model
+
+        if self.name == "xla:CPU":
+            from mup_tpu.devices.cpu import CpuDevice
+
+            return CpuDevice().free_memory_bytes()
+        info: dict[str, Any] = dict(xla_model.get_memory_info(self.torch_device))
+        return int(info["bytes_limit"] - info["bytes_used"]) * self.count
+
     def peak_memory_bytes(self) -> int:
         """Most memory held at once on the fullest device; on the CPU client, the process's."""
         from torch_xla.core import xla_model

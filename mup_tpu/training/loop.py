@@ -10,7 +10,7 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -21,6 +21,8 @@ from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
 from mup_tpu.model import count_parameters
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
+from mup_tpu.training.halving import RECENT, behind_best, rungs
+from mup_tpu.training.memory import check_fits, half_fits
 from mup_tpu.training.meter import Meter, start_meter
 from mup_tpu.training.optimizer import step_size
 from mup_tpu.training.pack import Pack
@@ -51,6 +53,9 @@ def train_pack(
 
     Returns:
         An iterator; a member that diverges ends with status "diverged" and loss +inf, and raises nothing.
+
+    Raises:
+        PackTooLarge: the pack does not fit in memory; a part of it may.
     """
     return PackRun(trials, dataset, options, checkpoints, control).steps()
 
@@ -71,8 +76,10 @@ class PackRun:
         self.options, self.dataset, self.control = options, dataset, control
         batch_size = trials[0].data.batch_size
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
-        way = None if options.way == "auto" else options.way
-        self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
+        way = self.device.way if options.way == "auto" else options.way
+        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, way)
+        with half_fits(len(trials)):
+            self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
         self.total = trials[0].train.steps
         # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
         seldom = 0 if options.eval_every else 10 * options.log_every
@@ -80,6 +87,8 @@ class PackRun:
         self.losses_SK = torch.full((self.total, len(trials)), math.nan, dtype=torch.float64)
         self.statuses = ["running"] * len(trials)
         self.ended_at = [0] * len(trials)
+        self.reasons = [""] * len(trials)
+        self._rungs = rungs(self.total) if options.halving else {}
         self.validation: list[dict[str, Any]] = []
         self.wall_time = 0.0
         self._preempted = False
@@ -90,7 +99,8 @@ class PackRun:
     def steps(self) -> Iterator[Report | PackResult]:
         """Train, report, finish; however it ends, no checkpoint is left half-written."""
         try:
-            yield from self._steps()
+            with half_fits(len(self.pack.trials)):
+                yield from self._steps()
         finally:
             if self._checkpoints is not None:
                 self._checkpoints.close()
@@ -110,7 +120,8 @@ class PackRun:
                 saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
                 logs = self._falls_on(self._read_every, done)
                 preempted = self._preempted and done < self.total
-                if not (logs or evaluates or saves or preempted or done == self.total):
+                halves = done in self._rungs and done < self.total
+                if not (logs or evaluates or saves or halves or preempted or done == self.total):
                     continue
                 # Read one by one: on XLA, stacking them would be another program.
                 on_cpu = torch.stack([self.pack.read(losses_K) for losses_K in pending])
@@ -118,6 +129,8 @@ class PackRun:
                 steps, live = len(pending), sum(self.pack.live)
                 pending = []
                 self._end_diverged(done)
+                if halves:
+                    self._end_hopeless(done, self._rungs[done])
                 validation = self._evaluate(done) if evaluates else None
                 self.wall_time += meter.lap(steps, live)
                 report = self._report(meter.rates(self.total - done), validation)
@@ -126,8 +139,8 @@ class PackRun:
                     self._log_epoch(epoch_began, meter.overall())
                     epoch_began = done
                 yield report
-                for k in self.control(report) if self.control else ():
-                    self._end(k, "stopped", done)
+                if self.control:
+                    self._end("stopped", {k: (done, "stopped by its control") for k in self.control(report)})
                 if saves:
                     self._save()
                 if preempted:
@@ -159,17 +172,30 @@ class PackRun:
     def _falls_on(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
 
-    def _end(self, k: int, status: str, step: int) -> None:
-        self.statuses[k] = status
-        self.ended_at[k] = step
-        self.pack.end(k)
+    def _end(self, status: str, ended: Mapping[int, tuple[int, str]]) -> None:
+        """End members: for each the step after which, and the reason."""
+        for k, (step, reason) in ended.items():
+            self.statuses[k], self.ended_at[k], self.reasons[k] = status, step, reason
+        self.pack.end(*ended)
 
     def _end_diverged(self, done: int) -> None:
         """End members whose loss is no number any more, at the first step where it was not."""
-        for k in range(len(self.statuses)):
-            bad = (~self.losses_SK[:done, k].isfinite()).nonzero()
-            if self.statuses[k] == "running" and len(bad):
-                self._end(k, "diverged", int(bad[0]))
+        bad_SK = ~self.losses_SK[:done].isfinite()
+        lost = [k for k, status in enumerate(self.statuses) if status == "running" and bad_SK[:, k].any()]
+        firsts = {k: int(bad_SK[:, k].nonzero()[0]) for k in lost}
+        self._end("diverged", {k: (first, f"loss not finite at step {first}") for k, first in firsts.items()})
+
+    def _end_hopeless(self, done: int, limit: float) -> None:
+        """End members too far behind the best of those that differ in learning rate and seed alone."""
+        recent_SK = self.losses_SK[max(0, done - max(1, int(RECENT * self.total))) : done].numpy()
+        groups = [trial.replace(learning_rate=1.0, seed=0) for trial in self.pack.trials]
+        gaps_K = behind_best(recent_SK, groups)
+        hopeless = {
+            k: (done, f"halving: {gap:.2f} nat behind the best at step {done}")
+            for k, gap in enumerate(gaps_K)
+            if self.statuses[k] == "running" and gap > limit
+        }
+        self._end("stopped", hopeless)
 
     def _batch_on_device(self, step: int) -> torch.Tensor:
         return self.device.place_batch(torch.from_numpy(self.dataset.train_batch(step)))
@@ -221,6 +247,7 @@ class PackRun:
             if self.statuses[k] == "running":
                 self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
                 self.ended_at[k] = done
+                self.reasons[k] = "" if math.isfinite(final[k]) else f"loss not finite at step {done}"
         rows, curves = self._rows(final, self.statuses, self.ended_at)
         _log.info("%s", summary(rows, rates))
         return PackResult(rows, curves, self.pack, rates)
@@ -261,7 +288,7 @@ class PackRun:
                     data_fingerprint=self.dataset.fingerprint,
                     loss=_result(trial.train.loss_kind, status, final[k], trained, validation),
                     status=status,
-                    reason=f"loss not finite at step {ended}" if status == "diverged" else "",
+                    reason=self.reasons[k],
                     wall_time_s=self.wall_time / len(statuses),
                     device=self.device.name,
                     pack_size=len(statuses),
@@ -291,8 +318,10 @@ class PackRun:
             return
         meta = {
             "trial_ids": self._trial_ids(),
+            "members": self.pack.members,
             "statuses": self.statuses,
             "ended_at": self.ended_at,
+            "reasons": self.reasons,
             "validation": self.validation,
             "wall_time": self.wall_time,
         }
@@ -305,12 +334,10 @@ class PackRun:
         if found is None or found.meta["trial_ids"] != self._trial_ids():
             return
         self.losses_SK.copy_(found.tensors.pop("losses_SK"))
-        self.pack.load_tensors(found.tensors, found.step)
-        for name in ("statuses", "ended_at", "validation", "wall_time"):
+        self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
+        for name in ("statuses", "ended_at", "reasons", "validation", "wall_time"):
             setattr(self, name, found.meta[name])
-        for k, status in enumerate(self.statuses):
-            if status != "running":
-                self.pack.end(k)
+        self.pack.end(*(k for k, status in enumerate(self.statuses) if status != "running"))
 
 
 def _result(

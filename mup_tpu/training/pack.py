@@ -4,14 +4,18 @@ Members never touch: one member's NaN leaves the others bit-identical, and a mem
 on who shares its pack. Parameters and optimizer state are held stacked along a leading member axis in either
 way of stepping, so that checkpoints do not know which way made them.
 
-Shapes: K members, B sequences, T tokens, N evaluation batches.
+Members that have ended leave the stack once half of it would do: what is stacked is computed, wanted or not,
+and each size of the stack is another program to compile.
+
+Shapes: K members, R rows of the stack (those of K that are left, and padding), B sequences, T tokens,
+N evaluation batches.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,8 +69,6 @@ class Pack:
         self.vocab_size = vocab_size
         self.device = device
         self.way: Way = way or device.way
-        # Copies of the last member fill the mesh; they train unseen, and nothing that is returned holds them.
-        self._padded = [*trials, *[trials[-1]] * (-len(trials) % device.mesh.trial)]
         self.live = [True] * len(trials)
         self.steps_done = 0
         first = trials[0]
@@ -80,61 +82,66 @@ class Pack:
         )
         self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
         self.scalings = [
-            parameter_scalings(t.model, t.optimizer.optimizer, vocab_size, sequence_length)
-            for t in self._padded
-        ]
-        fresh = [
-            init_parameters(t.model, t.train.seed, self.shapes, s)
-            for t, s in zip(trials, self.scalings, strict=False)
+            parameter_scalings(t.model, t.optimizer.optimizer, vocab_size, sequence_length) for t in trials
         ]
         self._dtype = _DTYPES[first.train.precision]
-        factors = [forward_factors(t.model) for t in self._padded]
-        self.parameters = {name: self._place(torch.stack([f[name] for f in fresh])) for name in self.shapes}
-        self.buffers = {name: self._place(_tensor([f[name] for f in factors])) for name in factors[0]}
-        self.state: State = {
-            slot: {name: self._place(torch.zeros(len(trials), *shape)) for name, shape in self.shapes.items()}
+        self._compile = torch.compile if compile else lambda f, **_: f
+        stacked = {name: torch.empty(len(trials), *shape) for name, shape in self.shapes.items()}
+        for k, trial in enumerate(trials):
+            fresh = init_parameters(trial.model, trial.train.seed, self.shapes, self.scalings[k])
+            for name, p in fresh.items():
+                stacked[name][k] = p
+        state = {
+            slot: {name: torch.zeros(len(trials), *shape) for name, shape in self.shapes.items()}
             for slot in state_slots(first.optimizer)
         }
-        limits = [t.optimizer.grad_clip or math.inf for t in self._padded]
-        self._clip_limits_K = self._place(_tensor(limits))
-        self._compile = torch.compile if compile else lambda f, **_: f
-        self._set_up_step()
+        self._stack(range(len(trials)), stacked, state)
 
-    def _place(self, tensor_K: Tensor) -> Tensor:
-        """A stacked tensor on the device, padded to the mesh by copies of its last member."""
-        missing = len(self._padded) - len(tensor_K)
-        if missing:
-            tensor_K = torch.cat([tensor_K, tensor_K[-1:].expand(missing, *tensor_K.shape[1:])])
-        return self.device.place_members(tensor_K.to(self._dtype))
-
-    def _set_up_step(self) -> None:
-        """Views, optimizers and programs over the stack as it is now."""
+    def _stack(self, members: Sequence[int], parameters: Mapping[str, Tensor], state: State) -> None:
+        """Place these members' stacked parameters and optimizer state, and set up the step over them."""
+        self.members = list(members)
+        # Copies of the last member fill the mesh; they train unseen, and nothing that is returned holds them.
+        padding = [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
+        self._rows = self.members + padding
+        trials, scalings = ([each[k] for k in self._rows] for each in (self.trials, self.scalings))
+        self.parameters = {name: self._place(p) for name, p in parameters.items()}
+        self.state: State = {
+            slot: {name: self._place(t) for name, t in tensors.items()} for slot, tensors in state.items()
+        }
+        factors = [forward_factors(t.model) for t in trials]
+        self.buffers = {name: self._place(_tensor([f[name] for f in factors])) for name in factors[0]}
+        self._clip_limits_R = self._place(_tensor([t.optimizer.grad_clip or math.inf for t in trials]))
         if self.way == "loop":
             self._member_loss = self._compile(self._loss, dynamic=False)
+            rows = range(len(self._rows))
             self._leaves = [
-                {name: p[k].detach().requires_grad_() for name, p in self.parameters.items()}
-                for k in range(len(self.trials))
+                {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()} for r in rows
             ]
-            self._member_buffers = [
-                {name: b[k] for name, b in self.buffers.items()} for k in range(len(self.trials))
-            ]
+            self._member_buffers = [{name: b[r] for name, b in self.buffers.items()} for r in rows]
             self._optimizers = [
                 MemberOptimizer(
-                    trial,
-                    self._leaves[k],
-                    self.scalings[k],
+                    trials[r],
+                    self._leaves[r],
+                    scalings[r],
                     {
-                        slot: {name: t[k] for name, t in tensors.items()}
+                        slot: {name: t[r] for name, t in tensors.items()}
                         for slot, tensors in self.state.items()
                     },
                     self.steps_done,
                 )
-                for k, trial in enumerate(self.trials)
+                for r in rows
             ]
         else:
-            self._optimizer = StackedOptimizer(self._padded, self.scalings, self._place)
+            self._optimizer = StackedOptimizer(trials, scalings, self._place)
             self._gradients_and_losses = self._compile(vmap(grad_and_value(self._loss), in_dims=(0, 0, None)))
             self._losses = self._compile(vmap(self._loss, in_dims=(0, 0, None)))
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """A stacked tensor on the device, padded to the mesh by copies of its last member."""
+        missing = len(self._rows) - len(tensor)
+        if missing:
+            tensor = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+        return self.device.place_members(tensor.to(self._dtype))
 
     def _loss(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
         """Mean cross-entropy in nat per token of one member."""
@@ -149,75 +156,93 @@ class Pack:
         return functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten())
 
     def step(self, tokens_BT1: Tensor) -> Tensor:
-        """Train every live member on one batch; return their losses_K before the update (nan where ended).
-
-        On the device, and with the padding of a mesh: for `read`.
-        """
+        """Train every live member on one batch; return the rows' losses_R before the update, for `read`."""
         if self.way == "loop":
-            losses_K = torch.full_like(self._clip_limits_K, math.nan)
-            for k in self._live_members():
-                leaves = self._leaves[k]
-                loss = self._member_loss(leaves, self._member_buffers[k], tokens_BT1)
+            losses_R = torch.full_like(self._clip_limits_R, math.nan)
+            for r in self._live_rows():
+                leaves, optimizer = self._leaves[r], self._optimizers[r]
+                loss = self._member_loss(leaves, self._member_buffers[r], tokens_BT1)
                 loss.backward()
-                if self.trials[k].optimizer.grad_clip:
-                    torch.nn.utils.clip_grad_norm_(list(leaves.values()), self.trials[k].optimizer.grad_clip)
-                self._optimizers[k].update(self.steps_done)
-                losses_K[k] = loss.detach()
+                if optimizer.trial.optimizer.grad_clip:
+                    torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
+                optimizer.update(self.steps_done)
+                losses_R[r] = loss.detach()
         else:
-            gradients, losses_K = self._gradients_and_losses(self.parameters, self.buffers, tokens_BT1)
+            gradients, losses_R = self._gradients_and_losses(self.parameters, self.buffers, tokens_BT1)
             with torch.no_grad():
-                factors_K = clip_factors(gradients, self._clip_limits_K)
+                factors_R = clip_factors(gradients, self._clip_limits_R)
                 for g in gradients.values():
-                    g.mul_(factors_K.view((-1,) + (1,) * (g.dim() - 1)))
+                    g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
                 self._optimizer.update(self.parameters, gradients, self.state, self.steps_done)
         self.device.end_step()
         self.steps_done += 1
-        return losses_K
+        return losses_R
 
     @torch.no_grad()
     def evaluate(self, tokens_NBT1: Sequence[Tensor]) -> Tensor:
-        """Mean loss_K over N batches, without training (nan where ended); for `read`, as `step`'s."""
+        """Mean losses_R over N batches, without training; for `read`, as `step`'s."""
         if self.way == "vmap":
-            total_K = torch.zeros_like(self._clip_limits_K)
+            total_R = torch.zeros_like(self._clip_limits_R)
             for tokens_BT1 in tokens_NBT1:
-                total_K = total_K + self._losses(self.parameters, self.buffers, tokens_BT1)
+                total_R = total_R + self._losses(self.parameters, self.buffers, tokens_BT1)
                 self.device.end_step()
-            return total_K / len(tokens_NBT1)
-        losses_K = torch.full_like(self._clip_limits_K, math.nan)
-        for k in self._live_members():
-            losses = [self._member_loss(self._leaves[k], self._member_buffers[k], t) for t in tokens_NBT1]
-            losses_K[k] = torch.stack(losses).mean()
+            return total_R / len(tokens_NBT1)
+        losses_R = torch.full_like(self._clip_limits_R, math.nan)
+        for r in self._live_rows():
+            losses = [self._member_loss(self._leaves[r], self._member_buffers[r], t) for t in tokens_NBT1]
+            losses_R[r] = torch.stack(losses).mean()
+        return losses_R
+
+    def read(self, losses_R: Tensor) -> Tensor:
+        """losses_K on the CPU: nan for members that have left the stack."""
+        losses_K = torch.full((len(self.trials),), math.nan, dtype=losses_R.dtype)
+        losses_K[self.members] = self._on_cpu(losses_R)
         return losses_K
 
-    def read(self, tensor_K: Tensor) -> Tensor:
-        """A stacked tensor of the device on the CPU, without padding."""
-        return self.device.read(tensor_K)[: len(self.trials)]
+    def _on_cpu(self, tensor: Tensor) -> Tensor:
+        """The rows of `members`, without padding."""
+        return self.device.read(tensor)[: len(self.members)]
 
-    def _live_members(self) -> list[int]:
-        return [k for k, live in enumerate(self.live) if live]
+    def _live_rows(self) -> list[int]:
+        return [r for r, k in enumerate(self.members) if self.live[k]]
 
-    def end(self, member: int) -> None:
-        """Train this member no further; the others go on as if it had never been there."""
-        self.live[member] = False
+    def end(self, *members: int) -> None:
+        """Train these members no further; the others go on as if they had never been there."""
+        for k in members:
+            self.live[k] = False
+        rows = self._live_rows()
+        if 0 < 2 * len(rows) <= len(self.members) and len(rows) + self.device.mesh.trial <= len(self._rows):
+            parameters, *state = (
+                {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
+                for tensors in (self.parameters, *self.state.values())
+            )
+            live = [self.members[r] for r in rows]
+            self._stack(live, parameters, dict(zip(self.state, state, strict=True)))
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
-        """One member's weights by name, on the CPU."""
-        return {name: self.read(p)[member] for name, p in self.parameters.items()}
+        """Weights by name, on the CPU, of a member that is still in the stack.
+
+        Raises:
+            ValueError: it has left, as members do some time after they ended.
+        """
+        row = self.members.index(member)
+        return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, by name: parameters and optimizer state, stacked, on the CPU.
+        """All that a checkpoint must hold of `members`: parameters and optimizer state, stacked, on the CPU.
 
         It does not know the mesh: what one device wrote, eight can go on with.
         """
         return {
-            f"{kind}/{name}": self.read(tensor)
+            f"{kind}/{name}": self._on_cpu(tensor)
             for kind, tensors in {"parameters": self.parameters, **self.state}.items()
             for name, tensor in tensors.items()
         }
 
-    def load_tensors(self, tensors: dict[str, Tensor], steps_done: int) -> None:
-        """Go on from what `tensors` returned after `steps_done` steps."""
-        for kind, own in {"parameters": self.parameters, **self.state}.items():
-            own |= {name: self._place(tensors[f"{kind}/{name}"]) for name in own}
+    def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
+        """Go on from what `tensors` returned of these members after `steps_done` steps."""
         self.steps_done = steps_done
-        self._set_up_step()
+        parameters, *state = (
+            {name: tensors[f"{kind}/{name}"] for name in self.shapes} for kind in ("parameters", *self.state)
+        )
+        self._stack(members, parameters, dict(zip(self.state, state, strict=True)))

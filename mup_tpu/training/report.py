@@ -87,6 +87,15 @@ class PackResult:
     """Over all of the training that this process did; None where it did none."""
 
 
+@dataclass(frozen=True)
+class PackSplit:
+    """A pack that did not fit in memory: its trials go on in smaller ones."""
+
+    packs: list[int]
+    """Their indices in the plan."""
+    reason: str
+
+
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
     """One line of how the trials of a pack ended: statuses, best loss, tokens, and rates over all of it."""
     statuses = Counter(row["status"] for row in rows)

@@ -84,6 +84,18 @@ def check_reachable(address: str) -> None:
             raise ConfigError(f"no Ray cluster answers at address {address!r}: {error}") from None
 
 
+def threads_per_pack(trials: int) -> int:
+    """CPU threads of a pack such that so many trials use every core of the connected cluster's nodes.
+
+    One thread each where there are trials for all cores: two packs of one thread do more than one of two
+    (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
+    """
+    cores = [n["Resources"]["CPU"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+    if not cores:
+        return 1
+    return max(1, int(min(cores)) // -(-trials // len(cores)))
+
+
 def slots(options: RunOptions) -> Slots:
     """How many packs run at once on the connected cluster, and what each asks Ray for.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from mup_tpu.config import Trial
+from mup_tpu.errors import PackTooLarge
 
 LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members in turns gain nothing from company beyond the shared batches, and small packs are stored sooner."""
@@ -38,3 +39,11 @@ def make_packs(trials: Sequence[Trial], workers: int, way: str, pack_size: int =
         # Round robin mixes learning rates, so that no pack holds all that diverge early.
         packs += [group[i::count] for i in range(count) if group[i::count]]
     return sorted(packs, key=lambda pack: -pack[0].model.width)
+
+
+def split_pack(packs: list[list[Trial]], index: int, error: PackTooLarge) -> list[int]:
+    """Add a pack's parts of at most `error.fits` members to the end of the packs; return their indices."""
+    count = math.ceil(len(packs[index]) / error.fits)
+    first = len(packs)
+    packs += [packs[index][i::count] for i in range(count)]
+    return list(range(first, len(packs)))

@@ -66,6 +66,10 @@ class SweepProgress:
         self._running[pack_index] = (pack, report)
         self._refresh(pack[0].model.width)
 
+    def split(self, pack_index: int) -> None:
+        """A pack did not fit in memory; its parts will start as packs of their own."""
+        del self._running[pack_index]
+
     def finished(self, pack_index: int, result: PackResult) -> None:
         """A pack has ended and is stored."""
         pack, _ = self._running.pop(pack_index)

@@ -10,15 +10,17 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray
 
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.errors import ConfigError
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.errors import ConfigError, PackTooLarge
+from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.tuning.cluster import Slots, first_line, slots
+from mup_tpu.tuning.plan import split_pack
 
 MAX_ATTEMPTS = 3
 """Times a pack is started before its trials count as failed."""
@@ -33,7 +35,7 @@ class PackFailure:
     reason: str
 
 
-PackEvent = Report | PackResult | PackFailure
+PackEvent = Report | PackResult | PackFailure | PackSplit
 
 
 class _PackWorker:
@@ -125,23 +127,23 @@ class _Workers:
 
 
 def run_packs(
-    packs: Sequence[Sequence[Trial]],
+    packs: list[list[Trial]],
     options: RunOptions,
     room: Slots,
-    checkpoints: Sequence[str | None],
+    checkpoints: Callable[[list[Trial]], str | None] = lambda pack: None,
     results: str | None = None,
 ) -> Generator[tuple[int, PackEvent | None]]:
     """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
 
     Args:
-        packs: in the order to start them.
+        packs: in the order to start them; the parts of those that do not fit in memory are added.
         options: how each is run.
         room: how many at once to begin with, and what an actor asks Ray for; looked at again as they run.
-        checkpoints: a folder or fsspec URL for each pack, or None.
+        checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
         results: the folder or fsspec URL whose logs the workers keep theirs in; None keeps none.
     """
     waiting = list(range(len(packs)))
-    attempts = [0] * len(packs)
+    attempts: Counter[int] = Counter()
     workers = _Workers(options, room, results)
     try:
         while waiting or workers.busy:
@@ -150,7 +152,7 @@ def run_packs(
                 index, worker = waiting.pop(0), workers.idle.pop()
                 attempts[index] += 1
                 stream = worker.run.options(num_returns="streaming").remote(
-                    list(packs[index]), checkpoints[index]
+                    packs[index], checkpoints(packs[index])
                 )
                 workers.busy[stream] = (index, worker)
                 yield index, None
@@ -167,7 +169,12 @@ def run_packs(
                         yield index, PackFailure(reason)
                     continue
                 except ray.exceptions.RayTaskError as error:
-                    event = PackFailure(first_line(error.cause or error))
+                    if isinstance(error.cause, PackTooLarge):
+                        parts = split_pack(packs, index, error.cause)
+                        waiting[:0] = parts
+                        event = PackSplit(parts, str(error.cause))
+                    else:
+                        event = PackFailure(first_line(error.cause or error))
                 yield index, event
                 if not isinstance(event, Report):
                     workers.free(stream)

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.errors import ConfigError, Preempted
+from mup_tpu.errors import ConfigError, PackTooLarge, Preempted
 from mup_tpu.files import Folder
 from mup_tpu.store import Store
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning.plan import make_packs, missing_trials
+from mup_tpu.tuning.plan import make_packs, missing_trials, split_pack
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
 
@@ -65,7 +65,7 @@ def run_trials(
         raise ConfigError("the trials of one sweep must share one DataConfig")
     store = Store(results, experiment)
     dataset = data.load(trials[0].data)
-    missing = missing_trials(trials, store.done(), dataset.fingerprint)
+    missing = missing_trials(trials, store.done(stopped=run.halving), dataset.fingerprint)
     console.print(
         f"{experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, {len(missing)} to run",
         highlight=False,
@@ -84,6 +84,9 @@ def run_trials(
                 progress.started(index, packs[index])
             elif isinstance(event, Report):
                 progress.reported(index, event)
+            elif isinstance(event, PackSplit):
+                progress.split(index)
+                console.print(f"{event.reason}: split into {len(event.packs)} packs", highlight=False)
             else:
                 if isinstance(event, PackResult):
                     result = event
@@ -148,14 +151,12 @@ def _with_ray(
 ) -> Iterator[tuple[list, Generator]]:
     from mup_tpu.tuning import cluster, ray_packs
 
-    run = replace(run, threads=run.threads or 1)
     with cluster.ray_cluster(options.address):
+        run = replace(run, threads=run.threads or cluster.threads_per_pack(len(trials)))
         slots = cluster.slots(run)
         way = slots.way if run.way == "auto" else run.way
         packs = make_packs(trials, slots.count, way, options.pack_size)
-        with contextlib.closing(
-            ray_packs.run_packs(packs, run, slots, [folders.of(pack) for pack in packs], results)
-        ) as events:
+        with contextlib.closing(ray_packs.run_packs(packs, run, slots, folders.of, results)) as events:
             yield packs, events
 
 
@@ -175,12 +176,20 @@ def _in_this_process(
 
     def events() -> Generator:
         dataset = data.load(trials[0].data)
-        for index, pack in enumerate(packs):
+        waiting = list(range(len(packs)))
+        while waiting:
+            index = waiting.pop(0)
             yield index, None
-            training = PackRun(pack, dataset, run, folders.of(pack), None)
-            with training.preemptible():
-                for event in training.steps():
-                    yield index, event
+            try:
+                training = PackRun(packs[index], dataset, run, folders.of(packs[index]), None)
+                with training.preemptible():
+                    for event in training.steps():
+                        yield index, event
+            except PackTooLarge as error:
+                parts = split_pack(packs, index, error)
+                waiting[:0] = parts
+                yield index, PackSplit(parts, str(error))
+            training = None  # or its memory would be held while the next pack is made
 
     with host_log(results):
         yield packs, events()

@@ -57,6 +57,20 @@ def test_divergence_beside_the_best_point_gives_an_interval_of_a_grid_step():
     assert curve.diverged_G.tolist() == [0, 0, 0, 0, 0, 2, 2, 2]
 
 
+def test_runs_stopped_beside_the_best_point_give_an_interval_of_a_grid_step_too():
+    rows = [
+        {"width": 64, "lr": 2.0**x, "loss": 2.5 + 0.02 * (x + 6) ** 2, "status": status}
+        for x in range(-12, -4)
+        for status in ["stopped" if x > -8 else "finished"]
+    ]
+    curve = loss_curve(check_table(pd.DataFrame(rows)).runs)
+    optimum = optimum_of(curve)
+    assert optimum.status == "bracketed by stopped runs" and optimum.is_bracketed
+    assert optimum.low <= -9 < -7 <= optimum.high
+    assert curve.stopped_G.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert curve.diverged_G.tolist() == [0] * 8
+
+
 def test_a_cell_is_diverged_if_half_its_seeds_are():
     rows = pd.DataFrame(
         [{"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5} for x in (-9, -8, -7) for s in range(4)]

@@ -36,10 +36,16 @@ def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
     assert "3 diverged runs kept, as +inf" in table.notes
 
 
-def test_stopped_and_failed_runs_are_left_out_and_said():
+def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
     table = check_table(runs(status=["stopped", "failed"] + ["finished"] * 10))
-    assert len(table.runs) == 10
-    assert any("1 failed" in note and "1 stopped" in note for note in table.notes)
+    assert len(table.runs) == 11
+    assert table.runs["stopped"].tolist() == [True] + [False] * 10
+    assert np.isinf(table.runs["loss"]).tolist() == [True] + [False] * 10
+    assert any("1 failed" in note for note in table.notes)
+    assert any("1 runs stopped early kept, as +inf" in note for note in table.notes)
+    assert not any("diverged" in note for note in table.notes)
+    with pytest.raises(TableError, match="no finished run"):
+        check_table(runs(status="stopped"))
 
 
 @pytest.mark.parametrize(

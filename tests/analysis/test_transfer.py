@@ -98,6 +98,15 @@ def test_regret_at_a_learning_rate_that_diverges_is_infinite_and_drifts():
     assert "diverges at 512" in result.verdict.sentence
 
 
+def test_regret_at_a_learning_rate_that_was_stopped_early_drifts_too():
+    frame = swept(-1.0, grid=np.arange(-13, -4))
+    behind = (frame["width"] >= 256) & (frame["lr"] > 2.0**-9 * 256 / frame["width"])
+    result = result_of(frame.assign(status=np.where(behind, "stopped", "finished")))
+    assert {r.status for r in result.regrets if r.source == 64 and r.target >= 256} == {"stopped early"}
+    assert result.verdict.verdict == "DRIFTS"
+    assert "was stopped early at 512" in result.verdict.sentence
+
+
 def test_regret_as_compute_follows_the_scaling_law():
     """Loss falls as 2 + 20·N^-0.3 and the optimum drifts; the share solves L(share·N) = L(N) + regret."""
     frame = swept(-0.3, widths=(32, *WIDTHS), sigma=0.0)

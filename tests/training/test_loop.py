@@ -54,6 +54,27 @@ def test_curves_hold_means_of_stretches_and_evaluations(tiny, dataset):
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
 
 
+def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(tiny, dataset):
+    """The rates far too small learn nothing; SP members are compared with SP members alone."""
+    rates = (0.02, 0.01, 1e-5)
+    trials = [
+        tiny.replace(parametrization=p, width=64, steps=80, learning_rate=lr)
+        for p in ("mup", "sp")
+        for lr in rates
+    ]
+    alone_in_its_group = tiny.replace(width=64, steps=80, learning_rate=1e-5, weight_decay=0.1)
+    whole = run([*trials, alone_in_its_group], dataset)
+    halved = run([*trials, alone_in_its_group], dataset, halving=True)
+    statuses = [row["status"] for row in halved.rows]
+    assert statuses == ["finished", "finished", "stopped"] * 2 + ["finished"]
+    for before, after in zip(whole.rows, halved.rows, strict=True):
+        if after["status"] == "finished":
+            assert after["loss"] == before["loss"]
+        else:
+            assert after["steps_done"] in (40, 60)
+            assert after["reason"].startswith("halving: ")
+
+
 @pytest.mark.parametrize("way", ["loop", "vmap"])
 def test_divergence_is_a_result_and_ends_that_member_alone(way, tiny, dataset):
     wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)

@@ -164,7 +164,7 @@ def test_resumed_pack_goes_on_bit_identically(way):
     whole, _ = train(trials, way)
     first, _ = train(trials, way, 11)
     resumed = Pack(trials, VOCAB, get_device("cpu"), way)
-    resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, steps_done=11)
+    resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, first.members, 11)
     for batch in batches(TINY)[11:]:
         resumed.step(batch)
     for name, p in whole.parameters.items():
@@ -176,7 +176,7 @@ def test_checkpoint_of_one_way_loads_in_the_other():
     whole, _ = train(trials, "loop")
     first, _ = train(trials, "loop", 9)
     other = Pack(trials, VOCAB, get_device("cpu"), "vmap")
-    other.load_tensors(first.tensors(), steps_done=9)
+    other.load_tensors(first.tensors(), first.members, 9)
     for batch in batches(TINY)[9:]:
         other.step(batch)
     for name, p in whole.parameters.items():
@@ -184,12 +184,45 @@ def test_checkpoint_of_one_way_loads_in_the_other():
 
 
 def test_ended_member_trains_no_further():
-    pack, _ = train([TINY, TINY.replace(seed=1)], "loop", 3)
+    pack, _ = train([TINY, TINY.replace(seed=1), TINY.replace(seed=2)], "loop", 3)
     pack.end(0)
     frozen = {name: p.clone() for name, p in pack.member_parameters(0).items()}
     losses = pack.step(batches(TINY)[3])
-    assert losses.isnan().tolist() == [True, False]
+    assert losses.isnan().tolist() == [True, False, False]
     assert all(torch.equal(p, frozen[name]) for name, p in pack.member_parameters(0).items())
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap"])
+def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(way):
+    """Five members: nothing moves until two are left, then one."""
+    base = TINY.replace(precision="float64", weight_decay=0.01)
+    trials = [base.replace(learning_rate=lr, seed=k) for k, lr in enumerate((0.01, 0.02, 0.005, 0.03, 0.001))]
+    pack = Pack(trials, VOCAB, get_device("cpu"), way)
+    whole, expected_SK = train(trials, way)
+    losses, sizes = [], []
+    for step, batch in enumerate(batches(base)):
+        if step == 5:
+            pack.end(0, 3)
+        elif step == 8:
+            pack.end(4)
+        elif step == 12:
+            pack.end(1)
+        losses.append(pack.read(pack.step(batch)))
+        sizes.append(len(pack.parameters["transformer.wte.weight"]))
+    assert sizes == [5] * 8 + [2] * 4 + [1] * 8
+    losses_SK = torch.stack(losses)
+    torch.testing.assert_close(losses_SK[:, 2], expected_SK[:, 2], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(losses_SK[:12, 1], expected_SK[:12, 1], rtol=1e-9, atol=1e-9)
+    assert losses_SK[8:, [0, 3, 4]].isnan().all()
+    for name, p in whole.member_parameters(2).items():
+        torch.testing.assert_close(p, pack.member_parameters(2)[name], rtol=1e-8, atol=1e-8)
+
+    held_out = batches(base, 2)
+    mean_K = pack.read(pack.evaluate(held_out))
+    assert mean_K.isnan().tolist() == [True, True, False, True, True]
+    resumed = Pack(trials, VOCAB, get_device("cpu"), way)
+    resumed.load_tensors(pack.tensors(), pack.members, pack.steps_done)
+    assert torch.equal(resumed.read(resumed.evaluate(held_out))[2], mean_K[2])
 
 
 def test_trials_of_different_shape_are_refused():

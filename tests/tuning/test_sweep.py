@@ -69,6 +69,31 @@ def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA as Linux has it")
+def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tmp_path):
+    """A limit on what the process may allocate holds one member with its optimizer's state, but not three."""
+    script = tmp_path / "sweep.py"
+    wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
+    script.write_text(
+        "import json, resource, sys\nimport torch\nfrom rich.console import Console\n"
+        "from mup_tpu.config import *\nfrom mup_tpu.config_io import from_dict\n"
+        "from mup_tpu.training.loop import PackRun\nfrom mup_tpu.tuning.sweep import run_sweep\n"
+        f"sweep = Sweep('wide', from_dict(Trial, json.loads({wide!r})), widths=(1024,),\n"
+        "              learning_rates=(0.001, 0.002, 0.003), parametrizations=('mup',))\n"
+        "used = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 850 * 2**20,) * 2)\n"
+        "options = SweepOptions(ray=False, pack_size=3)\n"
+        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(width=300))\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path / "results")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert "3 trials ran out of memory" in printed and "split into 3 packs" in printed
+    runs = load_runs(tmp_path / "results")
+    assert runs["status"].tolist() == ["finished"] * 3
+    assert runs["pack_size"].tolist() == [1] * 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ray", [True, False])
 def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path):
     """kill -9 of the driver once something is stored, then the same command again."""
@@ -102,15 +127,16 @@ def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path)
 
 @pytest.mark.slow
 def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, tmp_path):
-    """One worker is killed in mid-pack; one pack's corpus vanishes, so that it raises; the rest goes on."""
+    """One worker is killed in mid-pack, one pack's corpus vanishes, one is too wide for any memory."""
     vanished = shutil.copytree(tiny.data.corpus, tmp_path / "vanished")
     other = tiny.replace(corpus=str(vanished), data_seed=1)
-    packs = [[tiny.replace(steps=3000)], [other], [tiny.replace(seed=1)]]
+    too_wide = [tiny.replace(width=2**20, seed=s) for s in range(2)]
+    packs = [[tiny.replace(steps=3000)], [other], [tiny.replace(seed=1)], too_wide]
     shutil.rmtree(vanished)
     killed, last = False, {}
     options = RunOptions(threads=1)
     with cluster.ray_cluster(None):
-        for index, event in ray_packs.run_packs(packs, options, cluster.slots(options), [None] * 3):
+        for index, event in ray_packs.run_packs(packs, options, cluster.slots(options)):
             last[index] = event
             if index == 0 and isinstance(event, Report) and not killed:
                 for process in psutil.Process().children(recursive=True):
@@ -121,6 +147,8 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
     assert last[0].rows[0]["steps_done"] == 3000
     assert isinstance(last[1], ray_packs.PackFailure) and "vanished" in last[1].reason
+    assert last[3].packs == [4, 5] and "2 trials of width 1048576 need about" in last[3].reason
+    assert all("allocate memory" in last[i].reason for i in (4, 5))
 
 
 def test_another_experiments_folder_and_an_unwritable_one_are_refused(tiny, tmp_path):

@@ -1,0 +1,42 @@
+"""A published experiment repeated on other text: nanoGPT-mup's learning-rate transfer on shakespeare_char.
+
+python experiments/nanogpt_mup.py --width 256        runs one width
+python experiments/nanogpt_mup.py                    runs what is missing of all widths
+
+The setting of EleutherAI/nanoGPT-mup, mup_examples/mutransfer_lr_shakespeare_char: 2 layers, heads of 64,
+base width 256, tied readout, AdamW (β 0.9 and 0.95, weight decay 0.1, clipping at 1), a constant learning
+rate, 122 iterations of 8 sequences, the training loss averaged over the run. Theirs are 1024 characters long
+and up to 2048 wide; here, for two CPU cores, 256 bytes and up to 512 wide. On an accelerator:
+
+python experiments/nanogpt_mup.py --widths 256 512 1024 2048 --num-seeds 3 --results results/nanogpt_mup_h200
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Sweep, Trial
+
+SWEEP = Sweep(
+    experiment="nanogpt_mup",
+    base=Trial().replace(
+        depth=2,
+        head_size=64,
+        base_width=256,
+        init_std=0.02,
+        sequence_length=256,
+        batch_size=8,
+        steps=122,
+        schedule="constant",
+        warmup=0.0,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=0.1,
+        grad_clip=1.0,
+        loss_kind="train_mean",
+        eval_batches=8,
+    ),
+    widths=(64, 128, 256, 512),
+    learning_rates=tuple(2.0**e for e in range(-14, -6)),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)

@@ -1,0 +1,42 @@
+"""Several sweeps beside each other: what each change does to transfer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from mup_tpu.analysis.transfer import TransferAnalysis
+
+
+def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
+    """One row a sweep and parametrization, the worst regret first.
+
+    Args:
+        analyses: by the name of the sweep.
+
+    Returns:
+        name, alpha (drift exponent) with low and high, regret (nat per token, from the smallest scale to the
+        largest) with regret_low and regret_high, best_loss (at the largest scale, nat per token), verdict;
+        nan where something is not known.
+    """
+    rows = []
+    for name, analysis in analyses.items():
+        for result in analysis.results:
+            regret, drift, last = result.headline_regret, result.drift, result.optima[-1]
+            known = regret is not None
+            rows.append(
+                {
+                    "name": name if len(analysis.results) == 1 else f"{name} {result.parametrization}",
+                    "alpha": drift.alpha,
+                    "low": drift.low,
+                    "high": drift.high,
+                    "regret": regret.value if known else math.nan,
+                    "regret_low": regret.low if known else math.nan,
+                    "regret_high": regret.high if known else math.nan,
+                    "best_loss": last.loss,
+                    "verdict": result.verdict.verdict,
+                }
+            )
+    return pd.DataFrame(rows).sort_values(["regret", "name"], ascending=[False, True], ignore_index=True)

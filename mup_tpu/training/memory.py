@@ -1,0 +1,97 @@
+"""How much memory a pack needs, estimated before it is made, so that one that does not fit is split instead
+of dying.
+
+Counted in numbers a token and layer that autograd keeps for the backward pass, after the account of
+Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout; tests hold it to measured peaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from mup_tpu.config import Trial
+from mup_tpu.devices import Device, Way
+from mup_tpu.errors import PackTooLarge
+from mup_tpu.model import parameter_shapes
+from mup_tpu.training.optimizer import state_slots
+
+_VECTORS_PER_LAYER = 26
+"""Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
+keys, values and their products (5), a residual sum (1), the MLP's hidden layer before and after GELU (8); the
+rest is what gradients on the way back and the allocator were measured to take beside them."""
+
+_SCORES_PER_LAYER = 8
+"""Numbers for each pair of tokens and head where attention is matrix products: logits, masked and softmax,
+in both directions, and copies that the products make of them (measured)."""
+
+_LOGITS = 4
+"""Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
+
+
+def estimate_pack_bytes(trial: Trial, vocab_size: int, members: int, way: Way) -> int:
+    """Peak memory of training a pack of so many trials like this one, in bytes, without what the process has.
+
+    Args:
+        trial: any of them; they share their shape.
+        vocab_size: tokens of the vocabulary.
+        members: how many.
+        way: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
+    """
+    m, d = trial.model, trial.data
+    number = 8 if trial.train.precision == "float64" else 4
+    parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
+    tokens = d.batch_size * d.sequence_length
+    kept = m.depth * tokens * _VECTORS_PER_LAYER * m.width
+    if way == "vmap":
+        kept += m.depth * tokens * _SCORES_PER_LAYER * m.heads * d.sequence_length
+    kept += tokens * _LOGITS * vocab_size
+    # bf16 saves nothing here: norms, softmax and loss stay float32, and casts keep both copies.
+    copies = 1 + len(state_slots(trial.optimizer))
+    at_once = members if way == "vmap" else 1
+    return number * (members * copies * parameters + at_once * (parameters + kept))
+
+
+def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way: Way) -> None:
+    """Fail before a pack is made that would not fit in what is free now; a single trial is tried in any case.
+
+    Raises:
+        PackTooLarge: it is estimated not to fit.
+    """
+    needed = estimate_pack_bytes(trial, vocab_size, members, way)
+    free = device.free_memory_bytes()
+    if members == 1 or needed <= free:
+        return
+    fits = members
+    while fits > 1 and estimate_pack_bytes(trial, vocab_size, fits, way) > free:
+        fits -= 1
+    raise PackTooLarge(
+        f"{members} trials of width {trial.model.width} need about {_size(needed)}, "
+        f"and {_size(free)} are free on {device.name}",
+        fits,
+    )
+
+
+@contextlib.contextmanager
+def half_fits(members: int) -> Iterator[None]:
+    """Running out of memory in here says that half of a pack might fit.
+
+    Raises:
+        PackTooLarge: in place of the out-of-memory errors of torch, CUDA and XLA, where there are members to
+            split.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        if members == 1 or not (isinstance(error, MemoryError) or any(s in str(error) for s in _SIGNS)):
+            raise
+        raise PackTooLarge(f"{members} trials ran out of memory ({lines[0]})", members // 2) from None
+
+
+_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED")
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"

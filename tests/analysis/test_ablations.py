@@ -1,0 +1,87 @@
+"""Several sweeps beside each other, as a table and through the command line."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis.ablations import compare
+from mup_tpu.cli import main
+from mup_tpu.plots import ablations_figure
+from mup_tpu.store import Store
+
+
+def swept(alpha, grid=range(-12, -4)) -> pd.DataFrame:
+    """Parabolas whose optimum moves as width^alpha from 2^-8 at width 64."""
+    generator = np.random.default_rng(0)
+    return pd.DataFrame(
+        [
+            {
+                "width": w,
+                "lr": 2.0**x,
+                "seed": s,
+                "loss": 2.5 + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2 + 0.002 * generator.normal(),
+            }
+            for w in (64, 128, 256)
+            for x in grid
+            for s in range(2)
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def table():
+    sweeps = {"fine": swept(0.0), "broken": swept(-1.0), "unbracketed": swept(0.0, range(-12, -8))}
+    return compare({name: analyze(check_table(frame)) for name, frame in sweeps.items()})
+
+
+def test_each_sweep_is_a_row_the_worst_regret_first(table):
+    assert table["name"].tolist() == ["broken", "fine", "unbracketed"]
+    broken, fine, unbracketed = table.itertuples()
+    assert broken.verdict == "DRIFTS" and broken.alpha == pytest.approx(-1.0, abs=0.05)
+    assert broken.regret == pytest.approx(0.04 * 2**2, abs=0.02)
+    assert broken.regret_low < broken.regret < broken.regret_high
+    assert fine.verdict == "TRANSFERS" and fine.regret < 0.01
+    assert fine.best_loss == pytest.approx(2.5, abs=0.01)
+    assert math.isnan(unbracketed.alpha) and math.isnan(unbracketed.regret)
+
+
+def test_the_figure_has_a_row_a_sweep_and_says_what_is_not_known(table):
+    axes = ablations_figure(table).axes
+    assert [text.get_text() for text in axes[0].get_yticklabels()] == table["name"].tolist()
+    for ax, column in zip(axes, ("alpha", "regret"), strict=True):
+        drawn = sorted(x for bars in ax.containers for x in bars.lines[0].get_xdata())
+        assert drawn == sorted(table[column].dropna())
+        assert [text.get_text() for text in ax.texts] == ["not known"]
+
+
+def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
+    for name in ("one", "two"):
+        stored_sweep(tmp_path / "several" / name, name)
+    main(["analyze", str(tmp_path / "several")])
+    assert "2 sweeps" in capsys.readouterr().out
+    main(["plot", str(tmp_path / "several")])
+    figures = tmp_path / "several" / "figures"
+    assert {p.name for p in figures.iterdir()} == {"ablations.png", "ablations.svg", "ablations.csv"}
+    assert pd.read_csv(figures / "ablations.csv")["name"].tolist() == ["one", "two"]
+
+
+@pytest.fixture
+def stored_sweep():
+    """Makes a results folder of a sweep that was never trained."""
+
+    def make(folder, name):
+        rows = [
+            row
+            | {
+                "trial_id": f"{row['width']}-{row['lr']}-{row['seed']}",
+                "parametrization": "mup",
+                "status": "finished",
+            }
+            for row in swept(0.0).to_dict("records")
+        ]
+        Store(folder, name).append(rows, [])
+
+    return make
