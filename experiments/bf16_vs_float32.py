@@ -1,9 +1,10 @@
 """Does training in bf16 move the best learning rate?
 
-python experiments/bf16_vs_float32.py --no-ray --threads 1
+PJRT_DEVICE=CPU python experiments/bf16_vs_float32.py --no-ray --device xla
 
 The sweep below once in float32 and once in bf16 (matrix products in bfloat16; weights, optimizer state,
-softmax and loss in float32), on the same batches from the same weights.
+softmax and loss in float32), on the same batches from the same weights. XLA's CPU client multiplies as a TPU
+does, by float32 sums of bfloat16 products, and needs no bfloat16 instructions of the CPU.
 """
 
 import tyro

@@ -69,6 +69,7 @@ def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     by_host = slots(RunOptions(device="xla"))
     assert (by_host.count, by_host.needs["resources"], by_host.way) == (2, {"TPU": 4}, "vmap")
+    assert by_host.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
     assert len({node for node, _ in placed(by_host)}) == 2
     by_chip = slots(RunOptions(device="xla", tpu_trial="chip"))
     assert (by_chip.count, by_chip.needs["resources"]) == (8, {"TPU": 1})
