@@ -164,7 +164,6 @@ class ShardDataset:
         self.fingerprint = index.fingerprint
         self.vocab_size = index.vocab_size
         self.tokenizer = folder.tokenizer
-        self.meta = {"unigram_entropy": index.unigram_entropy, "bytes_per_token": index.bytes_per_token}
         self.tokens_per_step = config.batch_size * config.sequence_length
         if config.sequence_length != index.sequence_length:
             raise DataError(
@@ -187,6 +186,11 @@ class ShardDataset:
                 f"{folder.url} is shorter than one batch: {index.train.samples} training sequences for "
                 f"{world.hosts} hosts, but batch_size {config.batch_size}"
             )
+        self.meta = {
+            "unigram_entropy": index.unigram_entropy,
+            "bytes_per_token": index.bytes_per_token,
+            "train": {"tokens": self._batches * self.tokens_per_step},
+        }
         self._index = index
         self._train = _Reader(lambda i: folder.samples(index.train.shards[i]), readers)
         self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))

@@ -64,6 +64,7 @@ def test_batches_are_a_function_of_seed_and_step_alone(config, shards):
 def test_an_epoch_is_every_sequence_at_most_once_and_epochs_differ(config, shards):
     dataset = load(config)
     first, second, there = epoch_of(dataset), epoch_of(dataset, 1), Counter(rows(whole(shards)))
+    assert dataset.meta["train"]["tokens"] == 32 * len(first)
     for epoch in (first, second):
         assert there.total() - len(epoch) < 24
         assert Counter(rows(epoch)) <= there  # text repeats itself, so count
