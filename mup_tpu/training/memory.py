@@ -17,7 +17,7 @@ from mup_tpu.errors import PackTooLarge
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.optimizer import state_slots
 
-_VECTORS_PER_LAYER = 26
+_VECTORS_PER_LAYER = 30
 """Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
 keys, values and their products (5), a residual sum (1), the MLP's hidden layer before and after GELU (8); the
 rest is what gradients on the way back and the allocator were measured to take beside them."""
