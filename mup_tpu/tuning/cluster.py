@@ -22,6 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
 
+_STARTS = 3
+"""Tries to start Ray on this machine."""
+
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
@@ -84,7 +87,7 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        ray.init(address="local", include_dashboard=False, **common)
+        _start_here(common)
     else:
         import mup_tpu
 
@@ -98,6 +101,23 @@ def ray_cluster(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_here(common: dict[str, Any]) -> None:
+    """A cluster of this machine. Ray gives its node half a minute to start, which a busy machine may exceed.
+
+    Raises:
+        ConfigError: it did not start in several tries.
+    """
+    for _ in range(_STARTS):
+        try:
+            ray.init(address="local", include_dashboard=False, **common)
+            return
+        except Exception as error:  # Ray has no class for it
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+    raise ConfigError(f"Ray did not start on this machine in {_STARTS} tries: it is too busy")
 
 
 def check_reachable(address: str) -> None:

@@ -17,9 +17,23 @@ from mup_tpu.tuning.ray_packs import run_packs
 from mup_tpu.tuning.sweep import run_sweep
 
 
+def test_a_machine_too_busy_for_ray_is_a_sentence_after_some_tries(monkeypatch):
+    """Which cannot be brought about at will: Ray's own error is raised in its place."""
+    tries = []
+
+    def time_out(**options):
+        tries.append(options["address"])
+        raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", time_out)
+    with pytest.raises(ConfigError, match="Ray did not start on this machine in 3 tries"), ray_cluster(None):
+        pass
+    assert tries == ["local"] * 3
+
+
 @pytest.mark.slow
 def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(monkeypatch):
-    """On a cluster of this machine alone; it stands first, before the other tests join theirs."""
+    """On a cluster of this machine alone; it stands here, before the other tests join theirs."""
     with ray_cluster(None):
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         room = slots(RunOptions(device="xla"))
