@@ -272,7 +272,8 @@ def a_worker_killed_at_its_first_checkpoint(results):
     def worker():
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name().startswith("ray::TrialTrain"):
+                # Tune's wrapper of the trial's class bears the one name or the other.
+                if process.name().startswith(("ray::TrialTrain", "ray::ResourceTr")):
                     return process
         return None
 
