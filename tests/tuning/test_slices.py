@@ -84,7 +84,7 @@ class Placed(SliceWorker):
 def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
     room = slots(BY_SLICE)
     assert (room.count, room.slice, room.way) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
-    workers = [ray.remote(Placed).options(**room.needs).remote(BY_SLICE, room.slice) for _ in range(2)]
+    workers = [ray.remote(Placed).options(**room.needs).remote(BY_SLICE, None, room.slice) for _ in range(2)]
     ray.get([worker.ready.remote() for worker in workers], timeout=120)
     places = ray.get([worker.where.remote() for worker in workers])
     assert {hosts[0][1] for hosts in places} == {"one", "two"}
