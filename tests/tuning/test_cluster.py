@@ -131,7 +131,7 @@ def test_a_node_added_in_mid_sweep_is_used(hosts, tiny):
     room = slots(options)
     packs = [[tiny.replace(steps=6000, seed=seed)] for seed in range(room.count + 1)]
     added, started = None, set()
-    for index, event in run_packs(packs, options, room, [None] * len(packs)):
+    for index, event in run_packs(packs, options, room):
         started.add(index)
         if isinstance(event, Report) and added is None:
             added = hosts.add_node(num_cpus=4)

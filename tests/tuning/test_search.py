@@ -243,7 +243,9 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
     process = start_search(search_file, results, *options)
     wait_for(process, lambda: checkpoints(results))
     os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.2)
+    for line in process.stdout:  # two signals at once would be one
+        if "stopping" in line:
+            break
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
