@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mup_tpu.errors import ConfigError
-from mup_tpu.files import Folder, reason
+from mup_tpu.errors import ConfigError, reason
+from mup_tpu.files import Folder
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "torchvision", "transformers", "datasets", "mup", "ray", "pandas",
@@ -145,8 +145,7 @@ def _cuda() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:
-        first = str(error).splitlines()[0]
-        return Finding("CUDA", "unknown", f"torch cannot be imported ({first}); reinstall it")
+        return Finding("CUDA", "unknown", f"torch cannot be imported ({reason(error)}); reinstall it")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("CUDA", ", ".join(names) or "no GPU")
 

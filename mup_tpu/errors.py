@@ -42,3 +42,8 @@ class Preempted(MupTpuError):
 
 class TableError(MupTpuError):
     """A run table cannot be analysed as it is."""
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: what the system or the first line of the error says."""
+    return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__

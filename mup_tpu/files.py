@@ -17,6 +17,8 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from mup_tpu.errors import reason
+
 
 class Folder:
     """A folder, there already or not; files in it go by names relative to it, with `/` between parts.
@@ -55,6 +57,11 @@ class Folder:
         """The content of a file."""
         with _errors_as_oserror():
             return self._fs.cat_file(self._at(name))
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        with _errors_as_oserror():
+            return self._fs.size(self._at(name))
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place, over one that is there; on return it is on disk."""
@@ -126,11 +133,6 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def reason(error: OSError) -> str:
-    """Why a file could not be read or written, in a few words."""
-    return error.strerror or str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 @contextlib.contextmanager
 def _errors_as_oserror() -> Iterator[None]:
     try:
@@ -138,4 +140,4 @@ def _errors_as_oserror() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        raise OSError(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        raise OSError(reason(error)) from error

@@ -24,8 +24,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mup_tpu.errors import StoreError
-from mup_tpu.files import Folder, reason
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import Folder
 
 FORMAT = 1
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mup_tpu.config import format_learning_rate
-from mup_tpu.errors import TableError
-from mup_tpu.files import Folder, reason
+from mup_tpu.errors import TableError, reason
+from mup_tpu.files import Folder
 
 if TYPE_CHECKING:
     import pandas as pd

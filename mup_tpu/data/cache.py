@@ -21,7 +21,7 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
-from mup_tpu.files import checksum
+from mup_tpu.files import Folder, checksum
 
 FORMAT = 1
 """Part of the fingerprint: tokens made by another rule are other data."""
@@ -122,10 +122,7 @@ def _build(config: DataConfig, progress: bool) -> str:
             name = _hash([FORMAT, texts.hexdigest(), [*identity(config, tokenizer), *split]])
             if not token_folder(name).exists():
                 _join(chunks, tokenizer, _name(config), token_folder(name))
-            note = cache_root() / "fingerprints" / key
-            note.parent.mkdir(exist_ok=True)
-            (work / "note").write_text(name)
-            (work / "note").replace(note)
+            Folder(cache_root() / "fingerprints").write(key, name.encode())
             shutil.rmtree(work)
             return name
     except OSError as error:

@@ -25,17 +25,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
-from mup_tpu.errors import ConfigError, DataError
-from mup_tpu.files import Folder, reason
+from mup_tpu.errors import ConfigError, DataError, reason
+from mup_tpu.files import Folder
 
 FORMAT = 1
 """Part of the fingerprint: shards made by another rule give other batches."""
@@ -116,25 +114,6 @@ def is_prepared(corpus: str) -> bool:
     return "://" in corpus or (Path(corpus) / INDEX).is_file()
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a folder or URL, and the path in it.
-
-    Raises:
-        DataError: fsspec does not know its scheme, or lacks the package for it.
-    """
-    options: dict[str, Any] = {}
-    try:
-        if url.startswith(("http://", "https://")):
-            from aiohttp import ClientTimeout
-
-            # By default a connection that has gone silent is held for five minutes.
-            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
-        fs, root = fsspec.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{url} cannot be reached: {error}") from None
-    return fs, root.rstrip("/")
-
-
 def prepare(
     config: DataConfig, out: str, shard_samples: int = 4096, workers: int = 0, progress: bool = True
 ) -> ShardIndex:
@@ -160,20 +139,17 @@ def prepare(
     if is_prepared(config.corpus):
         raise DataError(f"corpus {config.corpus!r} is prepared already; give the text it was made of")
     cache = load_cache(config, progress)
-    fs, root = filesystem(out)
     plan, jobs = _plan(config, cache, shard_samples)
     with _writing(out):
-        fs.makedirs(root, exist_ok=True)
-        fs.invalidate_cache()
-        done = _check_out(fs, root, out, plan)
+        folder = Folder(out)
+        done = _check_out(folder, plan)
         if done is not None:
             return done
-        folder = Folder(out)
         folder.write(_PLAN, plan.to_json().encode())
         content = cache.tokenizer.to_json()
         if content is not None:
             folder.write(TOKENIZER_FILE, content.encode())
-        made = _make_all(fs, root, folder, jobs, workers or os.cpu_count() or 1, progress)
+        made = _make_all(folder, jobs, workers or os.cpu_count() or 1, progress)
         splits = {
             name: dataclasses.replace(
                 getattr(plan, name), shards=tuple(made[job.name] for job in jobs if job.split == name)
@@ -239,15 +215,16 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
     return plan, jobs
 
 
-def _check_out(fs: Any, root: str, out: str, plan: ShardIndex) -> ShardIndex | None:
+def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
     """The index where these very shards are all there; None where they are to be made.
 
     Raises:
         DataError: other shards, finished or begun, are in the way.
     """
+    there = out.names()
     for name in (INDEX, _PLAN):
-        if fs.exists(f"{root}/{name}"):
-            held = ShardIndex.from_json(fs.cat_file(f"{root}/{name}"), f"{out}/{name}")
+        if name in there:
+            held = ShardIndex.from_json(out.read(name), f"{out}/{name}")
             if held.fingerprint != plan.fingerprint:
                 raise DataError(
                     f"{out} holds other shards (of {held.dataset!r}); give these a folder of their own"
@@ -257,9 +234,7 @@ def _check_out(fs: Any, root: str, out: str, plan: ShardIndex) -> ShardIndex | N
     return None
 
 
-def _make_all(
-    fs: Any, root: str, folder: Folder, jobs: list[_Job], workers: int, progress: bool
-) -> dict[str, Shard]:
+def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
     """Make the shards that are missing in processes, and write them in threads: a process lacks memory://."""
     made: dict[str, Shard] = {}
     bar = Progress(
@@ -271,11 +246,12 @@ def _make_all(
         disable=not progress,
     )
     workers = min(workers, len(jobs))
+    there = set(folder.names())
 
     def make(job: _Job) -> Shard:
-        found = _finished(fs, root, job)
-        if found is not None:
-            return found
+        if {job.name, f"{job.name}.sha256"} <= there:  # by an earlier call: the checksum is written last
+            digest = folder.read(f"{job.name}.sha256").decode().split()[0]
+            return Shard(job.name, folder.size(job.name), digest)
         content = shard_bytes(job)
         shard = Shard(job.name, len(content), hashlib.sha256(content).hexdigest())
         folder.write(job.name, content)
@@ -304,14 +280,6 @@ def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         yield lambda job: pool.submit(_shard_bytes, job).result()
-
-
-def _finished(fs: Any, root: str, job: _Job) -> Shard | None:
-    """A shard that an earlier call wrote: its checksum is written after it."""
-    path = f"{root}/{job.name}"
-    if not (fs.exists(f"{path}.sha256") and fs.exists(path)):
-        return None
-    return Shard(job.name, fs.size(path), fs.cat_file(f"{path}.sha256").decode().split()[0])
 
 
 def _shard_bytes(job: _Job) -> bytes:
@@ -345,8 +313,5 @@ def _writing(out: str) -> Iterator[None]:
     """What goes wrong while writing as one sentence."""
     try:
         yield
-    except DataError:
-        raise
-    except (OSError, NotImplementedError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise DataError(f"shards cannot be written to {out}: {why}") from None
+    except OSError as error:
+        raise DataError(f"shards cannot be written to {out}: {reason(error)}") from None

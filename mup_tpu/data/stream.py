@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import fsspec
 import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TOKENIZER_FILE
-from mup_tpu.data.shards import INDEX, Shard, ShardIndex, filesystem
+from mup_tpu.data.shards import INDEX, Shard, ShardIndex
 from mup_tpu.data.tokenizer import load_tokenizer
 from mup_tpu.errors import ConfigError, DataError
 
@@ -70,7 +72,7 @@ class ShardFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._fs, self._root = filesystem(self.url)
+        self._fs, self._root = _filesystem(self.url)
         self._unpacking = threading.Lock()
         try:
             self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
@@ -290,3 +292,22 @@ def _serve(asked: _Asked, read: Callable[[int], np.ndarray]) -> None:
             future.set_result(read(shard))
         except Exception as error:
             future.set_exception(error)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a folder or URL, and the path in it.
+
+    Raises:
+        DataError: fsspec does not know its scheme, or lacks the package for it.
+    """
+    options: dict[str, Any] = {}
+    try:
+        if url.startswith(("http://", "https://")):
+            from aiohttp import ClientTimeout
+
+            # By default a connection that has gone silent is held for five minutes.
+            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
+        fs, root = fsspec.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{url} cannot be reached: {error}") from None
+    return fs, root.rstrip("/")

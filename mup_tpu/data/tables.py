@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.data import hub
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, reason
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
 """File name's ending -> builder of `datasets`."""
@@ -39,7 +39,7 @@ def file_texts(files: list[Path], column: str) -> Iterator[str]:
     except DataError:
         raise
     except Exception as error:  # each builder has errors of its own for a file that is not of its format
-        raise DataError(f"{where} cannot be read as {builder}: {_first_line(error)}") from None
+        raise DataError(f"{where} cannot be read as {builder}: {reason(error)}") from None
 
 
 def hub_texts(corpus: str, column: str, max_documents: int) -> Iterator[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _load(corpus: str, streaming: bool) -> Any:
             continue
         except Exception as error:  # offline: not cached; online: gated, no such configuration, a broken file
             if online:
-                raise DataError(f"corpus {corpus!r} cannot be loaded: {_first_line(error)}") from None
+                raise DataError(f"corpus {corpus!r} cannot be loaded: {reason(error)}") from None
     if online:
         raise DataError(f"corpus {corpus!r} is neither a local file or folder nor on {hub.endpoint()}")
     raise DataError(
@@ -102,7 +102,3 @@ def _texts(rows: Any, column: str, where: str) -> Iterator[str]:
                 raise DataError(f"column {column!r} of {where} holds {type(text).__name__}, not text")
             if text and text.strip():
                 yield text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

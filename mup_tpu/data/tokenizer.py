@@ -12,7 +12,7 @@ import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data import hub
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, reason
 
 
 class Tokenizer(Protocol):
@@ -97,8 +97,7 @@ class SubwordTokenizer:
                 loaded = AutoTokenizer.from_pretrained(name)
         except Exception as error:  # transformers raises whatever a broken or missing file happens to cause
             if local or online:
-                reason = str(error).strip().partition("\n")[0]
-                raise DataError(f"tokenizer {name!r} cannot be loaded: {reason}") from None
+                raise DataError(f"tokenizer {name!r} cannot be loaded: {reason(error)}") from None
             raise DataError(
                 f"tokenizer {name!r} is neither 'bytes', 'bpe' nor a local folder, and the Hugging Face hub "
                 f"is unreachable ({hub.endpoint()}): use 'bytes', 'bpe', a folder that holds a tokenizer, or "

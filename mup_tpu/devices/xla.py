@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mup_tpu.devices.base import MeshShape, Way
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, reason
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ def create() -> XlaDevice:
         import torch_xla
         from torch_xla import runtime
     except ImportError as error:
-        first = str(error).splitlines()[0]
         raise ConfigError(
-            f"device 'xla' is not available: torch_xla cannot be imported ({first}); install mup_tpu[tpu]"
+            f"device 'xla' is not available: torch_xla cannot be imported ({reason(error)}); "
+            "install mup_tpu[tpu]"
         ) from None
     try:
         if not runtime.is_spmd():
@@ -240,7 +240,6 @@ def create() -> XlaDevice:
         count = runtime.global_runtime_device_count()
     except RuntimeError as error:
         raise ConfigError(
-            f"device 'xla' is not available on PJRT_DEVICE={os.environ['PJRT_DEVICE']}: "
-            f"{str(error).splitlines()[0]}"
+            f"device 'xla' is not available on PJRT_DEVICE={os.environ['PJRT_DEVICE']}: {reason(error)}"
         ) from None
     return XlaDevice(f"xla:{runtime.device_type()}", device, count)

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mup_tpu.errors import StoreError
-from mup_tpu.files import Folder, checksum, reason
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import Folder, checksum
 
 KEEP = 2
 """Checkpoints kept beside the best: the last, and one before it in case the last is damaged."""
@@ -72,8 +72,7 @@ def save(
         content = {"step": step, "sha256": digest, "evaluation_loss": evaluation_loss, **meta}
         folder.write(f"{name}/{_META}", json.dumps(content).encode())
     except (OSError, SafetensorError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"checkpoint folder {path} cannot be written: {why}") from None
+        raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
     with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next
         _drop_old(folder, content)
 

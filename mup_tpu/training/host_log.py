@@ -15,7 +15,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
-from mup_tpu.files import Folder, reason
+from mup_tpu.errors import reason
+from mup_tpu.files import Folder
 
 UPLOAD_EVERY_S = 30.0
 _PART_LINES = 1000

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
-from mup_tpu.errors import PackTooLarge
+from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.optimizer import state_slots
 
@@ -84,10 +84,9 @@ def half_fits(members: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
         if members == 1 or not (isinstance(error, MemoryError) or any(s in str(error) for s in _SIGNS)):
             raise
-        raise PackTooLarge(f"{members} trials ran out of memory ({lines[0]})", members // 2) from None
+        raise PackTooLarge(f"{members} trials ran out of memory ({reason(error)})", members // 2) from None
 
 
 _SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED")

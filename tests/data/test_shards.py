@@ -157,7 +157,7 @@ def test_what_cannot_be_prepared(config, prepared, tmp_path):
         )
     with pytest.raises(ConfigError, match="shard_samples 0 is not allowed: it must be 1 or more"):
         prepare(config, str(tmp_path / "out"), shard_samples=0)
-    with pytest.raises(DataError, match="nope://out cannot be reached"):
+    with pytest.raises(DataError, match="shards cannot be written to nope://out: "):
         prepare(config, "nope://out", progress=False)
 
 
