@@ -63,6 +63,36 @@ class _Scale(nn.Module):
         return x * self.factor
 
 
+class _Gelu(torch.autograd.Function):
+    """GELU with tanh as x·σ(2u), u = √(2/π)(x + 0.044715 x³): the same function, since ½(1 + tanh u) = σ(2u).
+
+    torch's own takes 2.6 times as long on a CPU, a sixth of a narrow model's step, for its tanh.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        share = (x * x).mul_(0.044715 * _TWO_C).add_(_TWO_C).mul_(x).sigmoid_()
+        ctx.save_for_backward(x, share)
+        return x * share
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        x, share = ctx.saved_tensors
+        # d/dx xσ(2u) = σ + xσ(1 - σ)·2u'; in place, as each tensor more is a pass over memory more.
+        slope = (x * x).mul_(3 * 0.044715 * _TWO_C).add_(_TWO_C).mul_(x)
+        return slope.addcmul_(slope, share, value=-1).add_(1).mul_(share).mul_(gradient)
+
+
+_TWO_C = 2 * math.sqrt(2 / math.pi)
+
+
+class _FastGelu(nn.Module):
+    """`_Gelu` as a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Gelu.apply(x)
+
+
 class _PlainLayerNorm(nn.LayerNorm):
     """Layer norm as elementary operations: torch_xla's own merges the members and tokens axes,
     which XLA cannot take apart again, so that every norm would gather all members on every device.
@@ -124,6 +154,7 @@ def build_skeleton(
     sequence_length: int,
     attention: str = "fused",
     plain_norms: bool = False,
+    fast_gelu: bool = False,
 ) -> ScaledGPT2:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
 
@@ -133,11 +164,15 @@ def build_skeleton(
         sequence_length: positions.
         attention: "fused", or "matmul" for use under vmap.
         plain_norms: layer norms as elementary operations, for XLA to shard.
+        fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor under vmap.
     """
     stock = _stock_config(*_shape(config), vocab_size, sequence_length)
     stock._attn_implementation = f"mup_tpu_{attention}"
     with torch.device("meta"):
         skeleton = ScaledGPT2(stock)
+    if fast_gelu:
+        for block in skeleton.transformer.h:
+            block.mlp.act = _FastGelu()
     if plain_norms:
         for module in skeleton.modules():
             if isinstance(module, nn.LayerNorm):

@@ -1,5 +1,6 @@
 """The model: stock GPT-2 at the base width, mup's readout at others, exports that need none of our code."""
 
+import math
 import subprocess
 import sys
 
@@ -80,6 +81,19 @@ def test_matmul_attention_equals_fused(config):
     torch.testing.assert_close(
         logits(config, parameters, "matmul"), logits(config, parameters), rtol=1e-5, atol=1e-5
     )
+
+
+def test_fast_gelu_is_gpt2s_gelu_and_so_is_its_gradient():
+    x = torch.linspace(-12, 12, 4801, dtype=torch.float64, requires_grad=True)
+    config = ModelConfig(width=32, head_size=16, base_width=32)
+    fast = build_skeleton(config, 16, 8, fast_gelu=True).transformer.h[0].mlp.act
+    ours, torchs = fast(x), torch.nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-14)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, torchs)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+    far = torch.tensor([-1e4, 1e4, math.nan], requires_grad=True)
+    torch.testing.assert_close(fast(far), torch.nn.functional.gelu(far, approximate="tanh"), equal_nan=True)
+    assert torch.autograd.grad(fast(far).sum(), far)[0][:2].tolist() == [0, 1]
 
 
 def test_base_width_with_unit_alphas_is_stock_gpt2():

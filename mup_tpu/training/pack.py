@@ -79,6 +79,9 @@ class Pack:
             sequence_length,
             attention="matmul" if self.way == "vmap" else "fused",
             plain_norms=device.torch_device.type == "xla",
+            fast_gelu=device.torch_device.type == "cpu"
+            and self.way == "loop"
+            and first.train.precision != "bf16",
         )
         self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
         self.scalings = [
