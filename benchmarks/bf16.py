@@ -3,7 +3,7 @@
     python benchmarks/bf16.py --width 64 --repeats 3 --out benchmarks/bf16_64.csv
     python benchmarks/bf16.py --width 256 --repeats 3 --out benchmarks/bf16_256.csv
 
-Both run the same trials from the same weights on the same batches, as a sweep in one process.
+Both run the same trials from the same weights on the same batches, as a sweep with a process a trial.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(
 
     Args:
         width: Model width.
-        trials: Seeds, trained as one pack.
+        trials: Seeds.
         steps: Optimizer steps a trial.
         repeats: Pairs of runs.
         device: Where to train.
@@ -58,7 +58,7 @@ def main(
             file.write_text(SWEEP.format(width=width, trials=trials, steps=steps, precision=precision))
             commands[precision] = [
                 [
-                    sys.executable, "-m", "mup_tpu", "sweep", str(file), "--results", "{run}", "--no-ray",
+                    sys.executable, "-m", "mup_tpu", "sweep", str(file), "--results", "{run}",
                     "--device", device, "--threads", str(threads),
                 ]
             ]  # fmt: skip

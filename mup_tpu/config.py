@@ -389,10 +389,10 @@ class RunOptions:
 class SweepOptions:
     """Where the packs of a sweep run."""
 
-    ray: bool = True
-    """Schedule packs with Ray; --no-ray runs them in this process."""
+    ray: bool = False
+    """Run packs on Ray, on this machine if there is no --address: there each GPU has packs of its own."""
     address: str | None = None
-    """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
+    """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
     pack_size: int = 0
     """Most trials that train together in one process; 0 chooses for the device."""
 

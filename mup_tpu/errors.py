@@ -47,3 +47,8 @@ class TableError(MupTpuError):
 def reason(error: BaseException) -> str:
     """Why something failed, in one line: what the system or the first line of the error says."""
     return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """An error's kind and reason, in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0] or 'no message'}"

@@ -172,7 +172,7 @@ def build_skeleton(
         skeleton = ScaledGPT2(stock)
     if fast_gelu:
         for block in skeleton.transformer.h:
-            block.mlp.act = _FastGelu()
+            block.mlp.act = _FastGelu()  # type: ignore[union-attr]
     if plain_norms:
         for module in skeleton.modules():
             if isinstance(module, nn.LayerNorm):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,6 +185,8 @@ def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: Ru
     from mup_tpu.cli import replay
     from mup_tpu.tuning.sweep import run_sweep
 
+    # The analysis takes seconds to import: while workers start, a core is free for it.
+    threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
     console = Console()
     folder = results or f"results/{sweep.experiment}"
     try:

@@ -96,6 +96,17 @@ class PackSplit:
     reason: str
 
 
+@dataclass(frozen=True)
+class PackFailure:
+    """A pack that could not be run, and why."""
+
+    reason: str
+
+
+PackEvent = Report | PackResult | PackFailure | PackSplit
+"""What a pack in another process says of itself; after all but a Report it says no more."""
+
+
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
     """One line of how the trials of a pack ended: statuses, best loss, tokens, and rates over all of it."""
     statuses = Counter(row["status"] for row in rows)

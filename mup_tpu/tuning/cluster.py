@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mup_tpu.config import RunOptions
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, first_line
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -226,9 +226,3 @@ def _kind_of_most_chips() -> tuple[SliceKind, int]:
         ((kind, len(names)) for kind, names in slices.items()),
         key=lambda found: found[0].hosts * found[0].chips_per_host * found[1],
     )
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    text = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {text.splitlines()[0]}"

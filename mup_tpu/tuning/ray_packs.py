@@ -16,26 +16,13 @@ from typing import Any
 import ray
 
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.errors import ConfigError, PackTooLarge
-from mup_tpu.training.report import PackResult, PackSplit, Report
-from mup_tpu.tuning.cluster import Slots, first_line, slots
-from mup_tpu.tuning.plan import split_pack
+from mup_tpu.errors import ConfigError, PackTooLarge, first_line
+from mup_tpu.training.report import PackEvent, PackFailure, PackSplit, Report
+from mup_tpu.tuning.cluster import Slots, slots
+from mup_tpu.tuning.plan import MAX_ATTEMPTS, split_pack
 from mup_tpu.tuning.workers import PackWorker, SliceWorker, end_worker
 
-MAX_ATTEMPTS = 3
-"""Times a pack is started before its trials count as failed."""
-
 _LOOK_EVERY_S = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class PackFailure:
-    """A pack that could not be run, and why."""
-
-    reason: str
-
-
-PackEvent = Report | PackResult | PackFailure | PackSplit
 
 
 class _Workers:

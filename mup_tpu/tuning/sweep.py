@@ -16,12 +16,13 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.errors import ConfigError, PackTooLarge, Preempted
+from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder
 from mup_tpu.store import Store
 from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning.plan import make_packs, missing_trials, split_pack
+from mup_tpu.tuning import local_packs
+from mup_tpu.tuning.plan import make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
 
@@ -74,7 +75,10 @@ def run_trials(
     if not missing:
         return outcome
     folders = _CheckpointFolders(store.folder, dataset.fingerprint, run)
-    runner = _with_ray if options.ray else _in_this_process
+    with_ray = options.ray or options.address is not None
+    if run.tpu_trial != "host" and not with_ray:
+        raise ConfigError(f"tpu_trial {run.tpu_trial!r} needs Ray: add --ray or --address")
+    runner = _with_ray if with_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
         SweepProgress(missing, console) as progress,
@@ -148,7 +152,7 @@ class _CheckpointFolders:
 @contextlib.contextmanager
 def _with_ray(
     trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
-) -> Iterator[tuple[list, Generator]]:
+) -> Iterator[tuple[list[list[Trial]], Generator]]:
     from mup_tpu.tuning import cluster, ray_packs
 
     with cluster.ray_cluster(options.address):
@@ -161,40 +165,11 @@ def _with_ray(
 
 
 @contextlib.contextmanager
-def _in_this_process(
+def _on_this_machine(
     trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
-) -> Iterator[tuple[list, Generator]]:
-    import torch
-
-    from mup_tpu.devices import get_device
-    from mup_tpu.training.host_log import host_log
-    from mup_tpu.training.loop import PackRun
-
-    way = get_device(run.device).way if run.way == "auto" else run.way
-    packs = make_packs(trials, 1, way, options.pack_size)
-    torch.set_num_threads(run.threads or os.cpu_count() or 1)
-
-    dataset = data.load(trials[0].data)
-
-    def events() -> Generator:
-        waiting = list(range(len(packs)))
-        while waiting:
-            index = waiting.pop(0)
-            yield index, None
-            try:
-                for event in one_pack(packs[index]):
-                    yield index, event
-            except PackTooLarge as error:
-                parts = split_pack(packs, index, error)
-                waiting[:0] = parts
-                yield index, PackSplit(parts, str(error))
-
-    def one_pack(pack: list[Trial]) -> Generator:
-        # In a function of its own, and out of its result: its memory must be free before the next one's.
-        training = PackRun(pack, dataset, run, folders.of(pack), None)
-        with training.preemptible():
-            for event in training.steps():
-                yield replace(event, pack=None) if isinstance(event, PackResult) else event
-
-    with host_log(results):
-        yield packs, events()
+) -> Iterator[tuple[list[list[Trial]], Generator]]:
+    workers, threads = local_packs.room(len(trials), run)
+    packs = make_packs(trials, workers, local_packs.way(run), options.pack_size)
+    run = replace(run, threads=threads)
+    with contextlib.closing(local_packs.run_packs(packs, run, workers, folders.of, results)) as events:
+        yield packs, events

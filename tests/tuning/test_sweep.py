@@ -1,4 +1,4 @@
-"""Sweeps on a real local Ray: stored as they go, resumed after a kill, equal with and without Ray."""
+"""Sweeps in this process, in several and on a real local Ray: stored as they go, resumed, equal."""
 
 import json
 import os
@@ -16,10 +16,12 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.training.report import Report
-from mup_tpu.tuning import cluster, ray_packs
+from mup_tpu.training.report import PackFailure, Report
+from mup_tpu.tuning import cluster, local_packs, ray_packs
 from mup_tpu.tuning.sweep import run_sweep
 
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""All cores for one pack: packs run in this process."""
 NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
 
 
@@ -33,29 +35,33 @@ def results_of(path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def in_process(tiny, tmp_path_factory):
-    """The small sweep's table, run without Ray."""
+    """The small sweep's table, run in this process."""
     path = tmp_path_factory.mktemp("in_process")
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
-    outcome = run_sweep(sweep, str(path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    outcome = run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
     assert outcome == {"finished": 16, "diverged": 8}
     return path
 
 
 @pytest.mark.slow
-def test_ray_gives_the_table_of_this_process_and_a_second_run_runs_nothing(tiny, in_process, tmp_path):
+@pytest.mark.parametrize("ray", [True, False])
+def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
+    ray, tiny, in_process, tmp_path
+):
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
-    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+    options = SweepOptions(ray=ray)
+    outcome = run_sweep(sweep, str(tmp_path), options, RunOptions(threads=1), Console(quiet=True))
     assert sum(outcome.values()) == 24
     pd.testing.assert_frame_equal(results_of(tmp_path), results_of(in_process))
     pd.testing.assert_frame_equal(load_curves(tmp_path), load_curves(in_process))
-    assert not run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+    assert not run_sweep(sweep, str(tmp_path), options, RunOptions(), Console(quiet=True))
 
 
 def test_three_more_learning_rates_run_alone(tiny, tmp_path):
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    run_sweep(sweep, str(tmp_path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
     more = Sweep("x", tiny, widths=(32,), learning_rates=(0.01, 0.02, 0.04, 0.08), parametrizations=("mup",))
-    outcome = run_sweep(more, str(tmp_path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    outcome = run_sweep(more, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
     assert outcome == {"finished": 3}
     assert load_runs(tmp_path)["lr"].tolist() == [0.01, 0.02, 0.04, 0.08]
 
@@ -63,7 +69,7 @@ def test_three_more_learning_rates_run_alone(tiny, tmp_path):
 def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=2)
     for size in (1, 3):
-        options = SweepOptions(ray=False, pack_size=size)
+        options = SweepOptions(pack_size=size)
         run_sweep(sweep, str(tmp_path / str(size)), options, RunOptions(), Console(quiet=True))
     pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
 
@@ -75,15 +81,15 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
     script = tmp_path / "sweep.py"
     wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
     script.write_text(
-        "import json, resource, sys\nimport torch\nfrom rich.console import Console\n"
+        "import json, os, resource, sys\nimport torch\nfrom rich.console import Console\n"
         "from mup_tpu.config import *\nfrom mup_tpu.config_io import from_dict\n"
         "from mup_tpu.training.loop import PackRun\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"sweep = Sweep('wide', from_dict(Trial, json.loads({wide!r})), widths=(1024,),\n"
         "              learning_rates=(0.001, 0.002, 0.003), parametrizations=('mup',))\n"
         "used = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 850 * 2**20,) * 2)\n"
-        "options = SweepOptions(ray=False, pack_size=3)\n"
-        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(width=300))\n"
+        "options = SweepOptions(pack_size=3)\n"
+        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=os.cpu_count()), Console(width=300))\n"
     )
     command = [sys.executable, str(script), str(tmp_path / "results")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
@@ -105,8 +111,8 @@ def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path)
         f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(grad_clip=0.0).to_dict())!r}))\n"
         "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30), num_seeds=2)\n"
         f"options = SweepOptions(ray={ray}, pack_size=4)\n"
-        "if __name__ == '__main__':\n"
-        "    run_sweep(sweep, sys.argv[1], options, RunOptions(checkpoint_every=10), Console(quiet=True))\n"
+        "run = RunOptions(checkpoint_every=10, threads=1)\n"
+        "run_sweep(sweep, sys.argv[1], options, run, Console(quiet=True))\n"
     )
     command = [sys.executable, str(script), str(results)]
     victim = subprocess.Popen(command, start_new_session=True)
@@ -146,27 +152,95 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
     assert killed
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
     assert last[0].rows[0]["steps_done"] == 3000
-    assert isinstance(last[1], ray_packs.PackFailure) and "vanished" in last[1].reason
+    assert isinstance(last[1], PackFailure) and "vanished" in last[1].reason
     assert last[3].packs == [4, 5] and "2 trials of width 1048576 need about" in last[3].reason
     assert all("allocate memory" in last[i].reason for i in (4, 5))
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """Processes that pack workers of a driver run in: forked from its server, which is its child."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if child.ppid() != pid and "forkserver" in " ".join(child.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
+def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
+    packs = [[tiny.replace(steps=1000, seed=s)] for s in range(2)]
+    for kills in (1, 99):
+        left, last = kills, {}
+        for index, event in local_packs.run_packs(packs, RunOptions(threads=1), 2, lambda pack: None, None):
+            last[index] = event
+            if isinstance(event, Report) and left:
+                left -= 1
+                for process in workers_of(os.getpid()):
+                    process.kill()
+        if kills == 1:
+            assert [last[i].rows[0]["status"] for i in range(2)] == ["finished"] * 2
+        else:
+            assert all("its process died 3 times" in last[i].reason for i in range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_told_to_end_leaves_no_process_and_goes_on(sign, tiny, tmp_path):
+    """SIGTERM checkpoints packs before the step at which they would; the others lose what they did."""
+    results, file = tmp_path / "results", tmp_path / "sweep.toml"
+    base = tiny.replace(steps=1500)
+    file.write_text(
+        'experiment = "x"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
+        "[base.model]\nbase_width = 32\nhead_size = 16\n[base.train]\nsteps = 1500\n"
+        f'[base.data]\ncorpus = "{base.data.corpus}"\nsequence_length = 32\nbatch_size = 4\n'
+    )
+    command = [sys.executable, "-m", "mup_tpu", "sweep", str(file), "--results", str(results)]
+    command += ["--threads", "1", "--checkpoint-every", "1000"]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 300
+    while sum(log.read_text().count("step ") > 2 for log in results.glob("logs/*")) < 2:
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    processes = workers_of(driver.pid)
+    assert len(processes) == 2
+    driver.send_signal(sign)
+    printed, _ = driver.communicate(timeout=120)
+    gone, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+    assert "Traceback" not in printed
+    if sign == signal.SIGTERM:
+        assert (
+            driver.returncode == 143 and "preempted in a pack of width 32, its checkpoint is kept" in printed
+        )
+        assert len(list(results.glob("checkpoints/*/step-*"))) == 2
+    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert ("goes on from step 0 " in logs_after(results, processes)) == (sign != signal.SIGTERM), (
+        again.stdout
+    )
+    assert load_runs(results)["status"].tolist() == ["finished"] * 2
+
+
+def logs_after(results, processes) -> str:
+    """What workers other than these have logged."""
+    old = {str(process.pid) for process in processes}
+    return "".join(f.read_text() for f in results.glob("logs/*") if f.stem.rpartition("-")[2] not in old)
 
 
 def test_another_experiments_folder_and_an_unwritable_one_are_refused(tiny, tmp_path):
     Store(tmp_path / "other", "other")
     sweep = small_sweep(tiny)
     with pytest.raises(StoreError, match="holds experiment 'other', not 'small'"):
-        run_sweep(sweep, str(tmp_path / "other"), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+        run_sweep(sweep, str(tmp_path / "other"), SweepOptions(), RunOptions(), Console(quiet=True))
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
-        run_sweep(sweep, str(tmp_path / "file/x"), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+        run_sweep(sweep, str(tmp_path / "file/x"), SweepOptions(), RunOptions(), Console(quiet=True))
 
 
 def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
     sweep = small_sweep(tiny)
     with pytest.raises(ConfigError, match="device 'cuda' is not available"):
-        run_sweep(
-            sweep, str(tmp_path), SweepOptions(ray=False), RunOptions(device="cuda"), Console(quiet=True)
-        )
+        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(device="cuda"), Console(quiet=True))
+    with pytest.raises(ConfigError, match="tpu_trial 'chip' needs Ray: add --ray or --address"):
+        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(tpu_trial="chip"), Console(quiet=True))
     with pytest.raises(ConfigError, match="no Ray cluster answers at address '127.0.0.1:1'"):
         run_sweep(
             sweep, str(tmp_path), SweepOptions(address="127.0.0.1:1"), RunOptions(), Console(quiet=True)

@@ -10,7 +10,7 @@ from mup_tpu.tuning.sweep import run_sweep, run_trials
 from mup_tpu.tuning.transfer import best_trials, regret_against_sweep, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
-ALONE = SweepOptions(ray=False)
+ALONE = SweepOptions()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Results folders at fsspec URLs: a sweep's table, checkpoints, logs and figures are all there."""
 
+import os
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -12,6 +15,8 @@ from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.tuning.sweep import run_sweep
 
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""All cores for one pack: it runs in this process, which memory:// is in."""
 NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
 
 
@@ -24,7 +29,7 @@ def sweep(tiny):
 def local(sweep, tmp_path_factory):
     """The sweep's table in a local folder."""
     path = tmp_path_factory.mktemp("local")
-    run_sweep(sweep, str(path), SweepOptions(ray=False), RunOptions(), Console(quiet=True))
+    run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
     return path
 
 
@@ -38,14 +43,14 @@ def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, 
     url = "memory://bucket/sweep"
     folder = Folder(url)
     folder.write("checkpoints/another-drivers/step-00000010/meta.json", b"{}")
-    run = RunOptions(checkpoint_every=10)
+    run = replace(ALONE, checkpoint_every=10)
     console = Console()
-    assert run_sweep(sweep, url, SweepOptions(ray=False), run, console) == {"finished": 2}
+    assert run_sweep(sweep, url, SweepOptions(), run, console) == {"finished": 2}
     same_table(url, local)
     assert (folder / "checkpoints").names() == ["another-drivers"]
     (log,) = (folder / "logs").names()
     assert "step 20/30" in folder.read(f"logs/{log}").decode()
-    assert not run_sweep(sweep, url, SweepOptions(ray=False), run, console), "what is stored is not run again"
+    assert not run_sweep(sweep, url, SweepOptions(), run, console), "what is stored is not run again"
     replay.show(url)
     replay.report(url)
     assert {"transfer.png", "transfer.svg", "analysis.json"} <= set((folder / "figures").names())
@@ -59,7 +64,7 @@ def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, 
 def test_workers_share_a_url_with_their_driver(sweep, local, tmp_path):
     url = f"file://{tmp_path}/shared"
     run = RunOptions(checkpoint_every=10)
-    run_sweep(sweep, url, SweepOptions(pack_size=1), run, Console(quiet=True))
+    run_sweep(sweep, url, SweepOptions(ray=True, pack_size=1), run, Console(quiet=True))
     runs = load_runs(url).assign(pack_size=2)
     pd.testing.assert_frame_equal(
         runs.drop(columns=NOT_RESULTS), load_runs(local).drop(columns=NOT_RESULTS), check_dtype=False

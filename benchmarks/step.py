@@ -1,0 +1,137 @@
+"""A training step by each mechanism there is, on this machine: which is fastest, what more members cost.
+
+    python benchmarks/step.py --out benchmarks/step_cpu.csv
+    python benchmarks/step.py --device cuda --precision bf16 --widths 128 512 2048 --members 1 4 16
+
+Members in turns ("loop") or as one program ("vmap"), through torch.compile or not, for several numbers of
+members; each in a process of its own, so that its peak memory is its own. GPT-2 of 2 layers, batches of 16.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import pandas as pd
+import tyro
+from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to step a pack."""
+
+    device: str
+    width: int
+    way: Literal["loop", "vmap"]
+    compile: bool
+    members: int
+    sequence_length: int
+    precision: Literal["float32", "bf16"]
+    threads: int
+
+
+def measure(case: Case, seconds: float) -> dict[str, object]:
+    """Train a pack on one batch for about so long, and evaluate it.
+
+    Returns:
+        The case and: first_step_s (compilation included), tokens_per_s of all members together, share of the
+        matrix-product peak (FLOPs as in `mup_tpu.training.meter`), peak_mib and what of it the pack added,
+        estimate_mib, and evaluate_share, one evaluation batch over one training step.
+    """
+    import torch
+
+    from mup_tpu.config import Trial
+    from mup_tpu.devices import get_device
+    from mup_tpu.devices.peak import peak_flops
+    from mup_tpu.training.memory import estimate_pack_bytes
+    from mup_tpu.training.meter import flops_per_token
+    from mup_tpu.training.pack import Pack
+
+    torch.set_num_threads(case.threads)
+    base = Trial().replace(
+        width=case.width, head_size=32, batch_size=16, sequence_length=case.sequence_length,
+        precision=case.precision,
+    )  # fmt: skip
+    trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
+    device = get_device(case.device).arrange(case.members, 16)
+    tokens_BT1 = device.place_batch(torch.randint(0, 256, (16, case.sequence_length + 1)))
+    peak = peak_flops(device, case.precision)
+    before = device.peak_memory_bytes()
+    pack = Pack(trials, 256, device, case.way, case.compile)
+
+    def timed(act: object) -> float:
+        began = time.perf_counter()
+        assert callable(act)
+        pack.read(act())  # reads a value, so that it has been computed
+        device.synchronize()
+        return time.perf_counter() - began
+
+    first = timed(lambda: pack.step(tokens_BT1))
+    timed(lambda: pack.step(tokens_BT1))
+    steps: list[float] = []
+    while len(steps) < 3 or sum(steps) < seconds:
+        steps.append(timed(lambda: pack.step(tokens_BT1)))
+    after = device.peak_memory_bytes()
+    timed(lambda: pack.evaluate([tokens_BT1]))
+    evaluation = median(timed(lambda: pack.evaluate([tokens_BT1])) for _ in range(3))
+    rate = case.members * 16 * case.sequence_length / median(steps)
+    arithmetic = flops_per_token(pack.shapes, 256, case.width, 2, case.sequence_length)
+    return {
+        **asdict(case),
+        "first_step_s": first,
+        "tokens_per_s": rate,
+        "share_of_peak": rate * arithmetic / peak,
+        "peak_gflops": peak / 1e9,
+        "peak_mib": after / 2**20,
+        "added_mib": (after - before) / 2**20,
+        "estimate_mib": estimate_pack_bytes(base, 256, case.members, case.way) / 2**20,
+        "evaluate_share": evaluation / median(steps),
+    }
+
+
+def main(
+    device: Literal["cpu", "cuda", "xla"] = "cpu",
+    widths: tuple[int, ...] = (64, 256),
+    members: tuple[int, ...] = (1, 4, 8),
+    sequence_length: int = 128,
+    precision: Literal["float32", "bf16"] = "float32",
+    threads: int = 1,
+    seconds: float = 5.0,
+    out: Path | None = None,
+) -> None:
+    """Measure every case.
+
+    Args:
+        device: Where to train.
+        widths: Model widths.
+        members: Trials of a pack.
+        sequence_length: Tokens.
+        precision: Of matrix products.
+        threads: CPU threads.
+        seconds: About how long each case is measured.
+        out: CSV file for the table.
+    """
+    console, rows = Console(), []
+    cases = [
+        Case(device, width, way, compiled, k, sequence_length, precision, threads)
+        for width, way, compiled, k in itertools.product(widths, ("loop", "vmap"), (False, True), members)
+    ]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+        for case in cases:
+            rows.append(pool.submit(measure, case, seconds).result())
+            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}
+            console.print(shown, highlight=False, soft_wrap=True)
+            if out is not None:
+                pd.DataFrame(rows).to_csv(out, index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
