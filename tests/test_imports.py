@@ -28,7 +28,7 @@ MODEL = CONFIGURATION | {"model"}
 TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "parametrization": {"errors"},
     "config": {"errors", "parametrization"},
     "config_io": CONFIGURATION,
