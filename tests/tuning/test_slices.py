@@ -126,7 +126,8 @@ def test_a_slice_that_loses_a_host_s_worker_ends_and_its_pack_goes_on_from_its_c
 
     thread = threading.Thread(target=kill_one_that_follows)
     thread.start()
-    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(pack_size=4), BY_SLICE, Console(quiet=True))
+    options = SweepOptions(ray=True, pack_size=4)
+    outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
     thread.join()
     assert outcome == {"finished": 4}
     assert len(load_runs(tmp_path)) == 4
