@@ -24,16 +24,19 @@ _parts = itertools.count()
 
 
 @contextlib.contextmanager
-def host_log(results: str, capture_warnings: bool = False) -> Iterator[None]:
+def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[None]:
     """Keep what packs log in `logs/HOST-PID.log` of a results folder.
 
     A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on. Where it
     cannot be kept (a driver's folder that this host may not make) training goes on without, and says so.
 
     Args:
-        results: the folder, or its fsspec URL.
+        results: the folder, or its fsspec URL; None keeps nothing.
         capture_warnings: keep warnings too, in place of showing them.
     """
+    if results is None:
+        yield
+        return
     name = f"{socket.gethostname()}-{os.getpid()}"
     try:
         folder = Folder(results) / "logs"

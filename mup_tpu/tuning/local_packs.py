@@ -72,7 +72,8 @@ def run_packs(
     """Run packs, yielding (pack index, event) as events come; None says that it has started.
 
     Args:
-        packs: in the order to start them; the parts of those that do not fit in memory are added.
+        packs: on the same data, in the order to start them; the parts of those that do not fit in memory are
+            added.
         options: how each is run, threads included.
         workers: packs at once; with 1 they run in this process.
         checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
@@ -96,12 +97,13 @@ def _in_this_process(
     from mup_tpu.training.host_log import host_log
 
     waiting = list(range(len(packs)))
-    with host_log(results) if results else contextlib.nullcontext():
+    dataset = data.load(packs[0][0].data)
+    with host_log(results):
         while waiting:
             index = waiting.pop(0)
             yield index, None
             try:
-                for event in _train(packs[index], checkpoints(packs[index]), options):
+                for event in _train(packs[index], dataset, checkpoints(packs[index]), options):
                     yield index, event
             except PackTooLarge as error:
                 parts = split_pack(packs, index, error)
@@ -109,11 +111,13 @@ def _in_this_process(
                 yield index, PackSplit(parts, str(error))
 
 
-def _train(pack: list[Trial], checkpoints: str | None, options: RunOptions) -> Iterator[Report | PackResult]:
+def _train(
+    pack: list[Trial], dataset: data.TokenDataset, checkpoints: str | None, options: RunOptions
+) -> Iterator[Report | PackResult]:
     """One pack's events, the last without its tensors: their memory must be free before the next pack's."""
     from mup_tpu.training.loop import PackRun
 
-    training = PackRun(pack, data.load(pack[0].data, progress=False), options, checkpoints, None)
+    training = PackRun(pack, dataset, options, checkpoints, None)
     with training.preemptible():
         for event in training.steps():
             yield replace(event, pack=None) if isinstance(event, PackResult) else event
@@ -158,12 +162,12 @@ def _work(
     threading.Thread(target=_end_with_driver, daemon=True).start()
     from mup_tpu.training.host_log import host_log
 
-    logs = host_log(results, capture_warnings=True) if results else contextlib.nullcontext()
-    with contextlib.suppress(EOFError), logs:
+    with contextlib.suppress(EOFError), host_log(results, capture_warnings=True):
         while True:
             pack, checkpoints = connection.recv()
             try:
-                for event in _train(pack, checkpoints, options):
+                dataset = data.load(pack[0].data, progress=False)
+                for event in _train(pack, dataset, checkpoints, options):
                     connection.send(event)
             except MupTpuError as error:
                 connection.send(error)

@@ -49,7 +49,7 @@ class PackWorker:
         from mup_tpu.training.host_log import host_log
         from mup_tpu.training.loop import PackRun
 
-        with host_log(self._results, capture_warnings=True) if self._results else contextlib.nullcontext():
+        with host_log(self._results, capture_warnings=True):
             dataset = data.load(trials[0].data, progress=False)
             for event in PackRun(trials, dataset, self._options, checkpoints, None, writes).steps():
                 # The pack's tensors stay here: rows and curves are all that the store needs.
