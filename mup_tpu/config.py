@@ -399,6 +399,11 @@ class SweepOptions:
     def __post_init__(self) -> None:
         require_positive(self, "pack_size", allow_zero=True)
 
+    @property
+    def on_ray(self) -> bool:
+        """Whether Ray runs the packs: an address asks for it too."""
+        return self.ray or self.address is not None
+
 
 @functools.cache
 def _part_of_field() -> dict[str, str]:

@@ -16,6 +16,8 @@ import mup_tpu.tuning  # noqa: F401 (before ray: it tells Ray how to authenticat
 from mup_tpu.config import Trial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where tests ask for more threads: those that wait must not spin on cores that others also use.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -182,13 +182,18 @@ def sweep(
 
 def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions) -> None:
     """Run a sweep, then print its optima and verdict and draw its figures."""
+    from mup_tpu.tuning.this_machine import start_server
+
+    sweep.trials()  # what is not allowed is said before anything starts
+    folder = results or f"results/{sweep.experiment}"
+    if not Path(folder, "store.json").exists():  # or there may be nothing left to run
+        start_server(where, run)
     from mup_tpu.cli import replay
     from mup_tpu.tuning.sweep import run_sweep
 
-    # The analysis takes seconds to import: while workers start, a core is free for it.
+    # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
     threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
     console = Console()
-    folder = results or f"results/{sweep.experiment}"
     try:
         outcome = run_sweep(sweep, folder, where, run, console)
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.tuning.plan import threads_per_pack
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -134,16 +135,10 @@ def check_reachable(address: str) -> None:
             raise ConfigError(f"no Ray cluster answers at address {address!r}: {error}") from None
 
 
-def threads_per_pack(trials: int) -> int:
-    """CPU threads of a pack such that so many trials use every core of the connected cluster's nodes.
-
-    One thread each where there are trials for all cores: two packs of one thread do more than one of two
-    (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
-    """
+def threads(trials: int) -> int:
+    """CPU threads of a pack such that so many trials use every core of the connected cluster's nodes."""
     cores = [node["Resources"]["CPU"] for node in _nodes_with("CPU")]
-    if not cores:
-        return 1
-    return max(1, int(min(cores)) // -(-trials // len(cores)))
+    return threads_per_pack(trials, int(min(cores)), len(cores)) if cores else 1
 
 
 def slots(options: RunOptions) -> Slots:
@@ -152,8 +147,8 @@ def slots(options: RunOptions) -> Slots:
     Raises:
         ConfigError: the cluster has less than one pack needs.
     """
-    threads = max(1, options.threads)
-    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    threads_each = max(1, options.threads)
+    environment = {"OMP_NUM_THREADS": str(threads_each), "TOKENIZERS_PARALLELISM": "false"}
     have = ray.cluster_resources()
     on_tpus = options.device == "xla" and os.environ.get("PJRT_DEVICE") != "CPU"
     kind = None
@@ -173,8 +168,8 @@ def slots(options: RunOptions) -> Slots:
         needs = {"num_cpus": 1, "num_gpus": 1}
         count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
     else:
-        needs = {"num_cpus": threads}
-        count = int(have.get("CPU", 0) // threads)
+        needs = {"num_cpus": threads_each}
+        count = int(have.get("CPU", 0) // threads_each)
     if count < 1:
         there = ", ".join(f"{name} {have.get(name, 0):g}" for name in ("CPU", "GPU", "TPU"))
         hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""

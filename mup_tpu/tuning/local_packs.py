@@ -1,22 +1,19 @@
 """Packs on this machine alone: on a CPU side by side in processes of their own, else one by one in this one.
 
-The processes are forked from a server that has imported torch and transformers once, so that one starts in an
-instant; nothing else is started, which saves the many seconds that a Ray cluster of one machine takes.
+Processes with a pipe each: a Ray cluster of one machine takes many seconds to start.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
+import functools
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import types
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,26 +22,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.errors import MupTpuError, PackTooLarge, Preempted, first_line
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, Report
 from mup_tpu.tuning.plan import MAX_ATTEMPTS, split_pack
-
-_CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
-
-
-def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Packs that run at once on this machine, and CPU threads of each, such that so many trials use it all.
-
-    One thread each where there are trials for all cores: two packs of one thread do more than one of two
-    (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not _CAN_FORK or not _is_cpu(options):
-        return 1, options.threads or cores
-    threads = options.threads or max(1, cores // trials)
-    return max(1, cores // threads), threads
-
-
-def _is_cpu(options: RunOptions) -> bool:
-    """Whether packs train on the CPU, as far as can be told without torch: here it is not to be imported."""
-    return options.device == "cpu" or (options.device == "auto" and not glob.glob("/dev/nvidia[0-9]*"))
+from mup_tpu.tuning.this_machine import is_cpu, start_process
 
 
 def way(options: RunOptions) -> str:
@@ -55,7 +33,7 @@ def way(options: RunOptions) -> str:
     """
     if options.way != "auto":
         return options.way
-    if _is_cpu(options):
+    if is_cpu(options):
         return "loop"
     from mup_tpu.devices import get_device
 
@@ -127,13 +105,8 @@ class _Worker:
     """A process that runs packs one after another."""
 
     def __init__(self, options: RunOptions, results: str | None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["mup_tpu.training.loop", "mup_tpu.training.host_log"])
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, options, results, dict(os.environ))
-        self.process = context.Process(target=_work, args=arguments, daemon=True)
-        with _without_main():
-            self.process.start()
+        self.connection, theirs = multiprocessing.Pipe()
+        self.process = start_process(_work, (theirs, options, results, dict(os.environ)))
         theirs.close()  # or its end would not be noticed
 
     def end(self) -> None:
@@ -142,15 +115,68 @@ class _Worker:
         self.connection.close()
 
 
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Have processes start without the caller's script, which they do not need and which may lack a guard."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+@dataclass(frozen=True)
+class _Died:
+    """A worker's process ended before its pack did."""
+
+    exit_code: int | None
+
+
+class _Crew:
+    """Workers, each with a pack or waiting for one; ended with the block."""
+
+    def __init__(self, options: RunOptions, results: str | None) -> None:
+        self._options, self._results = options, results
+        self._idle: list[_Worker] = []
+        self._busy: dict[Any, tuple[int, _Worker]] = {}
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in [*self._idle, *(worker for _, worker in self._busy.values())]:
+            worker.end()
+
+    @property
+    def busy(self) -> int:
+        """Workers that have a pack."""
+        return len(self._busy)
+
+    def start(self, index: int, pack: list[Trial], checkpoints: str | None) -> None:
+        """Hand a pack to a worker that waits, or to a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            try:
+                worker.connection.send((pack, checkpoints))
+            except OSError:  # its process died while it waited
+                worker.end()
+                continue
+            break
+        else:
+            worker = _Worker(self._options, self._results)
+            worker.connection.send((pack, checkpoints))
+        self._busy[worker.connection] = (index, worker)
+
+    def events(self) -> Iterator[tuple[int, PackEvent | MupTpuError | _Died]]:
+        """What workers have to say, waiting up to a second for it."""
+        for connection in wait(list(self._busy), timeout=1.0):
+            index, worker = self._busy[connection]
+            try:
+                event = worker.connection.recv()
+            except (EOFError, OSError):
+                del self._busy[connection]
+                worker.end()
+                event = _Died(worker.process.exitcode)
+            else:
+                if not isinstance(event, Report):
+                    del self._busy[connection]
+                    self._idle.append(worker)
+            yield index, event
+
+    def terminate(self) -> None:
+        """SIGTERM to all that have a pack."""
+        for _, worker in self._busy.values():
+            worker.process.terminate()
 
 
 def _work(
@@ -162,11 +188,12 @@ def _work(
     threading.Thread(target=_end_with_driver, daemon=True).start()
     from mup_tpu.training.host_log import host_log
 
+    load = functools.cache(functools.partial(data.load, progress=False))
     with contextlib.suppress(EOFError), host_log(results, capture_warnings=True):
         while True:
             pack, checkpoints = connection.recv()
             try:
-                dataset = data.load(pack[0].data, progress=False)
+                dataset = load(pack[0].data)
                 for event in _train(pack, dataset, checkpoints, options):
                     connection.send(event)
             except MupTpuError as error:
@@ -192,62 +219,45 @@ def _side_by_side(
 ) -> Generator[tuple[int, PackEvent | None]]:
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
-    idle: list[_Worker] = []
-    busy: dict[Any, tuple[int, _Worker]] = {}
     at_end: list[tuple[int, PackResult]] = []
-    with _sigterm_passed_on(lambda: [worker for _, worker in busy.values()]) as told:
-        try:
-            while busy or (waiting and not told):
-                while waiting and len(busy) < count and not told:
-                    index, worker = waiting.pop(0), idle.pop() if idle else _Worker(options, results)
-                    attempts[index] += 1
-                    worker.connection.send((packs[index], checkpoints(packs[index])))
-                    busy[worker.connection] = (index, worker)
-                    yield index, None
-                for connection in wait(list(busy), timeout=1.0):
-                    index, worker = busy[connection]
-                    try:
-                        event = worker.connection.recv()
-                    except (EOFError, OSError):
-                        del busy[connection]
-                        worker.end()
-                        if attempts[index] < MAX_ATTEMPTS or told:
-                            waiting.insert(0, index)
-                        else:
-                            died = f"its process died {MAX_ATTEMPTS} times"
-                            yield index, PackFailure(f"{died} (exit code {worker.process.exitcode})")
+    with _Crew(options, results) as crew, _sigterm_passed_on(crew) as told:
+        while crew.busy or (waiting and not told):
+            while waiting and crew.busy < count and not told:
+                index = waiting.pop(0)
+                attempts[index] += 1
+                crew.start(index, packs[index], checkpoints(packs[index]))
+                yield index, None
+            for index, event in crew.events():
+                if isinstance(event, _Died):
+                    if attempts[index] < MAX_ATTEMPTS or told:
+                        waiting.insert(0, index)
                         continue
-                    if isinstance(event, PackTooLarge):
-                        parts = split_pack(packs, index, event)
-                        waiting[:0] = parts
-                        event = PackSplit(parts, str(event))
-                    if isinstance(event, MupTpuError):
-                        raise event
-                    if not isinstance(event, Report):
-                        del busy[connection]
-                        idle.append(worker)
-                    if told and isinstance(event, PackResult):
-                        at_end.append((index, event))
-                    else:
-                        yield index, event
-            # What has finished first: the caller ends at the first that was preempted.
-            yield from sorted(at_end, key=lambda end: any(r["status"] == "preempted" for r in end[1].rows))
-            if waiting:
-                raise Preempted("preempted between packs; the same command goes on")
-        finally:
-            for worker in [*idle, *(worker for _, worker in busy.values())]:
-                worker.end()
+                    died = f"its process died {MAX_ATTEMPTS} times (exit code {event.exit_code})"
+                    yield index, PackFailure(died)
+                elif isinstance(event, PackTooLarge):
+                    parts = split_pack(packs, index, event)
+                    waiting[:0] = parts
+                    yield index, PackSplit(parts, str(event))
+                elif isinstance(event, MupTpuError):
+                    raise event
+                elif told and isinstance(event, PackResult):
+                    at_end.append((index, event))
+                else:
+                    yield index, event
+        # What has finished first: the caller ends at the first that was preempted.
+        yield from sorted(at_end, key=lambda end: any(r["status"] == "preempted" for r in end[1].rows))
+        if waiting:
+            raise Preempted("preempted between packs; the same command goes on")
 
 
 @contextlib.contextmanager
-def _sigterm_passed_on(workers: Callable[[], Collection[_Worker]]) -> Iterator[list[int]]:
+def _sigterm_passed_on(crew: _Crew) -> Iterator[list[int]]:
     """SIGTERM goes on to the workers, whose packs checkpoint; the list that is yielded then holds it."""
     told: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         told.append(number)
-        for worker in workers():
-            worker.process.terminate()
+        crew.terminate()
 
     if threading.current_thread() is not threading.main_thread():
         yield told  # only the main thread hears signals

@@ -15,6 +15,20 @@ LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members in turns gain nothing from company beyond the shared batches, and small packs are stored sooner."""
 
 
+def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
+    """CPU threads of a pack such that so many trials use every core of every host.
+
+    One thread each where there are trials for all cores: two packs of one thread do more than one of two
+    (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
+
+    Args:
+        trials: how many.
+        cores: of each host.
+        hosts: how many.
+    """
+    return max(1, cores // math.ceil(trials / hosts))
+
+
 def missing_trials(trials: Sequence[Trial], done: Collection[str], data_fingerprint: str) -> list[Trial]:
     """The trials that have no result yet, each once."""
     by_id = {trial.trial_id(data_fingerprint): trial for trial in trials}

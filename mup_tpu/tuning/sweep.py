@@ -21,7 +21,7 @@ from mup_tpu.files import Folder
 from mup_tpu.store import Store
 from mup_tpu.training.report import PackResult, PackSplit, Report
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning import local_packs
+from mup_tpu.tuning import local_packs, this_machine
 from mup_tpu.tuning.plan import make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
@@ -75,10 +75,9 @@ def run_trials(
     if not missing:
         return outcome
     folders = _CheckpointFolders(store.folder, dataset.fingerprint, run)
-    with_ray = options.ray or options.address is not None
-    if run.tpu_trial != "host" and not with_ray:
+    if run.tpu_trial != "host" and not options.on_ray:
         raise ConfigError(f"tpu_trial {run.tpu_trial!r} needs Ray: add --ray or --address")
-    runner = _with_ray if with_ray else _on_this_machine
+    runner = _with_ray if options.on_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
         SweepProgress(missing, console) as progress,
@@ -156,7 +155,7 @@ def _with_ray(
     from mup_tpu.tuning import cluster, ray_packs
 
     with cluster.ray_cluster(options.address):
-        run = replace(run, threads=run.threads or cluster.threads_per_pack(len(trials)))
+        run = replace(run, threads=run.threads or cluster.threads(len(trials)))
         slots = cluster.slots(run)
         way = slots.way if run.way == "auto" else run.way
         packs = make_packs(trials, slots.count, way, options.pack_size)
@@ -168,7 +167,7 @@ def _with_ray(
 def _on_this_machine(
     trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
-    workers, threads = local_packs.room(len(trials), run)
+    workers, threads = this_machine.room(len(trials), run)
     packs = make_packs(trials, workers, local_packs.way(run), options.pack_size)
     run = replace(run, threads=threads)
     with contextlib.closing(local_packs.run_packs(packs, run, workers, folders.of, results)) as events:

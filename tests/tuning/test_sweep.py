@@ -16,7 +16,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
-from mup_tpu.training.report import PackFailure, Report
+from mup_tpu.training.report import PackFailure, PackResult, Report
 from mup_tpu.tuning import cluster, local_packs, ray_packs
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -179,6 +179,22 @@ def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
             assert [last[i].rows[0]["status"] for i in range(2)] == ["finished"] * 2
         else:
             assert all("its process died 3 times" in last[i].reason for i in range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
+def test_a_process_that_dies_while_it_waits_for_a_pack_is_replaced(tiny):
+    packs = [[tiny.replace(steps=steps, seed=s)] for s, steps in enumerate((20, 2000, 20))]
+    last = {}
+    for index, event in local_packs.run_packs(packs, RunOptions(threads=1), 2, lambda pack: None, None):
+        last[index] = event
+        if index == 0 and isinstance(event, PackResult):
+            processes = workers_of(os.getpid())
+            assert len(processes) == 2
+            for process in processes:
+                process.kill()
+            psutil.wait_procs(processes, timeout=60)
+    assert [last[i].rows[0]["status"] for i in range(3)] == ["finished"] * 3
 
 
 @pytest.mark.slow
