@@ -17,10 +17,11 @@ from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.optimizer import state_slots
 
-_VECTORS_PER_LAYER = 30
+_VECTORS_PER_LAYER = {"loop": 34, "vmap": 30}
 """Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
-keys, values and their products (5), a residual sum (1), the MLP's hidden layer before and after GELU (8); the
-rest is what gradients on the way back and the allocator were measured to take beside them."""
+keys, values and their products (5), a residual sum (1), the MLP's hidden layer before and after GELU (8), and
+in turns GELU's sigmoid (4); the rest is what gradients on the way back and the allocator were measured to
+take beside them."""
 
 _SCORES_PER_LAYER = 8
 """Numbers for each pair of tokens and head where attention is matrix products: logits, masked and softmax,
@@ -43,7 +44,7 @@ def estimate_pack_bytes(trial: Trial, vocab_size: int, members: int, way: Way) -
     number = 8 if trial.train.precision == "float64" else 4
     parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
     tokens = d.batch_size * d.sequence_length
-    kept = m.depth * tokens * _VECTORS_PER_LAYER * m.width
+    kept = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
     if way == "vmap":
         kept += m.depth * tokens * _SCORES_PER_LAYER * m.heads * d.sequence_length
     kept += tokens * _LOGITS * vocab_size
