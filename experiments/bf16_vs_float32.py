@@ -1,6 +1,6 @@
 """Does training in bf16 move the best learning rate?
 
-PJRT_DEVICE=CPU python experiments/bf16_vs_float32.py --no-ray --device xla
+PJRT_DEVICE=CPU python experiments/bf16_vs_float32.py --device xla
 
 The sweep below once in float32 and once in bf16 (matrix products in bfloat16; weights, optimizer state,
 softmax and loss in float32), on the same batches from the same weights. XLA's CPU client multiplies as a TPU

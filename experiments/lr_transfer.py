@@ -2,9 +2,12 @@
 
 python experiments/lr_transfer.py --width 128     runs one width; each trial is stored as its pack finishes
 python experiments/lr_transfer.py                 runs all widths, or whatever of them is missing
+python experiments/lr_transfer.py --preset h200   the same question on one such GPU, 128 to 2048 in bf16
 
 Init, warm-up and multipliers are those of the best trial of results/tune_small (width 64), rounded.
 """
+
+import dataclasses
 
 from mup_tpu.cli import run_experiment
 from mup_tpu.config import Sweep, Trial
@@ -30,5 +33,12 @@ SWEEP = Sweep(
     num_seeds=3,
 )
 
+H200 = dataclasses.replace(
+    SWEEP,
+    experiment="lr_transfer_h200",
+    base=SWEEP.base.replace(sequence_length=512, batch_size=32, steps=1000, precision="bf16"),
+    widths=(128, 256, 512, 1024, 2048),
+)
+
 if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)
+    run_experiment(SWEEP, __doc__, H200)

@@ -6,10 +6,12 @@ python experiments/nanogpt_mup.py                    runs what is missing of all
 The setting of EleutherAI/nanoGPT-mup, mup_examples/mutransfer_lr_shakespeare_char: 2 layers, heads of 64,
 base width 256, tied readout, AdamW (β 0.9 and 0.95, weight decay 0.1, clipping at 1), a constant learning
 rate, 122 iterations of 8 sequences, the training loss averaged over the run. Theirs are 1024 characters long
-and up to 2048 wide; here, for two CPU cores, 256 bytes and up to 512 wide. On an accelerator:
+and up to 2048 wide; here, for two CPU cores, 256 bytes and up to 512 wide. On one H200, in full:
 
-python experiments/nanogpt_mup.py --widths 256 512 1024 2048 --num-seeds 3 --results results/nanogpt_mup_h200
+python experiments/nanogpt_mup.py --preset h200
 """
+
+import dataclasses
 
 from mup_tpu.cli import run_experiment
 from mup_tpu.config import Sweep, Trial
@@ -38,5 +40,14 @@ SWEEP = Sweep(
     num_seeds=2,
 )
 
+H200 = dataclasses.replace(
+    SWEEP,
+    experiment="nanogpt_mup_h200",
+    base=SWEEP.base.replace(sequence_length=1024),
+    widths=(256, 512, 1024, 2048),
+    learning_rates=tuple(2.0**e for e in range(-18, -6)),
+    num_seeds=3,
+)
+
 if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)
+    run_experiment(SWEEP, __doc__, H200)

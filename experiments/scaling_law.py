@@ -2,7 +2,10 @@
 predict the largest?
 
 python experiments/scaling_law.py       then: notebooks/03_scaling_law.ipynb
+python experiments/scaling_law.py --preset h200     widths to 2048 in bf16
 """
+
+import dataclasses
 
 from mup_tpu.cli import run_experiment
 from mup_tpu.config import Sweep, Trial
@@ -25,5 +28,12 @@ SWEEP = Sweep(
     learning_rates=(2.0**-6.5,),
 )
 
+H200 = dataclasses.replace(
+    SWEEP,
+    experiment="scaling_law_h200",
+    base=SWEEP.base.replace(sequence_length=512, batch_size=32, steps=2000, precision="bf16"),
+    widths=(96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
+)
+
 if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)
+    run_experiment(SWEEP, __doc__, H200)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import shutil
 import signal
 import subprocess
@@ -282,10 +283,22 @@ def test_experiment_script_runs_one_width(script, corpus, tmp_path):
     assert "figure: " in done.stdout
 
 
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "experiments").glob("*.py")))
+def test_every_preset_is_a_grid_of_allowed_trials(script):
+    names = runpy.run_path(str(ROOT / "experiments" / f"{script}.py"))
+    sweeps = [names[preset] for preset in ("SWEEP", "H200") if preset in names]
+    for sweep in [*sweeps, *names.get("ABLATIONS", {}).values()]:
+        assert len(sweep.trials()) >= 5
+    if "H200" in names:
+        assert names["H200"].experiment == f"{script}_h200"
+    assert sweeps or {"ABLATIONS", "SEARCH", "TRIALS"} & set(names)
+
+
 @pytest.mark.parametrize(
     ("script", "option", "value", "sentence"),
     [
         ("quickstart", "--width", "100", "width 100 is not a multiple"),
+        ("lr_transfer", "--preset", "tpu", "preset 'tpu' is not one of this experiment's: 'cpu' or 'h200'"),
         (
             "ablations",
             "--names",

@@ -105,9 +105,11 @@ def load_table(path: str | Path, columns: Columns = Columns(), chance: float | N
         else:
             table, curves = load_runs(path), load_curves(path)
             stored = table
-            script = Path("experiments") / f"{table['experiment'].iloc[0]}.py"
+            experiment = str(table["experiment"].iloc[0])
+            script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
+            preset = " --preset h200" if experiment.endswith("_h200") else ""
             if (Path(__file__).parents[2] / script).exists():
-                command = f"python {script} --results {path}"
+                command = f"python {script}{preset} --results {path}"
     except (OSError, ValueError) as error:
         raise TableError(f"table {path} cannot be read: {error}") from None
     checked = check_table(table, columns, chance, name=Path(str(path)).name)

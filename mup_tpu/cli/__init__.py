@@ -55,42 +55,50 @@ def run_experiment(sweep: Sweep, description: str | None) -> None:
     """The command line of an experiment: run what is missing of its sweep, then show verdict and figures.
 
     Args:
-        sweep: the experiment's grid; options narrow or extend it.
+        sweep: the experiment's grid, for a few CPU cores; options narrow or extend it.
         description: what the help says, the script's docstring.
+        h200: the grid for one such GPU, an experiment of its own.
     """
+    presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
     def experiment(
+        preset: str = "cpu",
         width: int | None = None,
-        widths: tuple[int, ...] = sweep.widths,
-        learning_rates: tuple[LearningRate, ...] = sweep.learning_rates,
-        parametrizations: tuple[str, ...] = sweep.parametrizations,
-        num_seeds: int = sweep.num_seeds,
-        results: str = f"results/{sweep.experiment}",
+        widths: tuple[int, ...] | None = None,
+        learning_rates: tuple[LearningRate, ...] | None = None,
+        parametrizations: tuple[str, ...] | None = None,
+        num_seeds: int | None = None,
+        results: str | None = None,
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
     ) -> None:
         """Run an experiment.
 
         Args:
+            preset: The grid to start from: cpu, for hours on two cores, or for some experiments h200.
             width: Run this width alone.
-            widths: Model widths to run.
-            learning_rates: Peak learning rates at the base width, plain or as 2^-8.
-            parametrizations: Parametrizations to compare.
-            num_seeds: Seeds of every cell, from 0.
-            results: Results folder (or fsspec URL); what is stored there is not run again.
+            widths: Model widths to run, in place of the preset's.
+            learning_rates: Peak learning rates at the base width, plain or as 2^-8, in place of the preset's.
+            parametrizations: Parametrizations to compare, in place of the preset's.
+            num_seeds: Seeds of every cell, from 0, in place of the preset's.
+            results: Results folder (or fsspec URL); what is stored there is not run again. By default
+                results/NAME, or results/NAME_h200.
             run: How each trial is run.
             where: Where the sweep runs.
         """
+        if preset not in presets:
+            allowed = " or ".join(map(repr, presets))
+            raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
         from mup_tpu.cli.training import run_and_show
 
-        chosen = dataclasses.replace(
-            sweep,
-            widths=widths if width is None else (width,),
-            learning_rates=learning_rates,
-            parametrizations=parametrizations,
-            num_seeds=num_seeds,
-        )
-        run_and_show(chosen, results, where, run)
+        given: dict[str, Any] = {
+            "widths": widths if width is None else (width,),
+            "learning_rates": learning_rates,
+            "parametrizations": parametrizations,
+            "num_seeds": num_seeds,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        run_and_show(dataclasses.replace(presets[preset], **changes), results, where, run)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
