@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.coord_check import by_setting, slopes
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 
@@ -375,6 +375,11 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
         ax.legend(fontsize=8.5)
     axes[0].set_ylabel("training loss (nat per token)")
     return figure
+
+
+def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
+    """A figure of each optimizer and tying that a coordinate check measured, by name."""
+    return {name: coordinate_check_figure(part) for name, part in by_setting(table).items()}
 
 
 @_styled

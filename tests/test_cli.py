@@ -156,15 +156,22 @@ def test_search_then_transfer_to_a_wider_model(corpus, tmp_path, capfd):
 
 
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
-    code, out, err = outcome(
-        capfd, "coord-check", "--results", tmp_path, "--widths", 32, 64, "--num-seeds", 1, "--corpus", corpus,
-        "--base-width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4,
-    )  # fmt: skip
+    command = [
+        "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,
+        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4,
+    ]  # fmt: skip
+    code, out, err = outcome(capfd, *command, "--widths", 32, 64)
     assert code == 0, err
     table = pd.read_parquet(tmp_path / "coord_check.parquet")
     assert set(table["width"]) == {32, 64}
-    assert (tmp_path / "figures" / "coord_check.png").exists()
-    assert outcome(capfd, "plot", tmp_path)[0] == 0
+    assert (tmp_path / "figures" / "adamw_tied.png").exists()
+    assert outcome(capfd, *command, "--widths", 32, 64, "--optimizer", "sgd")[0] == 0
+    assert outcome(capfd, "plot", tmp_path, "--out", tmp_path / "again")[0] == 0
+    drawn = {path.stem for path in (tmp_path / "again").iterdir()}
+    assert drawn == {"adamw_tied", "sgd_tied"}
+    code, out, err = outcome(capfd, *command, "--widths", 32, 64, "--learning-rate", 0.5)
+    assert (code, "with other options is stored there" in err) == (2, True)
+    assert len(pd.read_parquet(tmp_path / "coord_check.parquet")) == 2 * len(table)
 
 
 BAD_TRIALS = {

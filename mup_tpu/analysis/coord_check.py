@@ -14,6 +14,16 @@ from mup_tpu.errors import TableError
 COLUMNS = ("parametrization", "width", "seed", "step", "layer", "quantity", "rms")
 
 
+def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The measurements of each optimizer and tying, by name, such as "adamw_tied"."""
+    if not {"optimizer", "tied"} <= set(table):
+        return {"coord_check": table}
+    return {
+        f"{optimizer}_{'tied' if tied else 'untied'}": part
+        for (optimizer, tied), part in table.groupby(["optimizer", "tied"])
+    }
+
+
 def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
     """Exponent of rms in width, layer by layer, at one step.
 

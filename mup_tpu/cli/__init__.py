@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions, unknown_key
+from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def run_experiment(sweep: Sweep, description: str | None) -> None:
+def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
     """The command line of an experiment: run what is missing of its sweep, then show verdict and figures.
 
     Args:
@@ -129,12 +129,12 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
             run: How each trial is run.
             where: Where the sweeps run.
         """
-        from mup_tpu.cli import replay
-        from mup_tpu.tuning.sweep import run_sweep
-
         for name in names:
             if name not in sweeps:
                 raise ConfigError(f"names: {unknown_key(name, sweeps)}")
+        from mup_tpu.cli import replay
+        from mup_tpu.tuning.sweep import run_sweep
+
         for name in names:
             sweep = sweeps[name]
             chosen = dataclasses.replace(
@@ -142,6 +142,34 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
             )
             run_sweep(chosen, f"{results}/{name}", where, run, Console())
         replay.show_ablations(results)
+
+    guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
+
+
+def run_coord_checks(trials: Sequence[Trial], description: str | None) -> None:
+    """The command line of several coordinate checks into one table, each of its own optimizer or tying.
+
+    Args:
+        trials: what to train in each.
+        description: what the help says, the script's docstring.
+    """
+
+    def experiment(
+        widths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048),
+        num_seeds: int = 3,
+        results: str = "results/coord_check",
+    ) -> None:
+        """Run several coordinate checks.
+
+        Args:
+            widths: Widths to compare.
+            num_seeds: Seeds to average over.
+            results: Results folder; what is stored there is not measured again.
+        """
+        from mup_tpu.cli.training import coord_check
+
+        for trial in trials:
+            coord_check(results, trial, widths, num_seeds=num_seeds)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

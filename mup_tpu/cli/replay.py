@@ -261,7 +261,7 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
 
         _save({"search": plots.search_figure(ranking(load_runs(path)))}, folder)
     elif measured.exists():
-        _save({"coord_check": plots.coordinate_check_figure(pd.read_parquet(measured))}, folder)
+        _save(plots.coordinate_check_figures(pd.read_parquet(measured)), folder)
     else:
         _draw(table.analyze(path), folder)
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, format_learning_rate
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, Preempted, StoreError
+from mup_tpu.errors import ConfigError, Preempted, StoreError, reason
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -335,42 +335,39 @@ def coord_check(
     In μP no slope is above 0 by much; in SP some are: those layers blow up as the model grows.
 
     Args:
-        results: Folder for the table and the figure.
+        results: Folder for the table and the figures; what is stored there is not measured again.
         trial: What to train at each width; its width, parametrization and schedule are not used.
         widths: Widths to compare.
         parametrizations: Parametrizations to compare.
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.
     """
+    import pandas as pd
+
     from mup_tpu import data
     from mup_tpu.analysis import coord_check as analysis
-    from mup_tpu.plots import coordinate_check_figure, save_figure
+    from mup_tpu.cli import replay
+    from mup_tpu.files import Folder
     from mup_tpu.training.coord_check import measure
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
     console = Console()
     trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
-    with console.status("measuring") as status:
-        table = measure(
-            trial,
-            data.load(trial.data),
-            widths,
-            parametrizations,
-            num_seeds,
-            lambda line: status.update(line),
-        )
-    _print_slopes(console, analysis.slopes(table))
-    folder = Path(results)
+    folder, name = Folder(results), "coord_check.parquet"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        table.to_parquet(folder / "coord_check.parquet", index=False)
-        paths = save_figure(coordinate_check_figure(table), folder / "figures", "coord_check")
+        stored = pd.read_parquet(Path(results) / name) if name in folder.names() else None
+        with console.status("measuring") as status:
+            dataset = data.load(trial.data)
+            for table in measure(trial, dataset, widths, parametrizations, num_seeds, stored, status.update):
+                if len(table):
+                    with folder.writing(name) as file:
+                        table.to_parquet(file, index=False)
     except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be written: {error.strerror}") from None
-    for path in paths:
-        if path.suffix == ".png":
-            console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+        raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
+    own = f"{trial.optimizer.optimizer}_{'tied' if trial.model.tied else 'untied'}"
+    _print_slopes(console, analysis.slopes(analysis.by_setting(table)[own]), own)
+    replay.plot(results)
 
 
 def doctor(results: str = "results") -> None:
@@ -395,7 +392,7 @@ def doctor(results: str = "results") -> None:
         console.print("nothing is missing", style="green")
 
 
-def _print_slopes(console: Console, slopes: pd.DataFrame) -> None:
+def _print_slopes(console: Console, slopes: pd.DataFrame, setting: str) -> None:
     """A row a layer; then, for each parametrization, the layer that grows fastest with width."""
     rows: list[dict[Any, Any]] = slopes.to_dict("records")
     cells = {
@@ -403,7 +400,7 @@ def _print_slopes(console: Console, slopes: pd.DataFrame) -> None:
         for r in rows
     }
     columns = list(dict.fromkeys((p, quantity) for _, p, quantity in cells))
-    shown = Table("layer", title="exponent of width (95 %)")
+    shown = Table("layer", title=f"{setting}: exponent of width (95 %)")
     for parametrization, quantity in columns:
         shown.add_column(f"{parametrization} {quantity}", justify="right")
     for layer in dict.fromkeys(r["layer"] for r in rows):

@@ -7,7 +7,7 @@ since init.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -18,8 +18,12 @@ from torch.func import functional_call
 from mup_tpu.config import Trial
 from mup_tpu.data import TokenDataset
 from mup_tpu.devices import get_device
+from mup_tpu.errors import StoreError
 from mup_tpu.model import build_skeleton
 from mup_tpu.training.pack import Pack
+
+CELL = ("setting", "parametrization", "width", "seed")
+"""Columns that name what was trained."""
 
 
 def measure(
@@ -28,8 +32,9 @@ def measure(
     widths: Sequence[int],
     parametrizations: Sequence[str],
     num_seeds: int,
+    stored: pd.DataFrame | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> pd.DataFrame:
+) -> Iterator[pd.DataFrame]:
     """Train each (parametrization, width, seed), measuring before each step and at the end.
 
     Args:
@@ -38,30 +43,51 @@ def measure(
         widths: model widths.
         parametrizations: keys of `mup_tpu.parametrization.TABLES`.
         num_seeds: seeds from 0.
+        stored: what was measured before, of these trials or others; it is not measured again.
         say: told which width is being measured.
 
-    Returns:
-        Tidy table: parametrization, optimizer, tied, width, seed, step, layer, quantity ("activation" or
-        "update"), rms. Steps count the updates made.
+    Yields:
+        After each width and parametrization all measurements so far, those stored first; at least once.
+        Tidy table: setting (an id of the trial but for width, parametrization and seed), parametrization,
+        optimizer, tied, width, seed, step, layer, quantity ("activation" or "update"), rms. Steps count the
+        updates made.
+
+    Raises:
+        StoreError: trials of the same optimizer and tying, otherwise of another setting, are stored.
     """
+    alike = trial.replace(width=trial.model.base_width, parametrization="mup", seed=0)
+    setting = alike.trial_id(dataset.fingerprint)
+    table = stored if stored is not None else pd.DataFrame()
+    if len(table):
+        same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
+        if not (table[same]["setting"] == setting).all():
+            raise StoreError(
+                f"a coordinate check of {trial.optimizer.optimizer}, tied {trial.model.tied}, but with other "
+                "options is stored there; give another --results"
+            )
+    done = set(zip(*(table[c] for c in CELL), strict=True)) if len(table) else set()
+    yield table
     probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
-    rows = []
     for width in widths:
         for parametrization in parametrizations:
-            say(f"width {width}, {parametrization}")
             members = [
                 trial.replace(width=width, parametrization=parametrization, seed=seed)
                 for seed in range(num_seeds)
+                if (setting, parametrization, width, seed) not in done
             ]
+            if not members:
+                continue
+            say(f"width {width}, {parametrization}")
             shared = {
+                "setting": setting,
                 "parametrization": parametrization,
                 "optimizer": trial.optimizer.optimizer,
                 "tied": trial.model.tied,
                 "width": width,
             }
-            for point in _measure_pack(members, dataset, probe_BT):
-                rows.append(shared | point)
-    return pd.DataFrame(rows)
+            points = [shared | point for point in _measure_pack(members, dataset, probe_BT)]
+            table = pd.concat([table, pd.DataFrame(points)], ignore_index=True)
+            yield table
 
 
 def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor) -> list[dict]:
