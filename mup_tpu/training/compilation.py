@@ -64,6 +64,8 @@ def _why_not(precision: str) -> str | None:
     """What goes wrong when something small is compiled; None if nothing does."""
     if precision == "float64":
         return "torch 2.9 takes the wrong type for attention in float64"
+    # On a CPU it warns of a CUDA toolkit without a GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(2))
     except Exception as error:  # compilers fail in many ways
