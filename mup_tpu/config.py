@@ -366,7 +366,7 @@ class RunOptions:
     way: Literal["auto", "loop", "vmap"] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Put the step through torch.compile; "auto" does on a CPU for packs that train five minutes or more."""
+    """Put the step through torch.compile; "auto" does on a CPU for packs that train eight minutes or more."""
     threads: int = 0
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = 10

@@ -14,11 +14,11 @@ from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.meter import flops_per_token
 
-PAYS_FROM_FLOPS = 1.5e13
-"""FLOPs of a pack's training, per CPU thread, from which compiling wins back its time: about five minutes.
+PAYS_FROM_FLOPS = 2.5e13
+"""FLOPs of a pack's training, per CPU thread, from which compiling wins back its time: about eight minutes.
 
-It takes 10 to 35 s and saves 10 to 15 % after that (benchmarks/step.py); a core trains at 30 to 50
-GFLOP/s.
+With its imports it takes 15 s, or 45 s the first time, and saves 10 to 15 % after that (benchmarks/step.py).
+A core trains at 30 to 50 GFLOP/s.
 """
 
 _log = logging.getLogger(__name__)
@@ -64,8 +64,12 @@ def _why_not(precision: str) -> str | None:
     """What goes wrong when something small is compiled; None if nothing does."""
     if precision == "float64":
         return "torch 2.9 takes the wrong type for attention in float64"
+    from torch._inductor import config as inductor  # takes seconds
+
     # On a CPU it warns of a CUDA toolkit without a GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    # With one thread it compiles in this process: a worker that is killed would leave its helpers behind.
+    inductor.compile_threads = torch.get_num_threads()
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(2))
     except Exception as error:  # compilers fail in many ways
