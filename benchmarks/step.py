@@ -2,9 +2,11 @@
 
     python benchmarks/step.py --out benchmarks/step_cpu.csv
     python benchmarks/step.py --device cuda --precision bf16 --widths 128 512 2048 --members 1 4 16
+    PJRT_DEVICE=CPU python benchmarks/step.py --device xla --widths 64 --members 1 8
 
-Members in turns ("loop") or as one program ("vmap"), through torch.compile or not, for several numbers of
-members; each in a process of its own, so that its peak memory is its own. GPT-2 of 2 layers, batches of 16.
+Members in turns ("loop") or as one program ("vmap"), through torch.compile or not (XLA takes one program and
+compiles it in any case, on all cores), for several numbers of members; each in a process of its own, so that
+its peak memory is its own. GPT-2 of 2 layers, batches of 16.
 """
 
 from __future__ import annotations
@@ -119,9 +121,11 @@ def main(
         out: CSV file for the table.
     """
     console, rows = Console(), []
+    ways: tuple[Literal["loop", "vmap"], ...] = ("vmap",) if device == "xla" else ("loop", "vmap")
+    compiled = (False,) if device == "xla" else (False, True)
     cases = [
-        Case(device, width, way, compiled, k, sequence_length, precision, threads)
-        for width, way, compiled, k in itertools.product(widths, ("loop", "vmap"), (False, True), members)
+        Case(device, width, way, by_torch, k, sequence_length, precision, threads)
+        for width, way, by_torch, k in itertools.product(widths, ways, compiled, members)
     ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:

@@ -96,5 +96,14 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
         assert largest["sp"] > 0.8
 
 
+def test_the_readme_opens_with_the_stored_verdicts():
+    text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
+        text = text.replace(mark, plain)
+    stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
+    for result in stored["results"]:
+        assert result["verdict"]["sentence"] in text.partition("\n## ")[0]
+
+
 def test_results_stay_small():
     assert sum(p.stat().st_size for p in RESULTS.rglob("*") if p.is_file()) < 20e6
