@@ -2,6 +2,8 @@
 
 python experiments/ablations.py                                   runs all, or whatever of them is missing
 python experiments/ablations.py --names sqrt_attention warmup_0.9     runs some
+python experiments/ablations.py --widths 128 512 2048 --num-seeds 3 --results results/ablations_h200
+                                                                  on such a GPU, where more should break
 """
 
 from mup_tpu.cli import run_ablations

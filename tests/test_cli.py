@@ -171,7 +171,16 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     assert drawn == {"adamw_tied", "sgd_tied"}
     code, out, err = outcome(capfd, *command, "--widths", 32, 64, "--learning-rate", 0.5)
     assert (code, "with other options is stored there" in err) == (2, True)
-    assert len(pd.read_parquet(tmp_path / "coord_check.parquet")) == 2 * len(table)
+    stored = tmp_path / "coord_check.parquet"
+    assert len(pd.read_parquet(stored)) == 2 * len(table)
+    for content, sentence in ((b"damaged", "cannot be used: "), (None, "is no coordinate check")):
+        if content:
+            stored.write_bytes(content)
+        else:
+            pd.DataFrame({"width": [32]}).to_parquet(stored)
+        before = stored.read_bytes()
+        code, out, err = outcome(capfd, *command, "--widths", 32, 64)
+        assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
 
 
 BAD_TRIALS = {

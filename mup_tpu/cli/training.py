@@ -343,6 +343,7 @@ def coord_check(
         check_steps: Optimizer steps, at a constant learning rate.
     """
     import pandas as pd
+    import pyarrow as pa
 
     from mup_tpu import data
     from mup_tpu.analysis import coord_check as analysis
@@ -363,7 +364,7 @@ def coord_check(
                 if len(table):
                     with folder.writing(name) as file:
                         table.to_parquet(file, index=False)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
     own = f"{trial.optimizer.optimizer}_{'tied' if trial.model.tied else 'untied'}"
     _print_slopes(console, analysis.slopes(analysis.by_setting(table)[own]), own)

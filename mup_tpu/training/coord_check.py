@@ -53,12 +53,15 @@ def measure(
         updates made.
 
     Raises:
-        StoreError: trials of the same optimizer and tying, otherwise of another setting, are stored.
+        StoreError: trials of the same optimizer and tying, otherwise of another setting, are stored, or
+            something else.
     """
     alike = trial.replace(width=trial.model.base_width, parametrization="mup", seed=0)
     setting = alike.trial_id(dataset.fingerprint)
     table = stored if stored is not None else pd.DataFrame()
     if len(table):
+        if not {*CELL, "optimizer", "tied"} <= set(table):
+            raise StoreError("what is stored there is no coordinate check; give another --results")
         same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
         if not (table[same]["setting"] == setting).all():
             raise StoreError(
