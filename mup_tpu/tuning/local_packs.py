@@ -144,18 +144,10 @@ class _Crew:
 
     def start(self, index: int, pack: list[Trial], checkpoints: str | None) -> None:
         """Hand a pack to a worker that waits, or to a new one."""
-        while self._idle:
-            worker = self._idle.pop()
-            try:
-                worker.connection.send((pack, checkpoints))
-            except OSError:  # its process died while it waited
-                worker.end()
-                continue
-            break
-        else:
-            worker = _Worker(self._options, self._results)
-            worker.connection.send((pack, checkpoints))
+        worker = self._idle.pop() if self._idle else _Worker(self._options, self._results)
         self._busy[worker.connection] = (index, worker)
+        with contextlib.suppress(OSError):  # its process died while it waited: `events` will hear of it
+            worker.connection.send((pack, checkpoints))
 
     def events(self) -> Iterator[tuple[int, PackEvent | MupTpuError | _Died]]:
         """What workers have to say, waiting up to a second for it."""
