@@ -365,8 +365,8 @@ class RunOptions:
     """What a pack has to itself on a Ray cluster of TPUs: a host's chips, one chip, or a slice of hosts."""
     way: Literal["auto", "loop", "vmap"] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Put the step through torch.compile; "auto" does on a CPU for packs that train eight minutes or more."""
+    compile: bool = False
+    """Put the step through torch.compile: half a minute at the start of every width."""
     threads: int = 0
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = 10

@@ -22,7 +22,6 @@ from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
 from mup_tpu.model import count_parameters
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
-from mup_tpu.training.compilation import compiles
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
 from mup_tpu.training.meter import Meter, start_meter
@@ -84,8 +83,7 @@ class PackRun:
         gc.collect()  # or a pack that ran out of memory would still hold it, through its error's traceback
         check_fits(trials[0], dataset.vocab_size, len(trials), self.device, way)
         with half_fits(len(trials)):
-            compile = compiles(options, trials, dataset.vocab_size, self.device, way)
-            self.pack = Pack(trials, dataset.vocab_size, self.device, way, compile)
+            self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
         self.total = trials[0].train.steps
         # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
         seldom = 0 if options.eval_every else 10 * options.log_every

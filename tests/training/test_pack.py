@@ -1,5 +1,7 @@
 """A pack's members against stock transformers GPT-2 with torch.optim, against each other, and against NaN."""
 
+import shutil
+
 import pytest
 import torch
 from torch.nn import functional
@@ -281,3 +283,13 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
         for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
             ratio = end.parameters[name] / start.parameters[name]
             torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_members_train_as_eager_ones_do():
+    trials = [TINY.replace(seed=seed, learning_rate=0.01) for seed in range(2)]
+    packs = [Pack(trials, VOCAB, get_device("cpu"), "loop", compile) for compile in (False, True)]
+    for batch in batches(TINY, 10):
+        eager, compiled = (pack.step(batch) for pack in packs)
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
