@@ -14,14 +14,17 @@ from mup_tpu.errors import TableError
 COLUMNS = ("parametrization", "width", "seed", "step", "layer", "quantity", "rms")
 
 
+def setting_name(optimizer: str, tied: bool) -> str:
+    """What the measurements of an optimizer and a tying go by, such as "adamw_tied"."""
+    return f"{optimizer}_{'tied' if tied else 'untied'}"
+
+
 def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The measurements of each optimizer and tying, by name, such as "adamw_tied"."""
+    """The measurements of each optimizer and tying, by name."""
     if not {"optimizer", "tied"} <= set(table):
         return {"coord_check": table}
-    return {
-        f"{optimizer}_{'tied' if tied else 'untied'}": part
-        for (optimizer, tied), part in table.groupby(["optimizer", "tied"])
-    }
+    names = [setting_name(*key) for key in zip(table["optimizer"], table["tied"], strict=True)]
+    return {str(name): part for name, part in table.groupby(names)}
 
 
 def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:

@@ -166,10 +166,9 @@ def run_coord_checks(trials: Sequence[Trial], description: str | None) -> None:
             num_seeds: Seeds to average over.
             results: Results folder; what is stored there is not measured again.
         """
-        from mup_tpu.cli.training import coord_check
+        from mup_tpu.cli.training import coord_checks
 
-        for trial in trials:
-            coord_check(results, trial, widths, num_seeds=num_seeds)
+        coord_checks(results, trials, widths, num_seeds=num_seeds)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

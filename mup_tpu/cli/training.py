@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -342,12 +342,39 @@ def coord_check(
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.
     """
+    coord_checks(results, [trial], widths, parametrizations, num_seeds, check_steps)
+
+
+def coord_checks(
+    results: str,
+    trials: Sequence[Trial],
+    widths: tuple[int, ...],
+    parametrizations: tuple[str, ...] = ("sp", "mup"),
+    num_seeds: int = 3,
+    check_steps: int = 4,
+) -> None:
+    """`coord_check` of several trials into one table, each of its own optimizer or tying; drawn once."""
+    from mup_tpu.cli import replay
+
+    for trial in trials:
+        _coord_check(results, trial, widths, parametrizations, num_seeds, check_steps)
+    replay.plot(results)
+
+
+def _coord_check(
+    results: str,
+    trial: Trial,
+    widths: tuple[int, ...],
+    parametrizations: tuple[str, ...],
+    num_seeds: int,
+    check_steps: int,
+) -> None:
+    """Measure what is missing of one, store it, and print its slopes."""
     import pandas as pd
     import pyarrow as pa
 
     from mup_tpu import data
     from mup_tpu.analysis import coord_check as analysis
-    from mup_tpu.cli import replay
     from mup_tpu.files import Folder
     from mup_tpu.training.coord_check import measure
 
@@ -366,9 +393,8 @@ def coord_check(
                         table.to_parquet(file, index=False)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
-    own = f"{trial.optimizer.optimizer}_{'tied' if trial.model.tied else 'untied'}"
+    own = analysis.setting_name(trial.optimizer.optimizer, trial.model.tied)
     _print_slopes(console, analysis.slopes(analysis.by_setting(table)[own]), own)
-    replay.plot(results)
 
 
 def doctor(results: str = "results") -> None:
