@@ -22,21 +22,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
-# Side by side (scripts/test runs two), a file's tests stay together, and these files stay in turn.
-TOGETHER = {
-    "tuning": "ray",  # each starts a cluster, or processes for every core
-    "test_install.py": "replay_python",
-    "test_notebooks.py": "replay_python",
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        path = item.path
-        group = TOGETHER.get(path.parent.name) or TOGETHER.get(path.name) or str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokens are cached in a folder of this test run, not in the user's."""
