@@ -29,7 +29,7 @@ SWEEP = Sweep(
     ),
     parametrizations=("mup",),
     widths=(512,),
-    learning_rates=tuple(2.0**e for e in range(-12, -8)),
+    learning_rates=tuple(2.0**e for e in range(-12, -7)),
     num_seeds=1,
 )
 
