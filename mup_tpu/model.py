@@ -1,9 +1,13 @@
-"""GPT-2 of a given width in a given parametrization: transformers' own module, our init and three factors.
+"""GPT-2 of a given width in a given parametrization: stock names and numbers, our init and three factors.
+
+The module is written here, after GPT-2's definition (Radford et al. 2019, section 2.3), under transformers'
+names, and tests hold it to transformers' own. To import that takes 11 s, twice as long as torch, in every
+process that trains; so it is imported to export alone.
 
 The factors (embeddings, attention logits, logits) are buffers, so that they can differ between the members of
 a pack. A trained member exports to a stock `GPT2LMHeadModel` with the factors folded into its weights.
 
-Shapes: B sequences, T tokens, H heads, d head size, D width, V vocabulary.
+Shapes: B sequences, T tokens, H heads, d head size, D width, V vocabulary; a layer's I inputs.
 """
 
 from __future__ import annotations
@@ -12,42 +16,38 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.parametrization import TABLES, Scaling, infer_infshapes, scalings
 
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""Causal attention: query, key and value (B, H, T, d) and the logits' scale to an output of their shape."""
 
-def _fused_attention(module, query_BHTd, key_BHTd, value_BHTd, mask, scaling, attention_factor, **kwargs):
-    """Causal attention through torch's fused kernels."""
-    out_BHTd = functional.scaled_dot_product_attention(
-        query_BHTd * attention_factor, key_BHTd, value_BHTd, is_causal=True, scale=scaling
+
+def _fused_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
+    """Through torch's fused kernels."""
+    return functional.scaled_dot_product_attention(
+        query_BHTd, key_BHTd, value_BHTd, is_causal=True, scale=scale
     )
-    return out_BHTd.transpose(1, 2), None
 
 
-def _matmul_attention(module, query_BHTd, key_BHTd, value_BHTd, mask, scaling, attention_factor, **kwargs):
-    """Causal attention as matrix products: the fused kernels have no batching rule under vmap."""
+def _matmul_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
+    """As matrix products: the fused kernels have no batching rule under vmap."""
     t = query_BHTd.shape[-2]
-    logits_BHTT = (query_BHTd * (attention_factor * scaling)) @ key_BHTd.transpose(-1, -2)
+    logits_BHTT = (query_BHTd * scale) @ key_BHTd.transpose(-1, -2)
     future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
-    weights_BHTT = (
-        logits_BHTT.masked_fill(future_TT, -math.inf).float().softmax(-1).to(value_BHTd.dtype)
-        if logits_BHTT.dtype != torch.float64
-        else logits_BHTT.masked_fill(future_TT, -math.inf).softmax(-1)
-    )
-    return (weights_BHTT @ value_BHTd).transpose(1, 2), None
+    logits_BHTT = logits_BHTT.masked_fill(future_TT, -math.inf)
+    weights_BHTT = logits_BHTT.to(torch.promote_types(logits_BHTT.dtype, torch.float32)).softmax(-1)
+    return weights_BHTT.to(value_BHTd.dtype) @ value_BHTd
 
 
-# A registered function gets no mask built for it, which on XLA saves a device-to-host transfer every step.
-AttentionInterface.register("mup_tpu_fused", _fused_attention)
-AttentionInterface.register("mup_tpu_matmul", _matmul_attention)
+_ATTENTION: dict[str, Attention] = {"fused": _fused_attention, "matmul": _matmul_attention}
 
 
 class _Scale(nn.Module):
@@ -63,7 +63,21 @@ class _Scale(nn.Module):
         return x * self.factor
 
 
-class _Gelu(torch.autograd.Function):
+class _Gelu(nn.Module):
+    """GPT-2's GELU, with tanh (Hendrycks & Gimpel 2016), in one fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(x, approximate="tanh")
+
+
+class _FastGelu(nn.Module):
+    """The same function by `_SigmoidGelu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _SigmoidGelu.apply(x)
+
+
+class _SigmoidGelu(torch.autograd.Function):
     """GELU with tanh as x·σ(2u), u = √(2/π)(x + 0.044715 x³): the same function, since ½(1 + tanh u) = σ(2u).
 
     torch's own takes 2.6 times as long on a CPU, a sixth of a narrow model's step, for its tanh.
@@ -86,13 +100,6 @@ class _Gelu(torch.autograd.Function):
 _TWO_C = 2 * math.sqrt(2 / math.pi)
 
 
-class _FastGelu(nn.Module):
-    """`_Gelu` as a module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Gelu.apply(x)
-
-
 class _PlainLayerNorm(nn.LayerNorm):
     """Layer norm as elementary operations: torch_xla's own merges the members and tokens axes,
     which XLA cannot take apart again, so that every norm would gather all members on every device.
@@ -104,48 +111,123 @@ class _PlainLayerNorm(nn.LayerNorm):
         return centred * scale * self.weight + self.bias
 
 
-class ScaledGPT2(GPT2LMHeadModel):
-    """Stock GPT-2, names included, with a factor each on embeddings, attention logits and logits."""
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What blocks are made of, the same function in each form."""
+
+    attention: Attention
+    norm: type[nn.LayerNorm]
+    gelu: type[nn.Module]
+
+
+class _Conv1D(nn.Module):
+    """x·W + b, where W is (inputs, outputs), as GPT-2 has hidden matrices: the transpose of nn.Linear's."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x_BTI: Tensor) -> Tensor:
+        rows = torch.addmm(self.bias, x_BTI.reshape(-1, x_BTI.shape[-1]), self.weight)
+        return rows.view(*x_BTI.shape[:-1], -1)
+
+
+class _Attention(nn.Module):
+    """Causal self-attention of H heads."""
+
+    def __init__(self, width: int, heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = _Conv1D(width, 3 * width), _Conv1D(width, width)
+        self.head_size = width // heads
+        self._attention = attention
+
+    def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
+        query, key, value = (
+            part_BTD.view(*part_BTD.shape[:-1], -1, self.head_size).transpose(1, 2)
+            for part_BTD in self.c_attn(x_BTD).split(x_BTD.shape[-1], dim=-1)
+        )
+        out_BHTd = self._attention(query * attention_factor, key, value, self.head_size**-0.5)
+        return self.c_proj(out_BHTd.transpose(1, 2).flatten(-2))
+
+
+class _Mlp(nn.Module):
+    """Two layers, 4·D wide between."""
+
+    def __init__(self, width: int, gelu: type[nn.Module]) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = _Conv1D(width, 4 * width), _Conv1D(4 * width, width)
+        self.act = gelu()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.c_proj(self.act(self.c_fc(x_BTD)))
+
+
+class _Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, width: int, heads: int, parts: _Parts) -> None:
+        super().__init__()
+        self.ln_1, self.attn = parts.norm(width), _Attention(width, heads, parts.attention)
+        self.ln_2, self.mlp = parts.norm(width), _Mlp(width, parts.gelu)
+
+    def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), attention_factor)
+        return x_BTD + self.mlp(self.ln_2(x_BTD))
+
+
+# torch's own layers would draw their init, which on the meta device imports torch's compiler: 3 to 6 s.
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+class _Readout(nn.Module):
+    """Logits of the vocabulary, through a weight (V, D) that may be the embedding's."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return functional.linear(hidden_BTD, self.weight)
+
+
+class _Transformer(nn.Module):
+    """All of GPT-2 but its readout."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts) -> None:
+        super().__init__()
+        width = config.width
+        self.wte, self.wpe = _embedding(vocab_size, width), _embedding(sequence_length, width)
+        self.drop = _Scale()
+        self.h = nn.ModuleList(_Block(width, config.heads, parts) for _ in range(config.depth))
+        self.ln_f = parts.norm(width)
+
+    def forward(self, tokens_BT: Tensor, attention_factor: Tensor) -> Tensor:
+        x_BTD = self.drop(self.wte(tokens_BT) + self.wpe.weight[: tokens_BT.shape[-1]])
+        for block in self.h:
+            x_BTD = block(x_BTD, attention_factor)
+        return self.ln_f(x_BTD)
+
+
+class ScaledGPT2(nn.Module):
+    """GPT-2 under transformers' names, with a factor each on embeddings, attention logits and logits."""
 
     attention_factor: Tensor
     logit_factor: Tensor
 
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__(config)
-        self.transformer.drop = _Scale()  # type: ignore[assignment]
+    def __init__(self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts) -> None:
+        super().__init__()
+        self.transformer = _Transformer(config, vocab_size, sequence_length, parts)
+        embedding = self.transformer.wte.weight
+        self.lm_head = _Readout(embedding if config.tied else nn.Parameter(torch.empty_like(embedding)))
         self.register_buffer("attention_factor", torch.ones(()))
         self.register_buffer("logit_factor", torch.ones(()))
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits_BTV of the token after each of `tokens_BT`."""
-        hidden_BTD = self.transformer(
-            input_ids=tokens_BT, use_cache=False, attention_factor=self.attention_factor
-        ).last_hidden_state
+        hidden_BTD = self.transformer(tokens_BT, self.attention_factor)
         return self.lm_head(hidden_BTD * self.logit_factor)
-
-
-def _stock_config(
-    width: int, depth: int, heads: int, tied: bool, vocab_size: int, sequence_length: int
-) -> GPT2Config:
-    return GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=sequence_length,
-        n_embd=width,
-        n_layer=depth,
-        n_head=heads,
-        # The same function as GPT-2's gelu_new, in one fused kernel instead of eight.
-        activation_function="gelu_pytorch_tanh",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _shape(config: ModelConfig) -> tuple[int, int, int, bool]:
-    return config.width, config.depth, config.heads, config.tied
 
 
 def build_skeleton(
@@ -166,34 +248,26 @@ def build_skeleton(
         plain_norms: layer norms as elementary operations, for XLA to shard.
         fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor under vmap.
     """
-    stock = _stock_config(*_shape(config), vocab_size, sequence_length)
-    stock._attn_implementation = f"mup_tpu_{attention}"
+    parts = _Parts(
+        _ATTENTION[attention],
+        _PlainLayerNorm if plain_norms else nn.LayerNorm,
+        _FastGelu if fast_gelu else _Gelu,
+    )
     with torch.device("meta"):
-        skeleton = ScaledGPT2(stock)
-    if fast_gelu:
-        for block in skeleton.transformer.h:
-            block.mlp.act = _FastGelu()  # type: ignore[union-attr]
-    if plain_norms:
-        for module in skeleton.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.__class__ = _PlainLayerNorm
-    return skeleton
+        return ScaledGPT2(config, vocab_size, sequence_length, parts)
 
 
 def parameter_shapes(
     config: ModelConfig, vocab_size: int, sequence_length: int
 ) -> dict[str, tuple[int, ...]]:
     """Shape of each parameter by name; a tied readout counts once, as the embedding."""
-    return dict(_stock_shapes(*_shape(config), vocab_size, sequence_length))
+    return dict(_shapes(config, vocab_size, sequence_length))
 
 
 @functools.lru_cache(maxsize=64)
-def _stock_shapes(
-    width: int, depth: int, heads: int, tied: bool, vocab_size: int, sequence_length: int
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of one GPT-2; kept, because each trial of a pack asks for the base, the delta and its own."""
-    with torch.device("meta"):
-        module = ScaledGPT2(_stock_config(width, depth, heads, tied, vocab_size, sequence_length))
+def _shapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dict[str, tuple[int, ...]]:
+    """Kept, because each trial of a pack asks for the base, the delta and its own."""
+    module = build_skeleton(config, vocab_size, sequence_length)
     return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
@@ -286,6 +360,8 @@ def export_stock(
         sequence_length: positions.
         path: folder to write config.json and model.safetensors to.
     """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     factors = forward_factors(config)
     alpha_in = factors["transformer.drop.factor"]
     folded = {name: p.detach().to("cpu", torch.float32).clone() for name, p in parameters.items()}
@@ -298,7 +374,22 @@ def export_stock(
             ]
     for kind in ("weight", "bias"):
         folded[f"transformer.ln_f.{kind}"] *= factors["logit_factor"] / (alpha_in if config.tied else 1.0)
-    model = GPT2LMHeadModel(_stock_config(*_shape(config), vocab_size, sequence_length))
+    stock = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=sequence_length,
+        n_embd=config.width,
+        n_layer=config.depth,
+        n_head=config.heads,
+        # The same function as GPT-2's gelu_new, in one fused kernel instead of eight.
+        activation_function="gelu_pytorch_tanh",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=config.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = GPT2LMHeadModel(stock)
     missing, unexpected = model.load_state_dict(folded, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()

@@ -8,7 +8,7 @@ import mup
 import pytest
 import torch
 from torch.func import functional_call
-from transformers import GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.model import (
@@ -62,7 +62,7 @@ def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config
     parameters = weights(config)
     export_stock(config, parameters, VOCAB, T, tmp_path / "export")
     code = (
-        "import sys, torch; from transformers import GPT2LMHeadModel\n"
+        "import sys, torch; from transformers import GPT2Config, GPT2LMHeadModel\n"
         "model = GPT2LMHeadModel.from_pretrained(sys.argv[1])\n"
         "x = torch.randint(0, 40, (3, 16), generator=torch.Generator().manual_seed(0))\n"
         "torch.save(model(x).logits.detach(), sys.argv[2])\n"
@@ -99,8 +99,13 @@ def test_fast_gelu_is_gpt2s_gelu_and_so_is_its_gradient():
 def test_base_width_with_unit_alphas_is_stock_gpt2():
     config = ModelConfig(width=32, base_width=32, head_size=16)
     parameters = weights(config)
-    stock = GPT2LMHeadModel(build_skeleton(config, VOCAB, T).config)
-    stock.config._attn_implementation = "sdpa"
+    stock = GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCAB, n_positions=T, n_embd=32, n_layer=2, n_head=2,
+                   resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    )  # fmt: skip
+    assert {name: tuple(p.shape) for name, p in stock.named_parameters()} == parameter_shapes(
+        config, VOCAB, T
+    )
     stock.load_state_dict(parameters, strict=False)
     stock.tie_weights()
     torch.testing.assert_close(stock(tokens()).logits, logits(config, parameters), rtol=1e-5, atol=1e-5)
@@ -132,9 +137,7 @@ def test_attention_follows_one_over_d_when_the_head_size_grows(width, expected):
     growing = ModelConfig(width=width, base_width=32, head_size=16, growing="head_size")
     assert forward_factors(growing)["attention_factor"] == pytest.approx(expected)  # × 1/√d gives √16/d
     assert forward_factors(ModelConfig(width=width, base_width=32, head_size=16))["attention_factor"] == 1
-    assert build_skeleton(growing, VOCAB, T).transformer.h[0].attn.scaling == pytest.approx(
-        (width // 2) ** -0.5
-    )
+    assert build_skeleton(growing, VOCAB, T).transformer.h[0].attn.head_size == width // 2
 
 
 @pytest.mark.parametrize("parametrization", ["sp", "mup"])

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.parametrization import Scaling
@@ -54,7 +56,9 @@ def decay_factor(config: OptimizerConfig, scaling: Scaling) -> float:
 
 
 class MemberOptimizer:
-    """torch.optim over one member's parameters, one group for each pair of factors.
+    """torch.optim's fused updates of one member's parameters, together where they share both factors.
+
+    Their functions, not their classes: these import torch's compiler, another 5 s of start-up.
 
     Args:
         trial: the member.
@@ -73,34 +77,42 @@ class MemberOptimizer:
         steps_done: int,
     ) -> None:
         self.trial = trial
-        config = trial.optimizer
-        groups: dict[tuple[float, float], list[Tensor]] = {}
-        for name, leaf in leaves.items():
-            factors = (scaling[name].learning_rate, decay_factor(config, scaling[name]))
-            groups.setdefault(factors, []).append(leaf)
-        self._factors = list(groups)
-        parameters = [{"params": leaves} for leaves in groups.values()]
-        if config.optimizer == "adamw":
-            self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                parameters, lr=1.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
-            )
-        else:
-            self._optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=config.momentum, fused=True)
-        for name, leaf in leaves.items():
-            slots = {slot: tensors[name] for slot, tensors in state.items()}
-            if config.optimizer == "adamw":
-                slots["step"] = torch.tensor(float(steps_done), device=leaf.device)
-            if slots:
-                self._optimizer.state[leaf] = slots
+        self._leaves = leaves
+        self._state = state
+        self._names: dict[tuple[float, float], list[str]] = {}
+        for name in leaves:
+            factors = (scaling[name].learning_rate, decay_factor(trial.optimizer, scaling[name]))
+            self._names.setdefault(factors, []).append(name)
+        self._updates = {
+            name: torch.tensor(float(steps_done), device=leaf.device) for name, leaf in leaves.items()
+        }
 
+    @torch.no_grad()
     def update(self, step: int) -> None:
         """Apply the leaves' gradients with this step's learning rate, and drop the gradients."""
         learning_rate, decay = step_size(self.trial, step)
-        for group, (lr_factor, wd_factor) in zip(self._optimizer.param_groups, self._factors, strict=True):
-            group["lr"] = learning_rate * lr_factor
-            group["weight_decay"] = decay * wd_factor
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for (lr_factor, decay_factor), names in self._names.items():
+            self._update(names, learning_rate * lr_factor, decay * decay_factor)
+        for leaf in self._leaves.values():
+            leaf.grad = None
+
+    def _update(self, names: Sequence[str], learning_rate: float, decay: float) -> None:
+        config = self.trial.optimizer
+        leaves = [self._leaves[name] for name in names]
+        gradients = [gradient for leaf in leaves if (gradient := leaf.grad) is not None]
+        slots = {slot: [tensors[name] for name in names] for slot, tensors in self._state.items()}
+        if config.optimizer == "adamw":
+            adamw(
+                leaves, gradients, slots["exp_avg"], slots["exp_avg_sq"], [],
+                [self._updates[name] for name in names], fused=True, amsgrad=False, maximize=False,
+                beta1=config.beta1, beta2=config.beta2, eps=config.eps, lr=learning_rate, weight_decay=decay,
+            )  # fmt: skip
+        else:
+            buffers: list[Tensor | None] = [*slots.get("momentum_buffer", [None] * len(names))]
+            sgd(
+                leaves, gradients, buffers, fused=True, nesterov=False, maximize=False, dampening=0.0,
+                momentum=config.momentum, lr=learning_rate, weight_decay=decay,
+            )  # fmt: skip
 
 
 class StackedOptimizer:
