@@ -85,16 +85,19 @@ class _SigmoidGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        share = (x * x).mul_(0.044715 * _TWO_C).add_(_TWO_C).mul_(x).sigmoid_()
-        ctx.save_for_backward(x, share)
-        return x * share
+        square = x * x
+        share = (square * (0.044715 * _TWO_C)).add_(_TWO_C).mul_(x).sigmoid_()
+        if ctx.needs_input_grad[0]:
+            # d/dx xσ(2u) = σ + xσ(1 - σ)·2u'; in place, as each tensor more is a pass over memory more, and
+            # here, while both are in the cache, so that backward needs one tensor instead of two.
+            slope = square.mul_(3 * 0.044715 * _TWO_C).add_(_TWO_C).mul_(x)
+            ctx.save_for_backward(slope.addcmul_(slope, share, value=-1).add_(1).mul_(share))
+        return share.mul_(x)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        x, share = ctx.saved_tensors
-        # d/dx xσ(2u) = σ + xσ(1 - σ)·2u'; in place, as each tensor more is a pass over memory more.
-        slope = (x * x).mul_(3 * 0.044715 * _TWO_C).add_(_TWO_C).mul_(x)
-        return slope.addcmul_(slope, share, value=-1).add_(1).mul_(share).mul_(gradient)
+        (slope,) = ctx.saved_tensors
+        return slope * gradient
 
 
 _TWO_C = 2 * math.sqrt(2 / math.pi)

@@ -126,6 +126,20 @@ def test_a_driver_leaves_torch_to_its_workers(driver):
     assert set(heavy_modules_after(f"import {driver}")) <= {"ray"}
 
 
+def test_training_starts_without_transformers_and_torchs_compiler():
+    """Each takes longer to import than torch; torch's own optimizers and layers import the latter."""
+    code = (
+        "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\n"
+        "from mup_tpu.training.pack import Pack\nimport mup_tpu.training.loop\n"
+        "trials = [Trial().replace(width=32, tied=tied, optimizer=optimizer)\n"
+        "          for tied in (True, False) for optimizer in ('adamw', 'sgd')]\n"
+        "for trial in trials:\n"
+        "    Pack([trial], 16, get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    assert heavy_modules_after(code) == ["torch", "mup"]
+
+
 @pytest.mark.parametrize("command", ["", "runs", "analyze", "plot"])
 def test_command_line_help_imports_no_training_library(command):
     code = (

@@ -1,7 +1,7 @@
 """What this machine has room for, and the server that processes for packs are forked from.
 
-The server imports torch and transformers once, which takes many seconds; nothing here imports them, so that
-it can be started before anything else is.
+The server imports torch once, which takes seconds; nothing here imports it, so that it can be started before
+anything else is.
 """
 
 from __future__ import annotations
