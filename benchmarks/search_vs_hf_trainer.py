@@ -2,7 +2,7 @@
 
     python benchmarks/search_vs_hf_trainer.py --repeats 3 --out benchmarks/search_vs_hf_trainer.csv
 
-Same GPT-2 (transformers' own in both), same tokens, steps, batch, evaluation, algorithm (Optuna's TPE),
+Same GPT-2 (transformers' own there), same tokens, steps, batch, evaluation, algorithm (Optuna's TPE),
 scheduler (ASHA) and two trials at a time with one thread each. Needs accelerate, which Trainer asks for.
 """
 

@@ -19,9 +19,9 @@ from mup_tpu.training.optimizer import state_slots
 
 _VECTORS_PER_LAYER = {"loop": 34, "vmap": 30}
 """Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
-keys, values and their products (5), a residual sum (1), the MLP's hidden layer before and after GELU (8), and
-in turns GELU's sigmoid (4); the rest is what gradients on the way back and the allocator were measured to
-take beside them."""
+keys, values and their products (5), a residual sum (1), the MLP's hidden layer behind GELU and, before it or
+as GELU's slope, what its gradient needs (8); the rest is what gradients on the way back and the allocator
+were measured to take beside them."""
 
 _SCORES_PER_LAYER = 8
 """Numbers for each pair of tokens and head where attention is matrix products: logits, masked and softmax,

@@ -1,5 +1,6 @@
 """The meter, held to hand arithmetic on a clock of its own, and the model's arithmetic to torch's counter."""
 
+import dataclasses
 import logging
 import math
 import re
@@ -70,6 +71,8 @@ def test_peaks_of_known_devices():
     cpu = get_device("cpu")
     assert peak_flops(cpu, "float32") > 1e9
     assert peak_flops(cpu, "float32") == peak_flops(cpu, "float32"), "measured once"
+    on_xla = dataclasses.replace(cpu, name="xla:CPU")
+    assert peak_flops(on_xla, "bf16") >= peak_flops(on_xla, "float32"), "XLA multiplies bf16 in float32"
 
 
 def report(losses, statuses, mfu=0.25):
