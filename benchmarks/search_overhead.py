@@ -3,7 +3,7 @@
     python benchmarks/search_overhead.py --repeats 5 --out benchmarks/search_overhead.csv
 
 The peer is a Ray Tune Trainable with the same algorithm, scheduler, concurrency and reused actors that trains
-the same tiny GPT-2 of transformers for the same steps, and keeps nothing but what Tune keeps. Ours stores
+the same tiny GPT-2, transformers' own, for the same steps, and keeps nothing but what Tune keeps. Ours stores
 every trial with its curve, checkpoints, and can be resumed.
 """
 

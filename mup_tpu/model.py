@@ -26,28 +26,32 @@ from torch.nn import functional
 from mup_tpu.config import ModelConfig
 from mup_tpu.parametrization import TABLES, Scaling, infer_infshapes, scalings
 
-Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""Causal attention: query, key and value (B, H, T, d) and the logits' scale to an output of their shape."""
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""Causal attention: query, key and value (B, H, T, d), a factor and 1/√d, to an output of their shape."""
 
 
-def _fused_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
+def _fused_attention(
+    query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, attention_factor: Tensor, scaling: float
+) -> Tensor:
     """Through torch's fused kernels."""
     return functional.scaled_dot_product_attention(
-        query_BHTd, key_BHTd, value_BHTd, is_causal=True, scale=scale
+        query_BHTd * attention_factor, key_BHTd, value_BHTd, is_causal=True, scale=scaling
     )
 
 
-def _matmul_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
+def _matmul_attention(
+    query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, attention_factor: Tensor, scaling: float
+) -> Tensor:
     """As matrix products: the fused kernels have no batching rule under vmap."""
     t = query_BHTd.shape[-2]
-    logits_BHTT = (query_BHTd * scale) @ key_BHTd.transpose(-1, -2)
+    logits_BHTT = (query_BHTd * (attention_factor * scaling)) @ key_BHTd.transpose(-1, -2)
     future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
     logits_BHTT = logits_BHTT.masked_fill(future_TT, -math.inf)
     weights_BHTT = logits_BHTT.to(torch.promote_types(logits_BHTT.dtype, torch.float32)).softmax(-1)
     return weights_BHTT.to(value_BHTd.dtype) @ value_BHTd
 
 
-_ATTENTION: dict[str, Attention] = {"fused": _fused_attention, "matmul": _matmul_attention}
+_ATTENTION: dict[str, AttentionFunction] = {"fused": _fused_attention, "matmul": _matmul_attention}
 
 
 class _Scale(nn.Module):
@@ -63,15 +67,8 @@ class _Scale(nn.Module):
         return x * self.factor
 
 
-class _Gelu(nn.Module):
-    """GPT-2's GELU, with tanh (Hendrycks & Gimpel 2016), in one fused kernel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.gelu(x, approximate="tanh")
-
-
 class _FastGelu(nn.Module):
-    """The same function by `_SigmoidGelu`."""
+    """`_SigmoidGelu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _SigmoidGelu.apply(x)
@@ -118,9 +115,9 @@ class _PlainLayerNorm(nn.LayerNorm):
 class _Parts:
     """What blocks are made of, the same function in each form."""
 
-    attention: Attention
+    attention: AttentionFunction
     norm: type[nn.LayerNorm]
-    gelu: type[nn.Module]
+    gelu: Callable[[], nn.Module]
 
 
 class _Conv1D(nn.Module):
@@ -139,10 +136,11 @@ class _Conv1D(nn.Module):
 class _Attention(nn.Module):
     """Causal self-attention of H heads."""
 
-    def __init__(self, width: int, heads: int, attention: Attention) -> None:
+    def __init__(self, width: int, heads: int, attention: AttentionFunction) -> None:
         super().__init__()
         self.c_attn, self.c_proj = _Conv1D(width, 3 * width), _Conv1D(width, width)
         self.head_size = width // heads
+        self.scaling = self.head_size**-0.5
         self._attention = attention
 
     def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
@@ -150,14 +148,14 @@ class _Attention(nn.Module):
             part_BTD.view(*part_BTD.shape[:-1], -1, self.head_size).transpose(1, 2)
             for part_BTD in self.c_attn(x_BTD).split(x_BTD.shape[-1], dim=-1)
         )
-        out_BHTd = self._attention(query * attention_factor, key, value, self.head_size**-0.5)
+        out_BHTd = self._attention(query, key, value, attention_factor, self.scaling)
         return self.c_proj(out_BHTd.transpose(1, 2).flatten(-2))
 
 
 class _Mlp(nn.Module):
     """Two layers, 4·D wide between."""
 
-    def __init__(self, width: int, gelu: type[nn.Module]) -> None:
+    def __init__(self, width: int, gelu: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.c_fc, self.c_proj = _Conv1D(width, 4 * width), _Conv1D(4 * width, width)
         self.act = gelu()
@@ -254,7 +252,7 @@ def build_skeleton(
     parts = _Parts(
         _ATTENTION[attention],
         _PlainLayerNorm if plain_norms else nn.LayerNorm,
-        _FastGelu if fast_gelu else _Gelu,
+        _FastGelu if fast_gelu else functools.partial(nn.GELU, approximate="tanh"),
     )
     with torch.device("meta"):
         return ScaledGPT2(config, vocab_size, sequence_length, parts)

@@ -62,7 +62,7 @@ def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config
     parameters = weights(config)
     export_stock(config, parameters, VOCAB, T, tmp_path / "export")
     code = (
-        "import sys, torch; from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "import sys, torch; from transformers import GPT2LMHeadModel\n"
         "model = GPT2LMHeadModel.from_pretrained(sys.argv[1])\n"
         "x = torch.randint(0, 40, (3, 16), generator=torch.Generator().manual_seed(0))\n"
         "torch.save(model(x).logits.detach(), sys.argv[2])\n"
@@ -137,7 +137,9 @@ def test_attention_follows_one_over_d_when_the_head_size_grows(width, expected):
     growing = ModelConfig(width=width, base_width=32, head_size=16, growing="head_size")
     assert forward_factors(growing)["attention_factor"] == pytest.approx(expected)  # × 1/√d gives √16/d
     assert forward_factors(ModelConfig(width=width, base_width=32, head_size=16))["attention_factor"] == 1
-    assert build_skeleton(growing, VOCAB, T).transformer.h[0].attn.head_size == width // 2
+    assert build_skeleton(growing, VOCAB, T).transformer.h[0].attn.scaling == pytest.approx(
+        (width // 2) ** -0.5
+    )
 
 
 @pytest.mark.parametrize("parametrization", ["sp", "mup"])

@@ -9,6 +9,7 @@ Shapes: K members, leading on every stacked tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -77,42 +78,56 @@ class MemberOptimizer:
         steps_done: int,
     ) -> None:
         self.trial = trial
-        self._leaves = leaves
-        self._state = state
-        self._names: dict[tuple[float, float], list[str]] = {}
+        names_by_factors: dict[tuple[float, float], list[str]] = {}
         for name in leaves:
             factors = (scaling[name].learning_rate, decay_factor(trial.optimizer, scaling[name]))
-            self._names.setdefault(factors, []).append(name)
-        self._updates = {
-            name: torch.tensor(float(steps_done), device=leaf.device) for name, leaf in leaves.items()
-        }
+            names_by_factors.setdefault(factors, []).append(name)
+        self._groups = [
+            _Group(
+                *factors,
+                [leaves[name] for name in names],
+                {slot: [tensors[name] for name in names] for slot, tensors in state.items()},
+                [torch.tensor(float(steps_done), device=leaves[name].device) for name in names],
+            )
+            for factors, names in names_by_factors.items()
+        ]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Apply the leaves' gradients with this step's learning rate, and drop the gradients."""
         learning_rate, decay = step_size(self.trial, step)
-        for (lr_factor, decay_factor), names in self._names.items():
-            self._update(names, learning_rate * lr_factor, decay * decay_factor)
-        for leaf in self._leaves.values():
-            leaf.grad = None
+        for group in self._groups:
+            self._update(group, learning_rate * group.lr_factor, decay * group.decay_factor)
+            for leaf in group.leaves:
+                leaf.grad = None
 
-    def _update(self, names: Sequence[str], learning_rate: float, decay: float) -> None:
+    def _update(self, group: _Group, learning_rate: float, decay: float) -> None:
         config = self.trial.optimizer
-        leaves = [self._leaves[name] for name in names]
-        gradients = [gradient for leaf in leaves if (gradient := leaf.grad) is not None]
-        slots = {slot: [tensors[name] for name in names] for slot, tensors in self._state.items()}
+        gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
         if config.optimizer == "adamw":
             adamw(
-                leaves, gradients, slots["exp_avg"], slots["exp_avg_sq"], [],
-                [self._updates[name] for name in names], fused=True, amsgrad=False, maximize=False,
+                group.leaves, gradients, group.slots["exp_avg"], group.slots["exp_avg_sq"], [], group.updates,
+                fused=True, amsgrad=False, maximize=False,
                 beta1=config.beta1, beta2=config.beta2, eps=config.eps, lr=learning_rate, weight_decay=decay,
             )  # fmt: skip
         else:
-            buffers: list[Tensor | None] = [*slots.get("momentum_buffer", [None] * len(names))]
+            buffers: list[Tensor | None] = [*group.slots.get("momentum_buffer", [None] * len(gradients))]
             sgd(
-                leaves, gradients, buffers, fused=True, nesterov=False, maximize=False, dampening=0.0,
+                group.leaves, gradients, buffers, fused=True, nesterov=False, maximize=False, dampening=0.0,
                 momentum=config.momentum, lr=learning_rate, weight_decay=decay,
             )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters of one member that share both factors, as torch.optim's functions take them."""
+
+    lr_factor: float
+    decay_factor: float
+    leaves: list[Tensor]
+    slots: dict[str, list[Tensor]]
+    updates: list[Tensor]
+    """How many each has had, which AdamW counts."""
 
 
 class StackedOptimizer:
