@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
 
-@dataclass(frozen=True)
-class Timed:
-    """One run of a command (or of several, one after the other) as whole processes."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mib: float
-    """Largest resident set of any one process so far."""
-
-
-def run(commands: Sequence[Sequence[str]], log: Path) -> Timed:
-    """Run commands one after the other; their output goes to the log.
+def run(commands: Sequence[Sequence[str]], log: Path) -> float:
+    """Seconds that commands take one after the other, as whole processes; their output goes to the log.
 
     Raises:
         subprocess.CalledProcessError: one of them failed; the log says why.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"}
     with log.open("a") as file:
         for command in commands:
             subprocess.run(command, check=True, stdout=file, stderr=file, env=environment)
-    wall = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Timed(wall, cpu, after.ru_maxrss / 1024)
+    return time.perf_counter() - began
 
 
 def compare(
@@ -65,11 +49,9 @@ def compare(
             times[name] = run(filled, folder / f"{name}.log")
         rows.append(
             {
-                "ours_s": times["ours"].wall_s,
-                "peer_s": times["peer"].wall_s,
-                "ratio": times["peer"].wall_s / times["ours"].wall_s,
-                "ours_cpu_s": times["ours"].cpu_s,
-                "peer_cpu_s": times["peer"].cpu_s,
+                "ours_s": times["ours"],
+                "peer_s": times["peer"],
+                "ratio": times["peer"] / times["ours"],
             }
         )
         Console().print({name: round(value, 2) for name, value in rows[-1].items()})

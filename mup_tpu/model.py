@@ -82,14 +82,22 @@ class _SigmoidGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        square = x * x
-        share = (square * (0.044715 * _TWO_C)).add_(_TWO_C).mul_(x).sigmoid_()
-        if ctx.needs_input_grad[0]:
-            # d/dx xσ(2u) = σ + xσ(1 - σ)·2u'; in place, as each tensor more is a pass over memory more, and
-            # here, while both are in the cache, so that backward needs one tensor instead of two.
-            slope = square.mul_(3 * 0.044715 * _TWO_C).add_(_TWO_C).mul_(x)
-            ctx.save_for_backward(slope.addcmul_(slope, share, value=-1).add_(1).mul_(share))
-        return share.mul_(x)
+        out, slope = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+        # As 0-d tensors, for then torch multiplies and adds in one pass over memory.
+        two_c, one = x.new_tensor(_TWO_C), x.new_ones(())
+        for part, share, rise in zip(
+            *(t.reshape(-1).split(_GELU_BLOCK) for t in (x, out, slope)), strict=True
+        ):
+            torch.addcmul(two_c, part, part, value=0.044715 * _TWO_C, out=share).mul_(part).sigmoid_()
+            if ctx.needs_input_grad[0]:
+                # d/dx xσ(2u) = σ·(1 + x·2u'·(1 - σ)), here while all is in the cache: backward then needs one
+                # tensor instead of two.
+                torch.addcmul(two_c, part, part, value=3 * 0.044715 * _TWO_C, out=rise)
+                torch.addcmul(one, part, rise, out=rise)
+                torch.lerp(rise, one, share, out=rise).mul_(share)
+            share.mul_(part)
+        ctx.save_for_backward(slope)
+        return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
@@ -98,6 +106,8 @@ class _SigmoidGelu(torch.autograd.Function):
 
 
 _TWO_C = 2 * math.sqrt(2 / math.pi)
+_GELU_BLOCK = 2**18
+"""Elements worked on at once: in float32 a MiB, which stays in the caches from one operation to the next."""
 
 
 class _PlainLayerNorm(nn.LayerNorm):
