@@ -257,7 +257,8 @@ def build_skeleton(
         sequence_length: positions.
         attention: "fused", or "matmul" for use under vmap.
         plain_norms: layer norms as elementary operations, for XLA to shard.
-        fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor under vmap.
+        fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor
+            under vmap or torch.compile.
     """
     parts = _Parts(
         _ATTENTION[attention],
