@@ -63,7 +63,11 @@ class CpuDevice:
         """Nothing to wait for: CPU operations return when they are done."""
 
     def free_memory_bytes(self) -> int:
-        """Memory available to this process's control group, by the share of the cores that it uses."""
+        """Memory available to this process's control group, by the share of the cores that it uses.
+
+        What malloc keeps is handed back first: it is neither available to others nor, in pieces, to all uses.
+        """
+        _of_glibc("malloc_trim")(0)
         available = psutil.virtual_memory().available
         limit, used = (_control_group(name) for name in ("memory.max", "memory.current"))
         if limit is not None and used is not None:
@@ -95,10 +99,15 @@ def _keep_freed_memory() -> None:
 
     By itself it keeps twice the largest block that was ever freed, less than a step's activations.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes, and where its own would end up
+    mallopt = _of_glibc("mallopt")
+    mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
+    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes, and where its own would end up
+
+
+def _of_glibc(name: str) -> Callable[..., Any]:
+    """A function of glibc; one that does nothing where the C library is another."""
+    found = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    return found or (lambda *arguments: None)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
