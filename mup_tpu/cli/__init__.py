@@ -214,6 +214,8 @@ def guard(call: Callable[[], Any]) -> None:
         sys.exit(143 if isinstance(error, Preempted) else 2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
-        sys.exit(130)
+        sys.stdout.flush()
+        # What libraries do at exit waits for threads, which an interrupt may have left without partners.
+        os._exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
