@@ -41,6 +41,15 @@ def _tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def _backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
+    """XLA's own thread would hold on to a gradient for a moment after backward has returned.
+
+    Whatever lives when a step is handed over is an output of it, so that another program would be compiled,
+    on a busy host up to three times in 50 steps.
+    """
+    return torch.autograd.set_multithreading_enabled(False)
+
+
 class Pack:
     """K trials in training.
 
@@ -169,13 +178,15 @@ class Pack:
             for r in self._live_rows():
                 leaves, optimizer = self._leaves[r], self._optimizers[r]
                 loss = self._member_loss(leaves, self._member_buffers[r], tokens_BT1)
-                loss.backward()
+                with _backward_in_this_thread():
+                    loss.backward()
                 if optimizer.trial.optimizer.grad_clip:
                     torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
                 optimizer.update(self.steps_done)
                 losses_R[r] = loss.detach()
         else:
-            gradients, losses_R = self._gradients_and_losses(self.parameters, self.buffers, tokens_BT1)
+            with _backward_in_this_thread():
+                gradients, losses_R = self._gradients_and_losses(self.parameters, self.buffers, tokens_BT1)
             with torch.no_grad():
                 factors_R = clip_factors(gradients, self._clip_limits_R)
                 for g in gradients.values():

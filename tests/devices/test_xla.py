@@ -70,6 +70,8 @@ def test_a_step_is_one_execution_and_nothing_is_compiled_or_read_after_the_secon
     assert found["steps"]["transfers_to_host"] == 0
     assert found["second evaluation"]["compilations"] == 0
     assert found["fallbacks"] == 0
+    # Another thread would now and then hold a gradient at the end of a step: another program to compile.
+    assert found["backward_threads"] == ["MainThread"]
 
 
 @pytest.mark.slow

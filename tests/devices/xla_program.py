@@ -5,6 +5,7 @@ python xla_program.py MESH PRECISION CORPUS CHECKPOINTS
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -27,6 +28,34 @@ def trials(corpus: str, precision: str) -> list[Trial]:
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
 
+def backward_threads(pack: Pack, tokens: torch.Tensor) -> list[str]:
+    """Which threads a step's gradients are computed in, as one layer of the model sees them."""
+    found = []
+
+    class Probe(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found.append(threading.current_thread().name)
+            return gradient.clone()
+
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: Probe.apply(output) if isinstance(module, torch.nn.LayerNorm) else None
+    )
+    pack.step(tokens)
+    hook.remove()
+    return sorted(set(found))
+
+
 def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
     """Count over bare steps, then train through the loop, stop half-way and go on."""
     members = trials(corpus, precision)
@@ -46,6 +75,7 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
     after_evaluation = xla.report()
     again = pack.read(pack.evaluate(held_out)).tolist()
     after_second = xla.report()
+    threads = backward_threads(pack, batches[0])
 
     options = RunOptions(device="xla", mesh=mesh, eval_every=STEPS // 2, checkpoint_every=STEPS // 2)
     stopped = PackRun(members, dataset, options, Path(checkpoints), None)
@@ -63,6 +93,7 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
                 "steps": {name: after_all[name] - after_two[name] for name in after_all},
                 "second evaluation": {n: after_second[n] - after_evaluation[n] for n in after_second},
                 "fallbacks": after_second["fallbacks"],
+                "backward_threads": threads,
                 "rows": [row["loss"] for row in resumed.rows],
             }
         )
