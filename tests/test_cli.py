@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import runpy
 import shutil
 import signal
@@ -375,3 +376,17 @@ def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, capfd):
     copy = shutil.copytree(bpe_shards, tmp_path / "copy")
     moved = load(DataConfig(corpus=str(copy), sequence_length=32, batch_size=4))
     assert set(runs["data_fingerprint"]) == {moved.fingerprint}
+
+
+def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
+    """In `mup-tpu ... | tee log` it ends both, and what was not yet written has nowhere to go."""
+    program = (
+        "import os\nfrom mup_tpu.cli import guard\n"
+        "def call():\n    print('unread', end='')\n    raise KeyboardInterrupt\n"
+        "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nguard(call)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

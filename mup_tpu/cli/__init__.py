@@ -6,6 +6,7 @@ packages are imported inside the command that needs them, so that help and repla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -214,7 +215,8 @@ def guard(call: Callable[[], Any]) -> None:
         sys.exit(143 if isinstance(error, Preempted) else 2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # Ctrl-C reaches a reader of ours too
+            sys.stdout.flush()
         # What libraries do at exit waits for threads, which an interrupt may have left without partners.
         os._exit(130)
     except BrokenPipeError:

@@ -61,7 +61,9 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
         PackTooLarge: it is estimated not to fit.
     """
     needed = estimate_pack_bytes(trial, vocab_size, members, way)
-    free = device.free_memory_bytes()
+    free = (
+        device.free_memory_bytes()
+    )  # of one too: on a CPU it hands back what a pack that was too large left
     if members == 1 or needed <= free:
         return
     fits = members
