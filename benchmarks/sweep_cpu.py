@@ -1,7 +1,7 @@
 """A sweep against one process a trial (benchmarks/nanogpt_peer.py), on this machine's CPU.
 
     python benchmarks/sweep_cpu.py --width 64 --repeats 5 --out benchmarks/sweep_cpu_64.csv
-    python benchmarks/sweep_cpu.py --width 256 --trials 4 --repeats 3 --out benchmarks/sweep_cpu_256.csv
+    python benchmarks/sweep_cpu.py --width 256 --repeats 5 --out benchmarks/sweep_cpu_256.csv
 
 Both train GPT-2 of 2 layers on the same tokens, batches of 16 × 128, for the same steps, and evaluate once at
 the end. Timed as whole processes: start-up, imports, data, training, storing.

@@ -61,9 +61,8 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
         PackTooLarge: it is estimated not to fit.
     """
     needed = estimate_pack_bytes(trial, vocab_size, members, way)
-    free = (
-        device.free_memory_bytes()
-    )  # of one too: on a CPU it hands back what a pack that was too large left
+    # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
+    free = device.free_memory_bytes()
     if members == 1 or needed <= free:
         return
     fits = members
