@@ -23,35 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
 from mup_tpu.parametrization import TABLES, Scaling, infer_infshapes, scalings
-
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""Causal attention: query, key and value (B, H, T, d), a factor and 1/√d, to an output of their shape."""
-
-
-def _fused_attention(
-    query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, attention_factor: Tensor, scaling: float
-) -> Tensor:
-    """Through torch's fused kernels."""
-    return functional.scaled_dot_product_attention(
-        query_BHTd * attention_factor, key_BHTd, value_BHTd, is_causal=True, scale=scaling
-    )
-
-
-def _matmul_attention(
-    query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, attention_factor: Tensor, scaling: float
-) -> Tensor:
-    """As matrix products: the fused kernels have no batching rule under vmap."""
-    t = query_BHTd.shape[-2]
-    logits_BHTT = (query_BHTd * (attention_factor * scaling)) @ key_BHTd.transpose(-1, -2)
-    future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
-    logits_BHTT = logits_BHTT.masked_fill(future_TT, -math.inf)
-    weights_BHTT = logits_BHTT.to(torch.promote_types(logits_BHTT.dtype, torch.float32)).softmax(-1)
-    return weights_BHTT.to(value_BHTd.dtype) @ value_BHTd
-
-
-_ATTENTION: dict[str, AttentionFunction] = {"fused": _fused_attention, "matmul": _matmul_attention}
 
 
 class _Scale(nn.Module):
@@ -150,16 +124,10 @@ class _Attention(nn.Module):
         super().__init__()
         self.c_attn, self.c_proj = _Conv1D(width, 3 * width), _Conv1D(width, width)
         self.head_size = width // heads
-        self.scaling = self.head_size**-0.5
         self._attention = attention
 
     def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
-        query, key, value = (
-            part_BTD.view(*part_BTD.shape[:-1], -1, self.head_size).transpose(1, 2)
-            for part_BTD in self.c_attn(x_BTD).split(x_BTD.shape[-1], dim=-1)
-        )
-        out_BHTd = self._attention(query, key, value, attention_factor, self.scaling)
-        return self.c_proj(out_BHTd.transpose(1, 2).flatten(-2))
+        return self.c_proj(self._attention(self.c_attn(x_BTD), self.head_size, attention_factor))
 
 
 class _Mlp(nn.Module):
@@ -255,13 +223,13 @@ def build_skeleton(
         config: its shape; learning rates and factors are not here.
         vocab_size: tokens of the vocabulary.
         sequence_length: positions.
-        attention: "fused", or "matmul" for use under vmap.
+        attention: its form, of `mup_tpu.attention`: "fused", "matmul" under vmap, "blocks" for CPUs.
         plain_norms: layer norms as elementary operations, for XLA to shard.
         fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor
             under vmap or torch.compile.
     """
     parts = _Parts(
-        _ATTENTION[attention],
+        ATTENTION[attention],
         _PlainLayerNorm if plain_norms else nn.LayerNorm,
         _FastGelu if fast_gelu else functools.partial(nn.GELU, approximate="tanh"),
     )

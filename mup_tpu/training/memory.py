@@ -23,9 +23,10 @@ keys, values and their products (5), a residual sum (1), the MLP's hidden layer 
 as GELU's slope, what its gradient needs (8); the rest is what gradients on the way back and the allocator
 were measured to take beside them."""
 
-_SCORES_PER_LAYER = 8
-"""Numbers for each pair of tokens and head where attention is matrix products: logits, masked and softmax,
-in both directions, and copies that the products make of them (measured)."""
+_SCORES_PER_LAYER = {"loop": 0.5, "vmap": 8}
+"""Numbers for each pair of tokens and head where attention is matrix products: under vmap logits, masked and
+softmax, in both directions, and copies that the products make of them (measured); in turns the softmax, of
+pairs that see each other. bf16 in turns has torch's fused kernels, which keep none."""
 
 _LOGITS = 4
 """Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
@@ -44,14 +45,14 @@ def estimate_pack_bytes(trial: Trial, vocab_size: int, members: int, way: Way) -
     number = 8 if trial.train.precision == "float64" else 4
     parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
     tokens = d.batch_size * d.sequence_length
-    kept = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
-    if way == "vmap":
-        kept += m.depth * tokens * _SCORES_PER_LAYER * m.heads * d.sequence_length
+    kept: float = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
+    if way == "vmap" or trial.train.precision != "bf16":
+        kept += m.depth * tokens * _SCORES_PER_LAYER[way] * m.heads * d.sequence_length
     kept += tokens * _LOGITS * vocab_size
     # bf16 saves nothing here: norms, softmax and loss stay float32, and casts keep both copies.
     copies = 1 + len(state_slots(trial.optimizer))
     at_once = members if way == "vmap" else 1
-    return number * (members * copies * parameters + at_once * (parameters + kept))
+    return int(number * (members * copies * parameters + at_once * (parameters + kept)))
 
 
 def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way: Way) -> None:

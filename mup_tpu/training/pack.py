@@ -82,16 +82,20 @@ class Pack:
         self.steps_done = 0
         first = trials[0]
         sequence_length = first.data.sequence_length
+        # Forms for CPUs, in blocks: torch.compile fuses torch's own, and bf16 needs autocast's float32.
+        in_blocks = (
+            device.torch_device.type == "cpu"
+            and self.way == "loop"
+            and not compile
+            and first.train.precision != "bf16"
+        )
         self._skeleton = build_skeleton(
             first.model,
             vocab_size,
             sequence_length,
-            attention="matmul" if self.way == "vmap" else "fused",
+            attention="matmul" if self.way == "vmap" else "blocks" if in_blocks else "fused",
             plain_norms=device.torch_device.type == "xla",
-            fast_gelu=device.torch_device.type == "cpu"
-            and self.way == "loop"
-            and not compile  # which fuses torch's own; ours in blocks took twice as long there
-            and first.train.precision != "bf16",
+            fast_gelu=in_blocks,
         )
         self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
         self.scalings = [

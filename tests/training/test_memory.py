@@ -43,6 +43,7 @@ print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), 
     [
         (256, 8, "loop", "float32", 128, 16),
         (1024, 2, "loop", "float32", 128, 4),
+        (128, 2, "loop", "float32", 1024, 16),
         (256, 4, "vmap", "float32", 128, 16),
         (256, 2, "vmap", "bf16", 256, 8),
     ],

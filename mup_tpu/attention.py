@@ -1,0 +1,121 @@
+"""Causal attention in several forms, the same function to rounding: what is fast differs by device and way.
+
+Each form takes query, key and value side by side (B, T, 3·D), the head size d and a factor, and returns
+(B, T, D). Logits are factor/√d times query times key.
+
+Shapes: B sequences, T tokens, H heads, N = B·H, d head size, D width, X = 3·D; of a block, R rows and S keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+AttentionFunction = Callable[[Tensor, int, Tensor], Tensor]
+
+
+def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
+    """Through torch's fused kernels."""
+    query_BHTd, key_BHTd, value_BHTd = (_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
+    out_BHTd = functional.scaled_dot_product_attention(
+        query_BHTd * factor, key_BHTd, value_BHTd, is_causal=True
+    )
+    return out_BHTd.transpose(1, 2).flatten(-2)
+
+
+def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
+    """As matrix products: the fused kernels have no batching rule under vmap."""
+    query_BHTd, key_BHTd, value_BHTd = (_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
+    t = query_BHTd.shape[-2]
+    logits_BHTT = (query_BHTd * (factor * head_size**-0.5)) @ key_BHTd.mT
+    future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
+    logits_BHTT = logits_BHTT.masked_fill(future_TT, -math.inf)
+    weights_BHTT = logits_BHTT.to(torch.promote_types(logits_BHTT.dtype, torch.float32)).softmax(-1)
+    out_BHTd = weights_BHTT.to(value_BHTd.dtype) @ value_BHTd
+    return out_BHTd.transpose(1, 2).flatten(-2)
+
+
+def _blocks(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
+    """In blocks of rows, for CPUs in float32 or float64; not under vmap or torch.compile."""
+    return _BlockAttention.apply(qkv_BTX, head_size, factor.item() * head_size**-0.5)
+
+
+class _BlockAttention(torch.autograd.Function):
+    """Some rows of all heads at a time, against no keys but those up to their end.
+
+    torch's fused kernel for CPUs takes one head after another and makes its weights anew in backward. They
+    are kept here: half a number for each head and pair of tokens (`benchmarks/attention.py`).
+    """
+
+    @staticmethod
+    def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
+        """Output_BTD; here `factor` is all that multiplies the logits, and gets no gradient."""
+        query_BTD, key_BTD, value_BTD = qkv_BTX.chunk(3, -1)
+        query_NTd, key_NTd, value_NTd = (
+            _by_head(x_BTD, head_size).flatten(0, 1).contiguous() for x_BTD in (query_BTD, key_BTD, value_BTD)
+        )
+        ctx.factor = factor
+        out_BTD = torch.empty_like(query_BTD, memory_format=torch.contiguous_format)
+        out_BHTd = _by_head(out_BTD, head_size)
+        weights = []
+        for rows in _rows(query_BTD.shape[1]):
+            keys = slice(rows.stop)
+            future_RS = query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
+            future_RS.triu_(1 + rows.start)
+            logits_NRS = torch.baddbmm(future_RS, query_NTd[:, rows], key_NTd[:, keys].mT, alpha=factor)
+            weights_NRS = torch.softmax(logits_NRS, -1, out=logits_NRS)
+            part_BHRd = out_BHTd[:, :, rows]
+            part_BHRd.copy_(torch.bmm(weights_NRS, value_NTd[:, keys]).view(part_BHRd.shape))
+            weights.append(weights_NRS)
+        ctx.save_for_backward(query_NTd, key_NTd, value_NTd, out_BTD, *weights)
+        return out_BTD
+
+    @staticmethod
+    def backward(ctx, gradient_BTD: Tensor) -> tuple[Tensor, None, None]:
+        """Gradient_BTX of query, key and value side by side."""
+        query_NTd, key_NTd, value_NTd, out_BTD, *weights = ctx.saved_tensors
+        t, head_size = query_NTd.shape[1:]
+        gradient_NTd = _by_head(gradient_BTD, head_size).flatten(0, 1).contiguous()
+        # The mean of a row of the weights' gradient by the weights themselves, which softmax takes off
+        # (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
+        mean_NT1 = _by_head(gradient_BTD * out_BTD, head_size).sum(-1, keepdim=True).flatten(0, 1)
+        to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
+        to_query_BHTd, to_key_BHTd, to_value_BHTd = (
+            _by_head(x_BTD, head_size) for x_BTD in to_qkv_BTX.chunk(3, -1)
+        )
+        for rows, weights_NRS in reversed([*zip(_rows(t), weights, strict=True)]):
+            keys = slice(rows.stop)
+            to_weights_NRS = torch.bmm(gradient_NTd[:, rows], value_NTd[:, keys].mT)
+            to_logits_NRS = to_weights_NRS.sub_(mean_NT1[:, rows]).mul_(weights_NRS).mul_(ctx.factor)
+            part_BHRd = to_query_BHTd[:, :, rows]
+            part_BHRd.copy_(torch.bmm(to_logits_NRS, key_NTd[:, keys]).view(part_BHRd.shape))
+            to_key_NSd = torch.bmm(to_logits_NRS.mT, query_NTd[:, rows])
+            to_value_NSd = torch.bmm(weights_NRS.mT, gradient_NTd[:, rows])
+            if rows.stop == t:  # the last rows, which see all keys
+                to_key_NTd, to_value_NTd = to_key_NSd, to_value_NSd
+            else:
+                to_key_NTd[:, keys] += to_key_NSd
+                to_value_NTd[:, keys] += to_value_NSd
+        to_key_BHTd.copy_(to_key_NTd.view(to_key_BHTd.shape))
+        to_value_BHTd.copy_(to_value_NTd.view(to_value_BHTd.shape))
+        return to_qkv_BTX, None, None
+
+
+def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:
+    """A view (B, H, T, d)."""
+    return x_BTD.view(*x_BTD.shape[:-1], -1, head_size).transpose(1, 2)
+
+
+def _rows(t: int) -> list[slice]:
+    return [slice(start, min(start + _BLOCK, t)) for start in range(0, t, _BLOCK)]
+
+
+_BLOCK = 48
+"""Rows worked on at once. Fewer see fewer keys in vain, but make products too small for a core's peak."""
+
+ATTENTION: dict[str, AttentionFunction] = {"fused": _fused, "matmul": _matmul, "blocks": _blocks}
+"""The forms by name."""
