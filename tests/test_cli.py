@@ -82,7 +82,7 @@ def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, capfd):
     code, _, err = outcome(capfd, *command)
     assert code == 0, err
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {"aten::addmm", "aten::scaled_dot_product_attention"} <= names
+    assert {"aten::addmm", "_BlockAttention", "_BlockAttentionBackward"} <= names
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ were measured to take beside them."""
 _SCORES_PER_LAYER = {"loop": 0.5, "vmap": 8}
 """Numbers for each pair of tokens and head where attention is matrix products: under vmap logits, masked and
 softmax, in both directions, and copies that the products make of them (measured); in turns the softmax, of
-pairs that see each other. bf16 in turns has torch's fused kernels, which keep none."""
+pairs that see each other. torch's fused kernels keep none: in turns those of bf16, and, counted all the same,
+of float32 on a GPU or through torch.compile."""
 
 _LOGITS = 4
 """Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""

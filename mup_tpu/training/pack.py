@@ -82,7 +82,7 @@ class Pack:
         self.steps_done = 0
         first = trials[0]
         sequence_length = first.data.sequence_length
-        # Forms for CPUs, in blocks: torch.compile fuses torch's own, and bf16 needs autocast's float32.
+        # CPUs have forms of their own; torch.compile fuses torch's, and in bf16 ours would be too coarse.
         in_blocks = (
             device.torch_device.type == "cpu"
             and self.way == "loop"
