@@ -84,7 +84,7 @@ def main() -> None:
     warmup = max(1, o.steps // 10)
     losses = []
     for step in range(o.steps):
-        done = (step - warmup) / (o.steps - warmup)
+        done = (step - warmup) / max(1, o.steps - warmup)
         share = (step + 1) / warmup if step < warmup else 0.1 + 0.45 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = o.learning_rate * share
