@@ -17,17 +17,17 @@ from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.optimizer import state_slots
 
-_VECTORS_PER_LAYER = {"loop": 34, "vmap": 30}
+_VECTORS_PER_LAYER = {"loop": 34, "vmap": 57}
 """Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
 keys, values and their products (5), a residual sum (1), the MLP's hidden layer behind GELU and, before it or
 as GELU's slope, what its gradient needs (8); the rest is what gradients on the way back and the allocator
-were measured to take beside them."""
+were measured to take beside them: under vmap 34 are alive at once, and malloc holds half as much again."""
 
-_SCORES_PER_LAYER = {"loop": 0.5, "vmap": 8}
-"""Numbers for each pair of tokens and head where attention is matrix products: under vmap logits, masked and
-softmax, in both directions, and copies that the products make of them (measured); in turns the softmax, of
-pairs that see each other. torch's fused kernels keep none: in turns those of bf16, and, counted all the same,
-of float32 on a GPU or through torch.compile."""
+_SCORES_PER_LAYER = {"loop": 0.5, "vmap": 4}
+"""Numbers for each pair of tokens and head where attention is matrix products: under vmap those of logits,
+masked and softmax that are alive at once (measured); in turns the softmax, of pairs that see each other.
+torch's fused kernels keep none: in turns those of bf16, and, counted all the same, of float32 on a GPU or
+through torch.compile."""
 
 _LOGITS = 4
 """Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
@@ -93,7 +93,8 @@ def half_fits(members: int) -> Iterator[None]:
         raise PackTooLarge(f"{members} trials ran out of memory ({reason(error)})", members // 2) from None
 
 
-_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED")
+# A thread that cannot start found no room for its stack, or too many others.
+_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread")
 
 
 def _size(count: float) -> str:

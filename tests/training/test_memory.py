@@ -45,6 +45,7 @@ print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), 
         (1024, 2, "loop", "float32", 128, 4),
         (128, 2, "loop", "float32", 1024, 16),
         (256, 4, "vmap", "float32", 128, 16),
+        (256, 4, "vmap", "float32", 32, 64),
         (256, 2, "vmap", "bf16", 256, 8),
     ],
 )
@@ -83,6 +84,8 @@ def test_only_running_out_of_memory_halves_a_pack():
     with pytest.raises(PackTooLarge, match="6 trials ran out of memory") as error, half_fits(6):
         fill()
     assert error.value.fits == 3
+    with pytest.raises(PackTooLarge, match="can't start new thread"), half_fits(2):
+        raise RuntimeError("can't start new thread")  # as Python says it where a stack finds no room
     with pytest.raises(RuntimeError, match="allocate memory"), half_fits(1):
         fill()
     with pytest.raises(RuntimeError, match="something else"), half_fits(6):

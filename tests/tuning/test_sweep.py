@@ -77,7 +77,11 @@ def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA as Linux has it")
 def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tmp_path):
-    """A limit on what the process may allocate holds one member with its optimizer's state, but not three."""
+    """A limit on what the process may allocate holds one member with its optimizer's state, but not three.
+
+    Three are 1000 MiB, one is 400 besides what may be left of the three: malloc hands pages back, but not
+    always their addresses, which are what is limited.
+    """
     script = tmp_path / "sweep.py"
     wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
     script.write_text(
@@ -87,13 +91,14 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
         f"sweep = Sweep('wide', from_dict(Trial, json.loads({wide!r})), widths=(1024,),\n"
         "              learning_rates=(0.001, 0.002, 0.003), parametrizations=('mup',))\n"
         "used = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
-        "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 850 * 2**20,) * 2)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 980 * 2**20,) * 2)\n"
         "options = SweepOptions(pack_size=3)\n"
         "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=os.cpu_count()), Console(width=300))\n"
     )
     command = [sys.executable, str(script), str(tmp_path / "results")]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
-    assert "3 trials ran out of memory" in printed and "split into 3 packs" in printed
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 trials ran out of memory" in ended.stdout and "split into 3 packs" in ended.stdout
     runs = load_runs(tmp_path / "results")
     assert runs["status"].tolist() == ["finished"] * 3
     assert runs["pack_size"].tolist() == [1] * 3
