@@ -20,7 +20,7 @@ AttentionFunction = Callable[[Tensor, int, Tensor], Tensor]
 
 def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
     """Through torch's fused kernels."""
-    query_BHTd, key_BHTd, value_BHTd = (_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
+    query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     out_BHTd = functional.scaled_dot_product_attention(
         query_BHTd * factor, key_BHTd, value_BHTd, is_causal=True
     )
@@ -29,7 +29,7 @@ def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
     """As matrix products: the fused kernels have no batching rule under vmap."""
-    query_BHTd, key_BHTd, value_BHTd = (_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
+    query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     t = query_BHTd.shape[-2]
     logits_BHTT = (query_BHTd * (factor * head_size**-0.5)) @ key_BHTd.mT
     future_TT = torch.ones(t, t, dtype=torch.bool, device=logits_BHTT.device).triu(1)
@@ -54,15 +54,14 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
         """Output_BTD; here `factor` is all that multiplies the logits, and gets no gradient."""
-        query_BTD, key_BTD, value_BTD = qkv_BTX.chunk(3, -1)
         query_NTd, key_NTd, value_NTd = (
-            _by_head(x_BTD, head_size).flatten(0, 1).contiguous() for x_BTD in (query_BTD, key_BTD, value_BTD)
+            x_BHTd.flatten(0, 1).contiguous() for x_BHTd in _qkv_by_head(qkv_BTX, head_size)
         )
         ctx.factor = factor
-        out_BTD = torch.empty_like(query_BTD, memory_format=torch.contiguous_format)
+        out_BTD = qkv_BTX.new_empty(*qkv_BTX.shape[:-1], qkv_BTX.shape[-1] // 3)
         out_BHTd = _by_head(out_BTD, head_size)
         weights = []
-        for rows in _rows(query_BTD.shape[1]):
+        for rows in _rows(qkv_BTX.shape[1]):
             keys = slice(rows.stop)
             future_RS = query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
             future_RS.triu_(1 + rows.start)
@@ -84,9 +83,7 @@ class _BlockAttention(torch.autograd.Function):
         # (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
         mean_NT1 = _by_head(gradient_BTD * out_BTD, head_size).sum(-1, keepdim=True).flatten(0, 1)
         to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
-        to_query_BHTd, to_key_BHTd, to_value_BHTd = (
-            _by_head(x_BTD, head_size) for x_BTD in to_qkv_BTX.chunk(3, -1)
-        )
+        to_query_BHTd, to_key_BHTd, to_value_BHTd = _qkv_by_head(to_qkv_BTX, head_size)
         for rows, weights_NRS in reversed([*zip(_rows(t), weights, strict=True)]):
             keys = slice(rows.stop)
             to_weights_NRS = torch.bmm(gradient_NTd[:, rows], value_NTd[:, keys].mT)
@@ -103,6 +100,11 @@ class _BlockAttention(torch.autograd.Function):
         to_key_BHTd.copy_(to_key_NTd.view(to_key_BHTd.shape))
         to_value_BHTd.copy_(to_value_NTd.view(to_value_BHTd.shape))
         return to_qkv_BTX, None, None
+
+
+def _qkv_by_head(qkv_BTX: Tensor, head_size: int) -> tuple[Tensor, ...]:
+    """Views of query, key and value, each (B, H, T, d)."""
+    return tuple(_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
 
 
 def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:

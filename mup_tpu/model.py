@@ -7,7 +7,7 @@ process that trains; so it is imported to export alone.
 The factors (embeddings, attention logits, logits) are buffers, so that they can differ between the members of
 a pack. A trained member exports to a stock `GPT2LMHeadModel` with the factors folded into its weights.
 
-Shapes: B sequences, T tokens, H heads, d head size, D width, V vocabulary; a layer's I inputs.
+Shapes: B sequences, T tokens, D width, V vocabulary; a layer's I inputs.
 """
 
 from __future__ import annotations

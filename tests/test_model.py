@@ -75,6 +75,15 @@ def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config
     )
 
 
+@pytest.mark.parametrize("form", ["matmul", "blocks"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_attention_equals_fused(config, form):
+    parameters = weights(config)
+    torch.testing.assert_close(
+        logits(config, parameters, form), logits(config, parameters), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_fast_gelu_is_gpt2s_gelu_and_so_is_its_gradient():
     x = torch.linspace(-12, 12, 300_001, dtype=torch.float64, requires_grad=True)  # more than a block
     config = ModelConfig(width=32, head_size=16, base_width=32)
