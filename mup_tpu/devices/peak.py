@@ -11,6 +11,8 @@ import time
 import torch
 
 from mup_tpu.devices.base import Device
+from mup_tpu.devices.tpus import generation
+from mup_tpu.errors import ConfigError
 
 # TFLOP/s of dense matrix products, in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's
 # data sheets, without sparsity; by a word in torch's name of the device, the first that fits.
@@ -24,18 +26,6 @@ _GPUS: dict[str, tuple[float, float]] = {
     "L4": (121.0, 30.3),
     "A10": (125.0, 31.2),
 }
-
-# TFLOP/s of a chip in bfloat16, as which XLA multiplies float32 too; Google Cloud's page of each version.
-_TPUS = {
-    "v2": 45.0,
-    "v3": 123.0,
-    "v4": 275.0,
-    "v5litepod": 197.0,
-    "v5e": 197.0,
-    "v5p": 459.0,
-    "v6e": 918.0,
-}
-_TWO_DEVICES_A_CHIP = ("v2", "v3")
 
 _SIDE = 1024
 _REPEATS = 5
@@ -65,9 +55,11 @@ def peak_flops(device: Device, precision: str) -> float:
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:
-    """Peak FLOP/s of one XLA device of a TPU, by its type as Google Cloud and Ray write it: v4-16, v5p-8."""
-    version = accelerator_type.partition("-")[0]
-    return 1e12 * _TPUS.get(version, math.nan) / (2 if version in _TWO_DEVICES_A_CHIP else 1)
+    """Peak FLOP/s of one XLA device of a TPU, by its type (v4-16); nan for one that is not known."""
+    try:
+        return generation(accelerator_type).device_flops
+    except ConfigError:
+        return math.nan
 
 
 @functools.cache

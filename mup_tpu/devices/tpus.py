@@ -1,0 +1,65 @@
+"""TPU generations: peak arithmetic and memory by type, as Google Cloud and Ray write it (v4-16, v5litepod-8).
+
+From Google Cloud's page of each version. Without torch, so that whoever plans for a TPU need not have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TpuGeneration:
+    """One chip of a generation."""
+
+    peak_tflops: float
+    """Dense matrix products in bfloat16, TFLOP/s; XLA multiplies float32 at this rate too, by its default."""
+    hbm_gib: int
+    """High-bandwidth memory, GiB."""
+    devices: int = 1
+    """XLA devices; up to v3 each of a chip's two cores is one, with half of the memory."""
+
+    @property
+    def device_flops(self) -> float:
+        """Peak FLOP/s of one XLA device."""
+        return 1e12 * self.peak_tflops / self.devices
+
+    @property
+    def device_hbm_bytes(self) -> int:
+        """High-bandwidth memory of one XLA device, bytes."""
+        return self.hbm_gib * 2**30 // self.devices
+
+
+GENERATIONS = {
+    "v2": TpuGeneration(45.0, 16, devices=2),
+    "v3": TpuGeneration(123.0, 32, devices=2),
+    "v4": TpuGeneration(275.0, 32),
+    "v5litepod": TpuGeneration(197.0, 16),
+    "v5e": TpuGeneration(197.0, 16),
+    "v5p": TpuGeneration(459.0, 95),
+    "v6e": TpuGeneration(918.0, 32),
+}
+
+
+def generation(accelerator_type: str) -> TpuGeneration:
+    """The generation of a type such as v4-16.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    version = accelerator_type.partition("-")[0]
+    if version not in GENERATIONS:
+        raise ConfigError(
+            f"TPU type {accelerator_type!r} is not known; it begins with one of {', '.join(GENERATIONS)}"
+        )
+    return GENERATIONS[version]
+
+
+def hbm_bytes(accelerator_type: str) -> int | None:
+    """High-bandwidth memory of one XLA device, bytes; None for a type that is not known."""
+    try:
+        return generation(accelerator_type).device_hbm_bytes
+    except ConfigError:
+        return None
