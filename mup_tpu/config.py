@@ -395,9 +395,13 @@ class SweepOptions:
     """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
     pack_size: int = 0
     """Most trials that train together in one process; 0 chooses for the device."""
+    heartbeat: float = 600.0
+    """Seconds without a report (a line of a pack's log) after which a pack counts as hung: its process is
+    ended and it is tried again. A pack in the command's own process cannot be watched."""
 
     def __post_init__(self) -> None:
         require_positive(self, "pack_size", allow_zero=True)
+        require_positive(self, "heartbeat")
 
     @property
     def on_ray(self) -> bool:

@@ -13,15 +13,16 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from mup_tpu import data
-from mup_tpu.config import RunOptions, Trial
+from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import MupTpuError, PackTooLarge, Preempted, first_line
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, Report
-from mup_tpu.tuning.plan import MAX_ATTEMPTS, split_pack
+from mup_tpu.tuning.heartbeat import Heartbeats, Lost
+from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.this_machine import is_cpu, start_process
 
 
@@ -46,6 +47,7 @@ def run_packs(
     workers: int,
     checkpoints: Callable[[list[Trial]], str | None],
     results: str | None,
+    heartbeat: float = SweepOptions.heartbeat,
 ) -> Generator[tuple[int, PackEvent | None]]:
     """Run packs, yielding (pack index, event) as events come; None says that it has started.
 
@@ -56,6 +58,7 @@ def run_packs(
         workers: packs at once; with 1 they run in this process.
         checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
         results: the folder or fsspec URL whose logs they keep theirs in; None keeps none.
+        heartbeat: seconds without a report after which a worker counts as hung; not in this process.
 
     Raises:
         Preempted: SIGTERM came, and no pack is left that could say so.
@@ -63,7 +66,7 @@ def run_packs(
     """
     if workers == 1:
         return _in_this_process(packs, options, checkpoints, results)
-    return _side_by_side(packs, options, workers, checkpoints, results)
+    return _side_by_side(packs, options, workers, checkpoints, results, heartbeat)
 
 
 def _in_this_process(
@@ -115,18 +118,12 @@ class _Worker:
         self.connection.close()
 
 
-@dataclass(frozen=True)
-class _Died:
-    """A worker's process ended before its pack did."""
-
-    exit_code: int | None
-
-
 class _Crew:
     """Workers, each with a pack or waiting for one; ended with the block."""
 
-    def __init__(self, options: RunOptions, results: str | None) -> None:
+    def __init__(self, options: RunOptions, results: str | None, heartbeat: float) -> None:
         self._options, self._results = options, results
+        self._heartbeats = Heartbeats(heartbeat)
         self._idle: list[_Worker] = []
         self._busy: dict[Any, tuple[int, _Worker]] = {}
 
@@ -146,24 +143,37 @@ class _Crew:
         """Hand a pack to a worker that waits, or to a new one."""
         worker = self._idle.pop() if self._idle else _Worker(self._options, self._results)
         self._busy[worker.connection] = (index, worker)
+        self._heartbeats.heard(worker.connection)
         with contextlib.suppress(OSError):  # its process died while it waited: `events` will hear of it
             worker.connection.send((pack, checkpoints))
 
-    def events(self) -> Iterator[tuple[int, PackEvent | MupTpuError | _Died]]:
-        """What workers have to say, waiting up to a second for it."""
+    def events(self) -> Iterator[tuple[int, PackEvent | MupTpuError | Lost]]:
+        """What workers have to say, waiting up to a second for it, and which of them are lost."""
         for connection in wait(list(self._busy), timeout=1.0):
             index, worker = self._busy[connection]
             try:
                 event = worker.connection.recv()
             except (EOFError, OSError):
-                del self._busy[connection]
-                worker.end()
-                event = _Died(worker.process.exitcode)
+                self._end(connection)
+                event = Lost(f"its process died (exit code {worker.process.exitcode})")
             else:
+                self._heartbeats.heard(connection)
                 if not isinstance(event, Report):
-                    del self._busy[connection]
+                    self._forget(connection)
                     self._idle.append(worker)
             yield index, event
+        for connection in self._heartbeats.hung():
+            index, _ = self._busy[connection]
+            self._end(connection)
+            yield index, self._heartbeats.lost()
+
+    def _end(self, connection: Any) -> None:
+        self._forget(connection).end()
+
+    def _forget(self, connection: Any) -> _Worker:
+        """A worker that has no pack any more."""
+        self._heartbeats.forget(connection)
+        return self._busy.pop(connection)[1]
 
     def terminate(self) -> None:
         """SIGTERM to all that have a pack."""
@@ -208,11 +218,12 @@ def _side_by_side(
     count: int,
     checkpoints: Callable[[list[Trial]], str | None],
     results: str | None,
+    heartbeat: float,
 ) -> Generator[tuple[int, PackEvent | None]]:
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
     at_end: list[tuple[int, PackResult]] = []
-    with _Crew(options, results) as crew, _sigterm_passed_on(crew) as told:
+    with _Crew(options, results, heartbeat) as crew, _sigterm_passed_on(crew) as told:
         while crew.busy or (waiting and not told):
             while waiting and crew.busy < count and not told:
                 index = waiting.pop(0)
@@ -220,12 +231,12 @@ def _side_by_side(
                 crew.start(index, packs[index], checkpoints(packs[index]))
                 yield index, None
             for index, event in crew.events():
-                if isinstance(event, _Died):
-                    if attempts[index] < MAX_ATTEMPTS or told:
+                if isinstance(event, Lost):
+                    failure = None if told else event.outcome(packs[index], attempts[index])
+                    if failure:
+                        yield index, failure
+                    else:
                         waiting.insert(0, index)
-                        continue
-                    died = f"its process died {MAX_ATTEMPTS} times (exit code {event.exit_code})"
-                    yield index, PackFailure(died)
                 elif isinstance(event, PackTooLarge):
                     parts = split_pack(packs, index, event)
                     waiting[:0] = parts

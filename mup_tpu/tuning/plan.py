@@ -8,9 +8,6 @@ from collections.abc import Collection, Sequence
 from mup_tpu.config import Trial
 from mup_tpu.errors import PackTooLarge
 
-MAX_ATTEMPTS = 3
-"""Times a pack is started, where its process dies, before its trials count as failed."""
-
 LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members in turns gain nothing from company beyond the shared batches, and small packs are stored sooner."""
 

@@ -1,7 +1,7 @@
 """Packs on Ray: one actor a slot, kept for the whole sweep so that torch is imported and warmed up once.
 
-An actor streams a pack's reports and then its rows. If its process dies, the pack is tried again on a new
-one; if a pack raises, its trials are stored as failed with the reason, and the rest goes on.
+An actor streams a pack's reports and then its rows. If its process dies or hangs, the pack is tried again on
+a new one; if a pack raises, its trials are stored as failed with the reason, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray
 
-from mup_tpu.config import RunOptions, Trial
+from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, PackTooLarge, first_line
 from mup_tpu.training.report import PackEvent, PackFailure, PackSplit, Report
 from mup_tpu.tuning.cluster import Slots, slots
-from mup_tpu.tuning.plan import MAX_ATTEMPTS, split_pack
+from mup_tpu.tuning.heartbeat import MAX_ATTEMPTS, Heartbeats, Lost
+from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.workers import PackWorker, SliceWorker, end_worker
 
 _LOOK_EVERY_S = 5.0
@@ -32,9 +33,9 @@ class _Workers:
     wait for one for long.
     """
 
-    def __init__(self, options: RunOptions, room: Slots, results: str | None) -> None:
+    def __init__(self, options: RunOptions, room: Slots, results: str | None, heartbeat: float) -> None:
         self._options, self._room, self._looked_at = options, room, time.monotonic()
-        self._results = results
+        self._results, self._heartbeats = results, Heartbeats(heartbeat)
         environment = {"env_vars": room.environment}
         worker = ray.remote(PackWorker if room.slice is None else SliceWorker)
         self._remote = worker.options(runtime_env=environment, **room.needs)
@@ -55,17 +56,51 @@ class _Workers:
             worker: Any = self._remote.remote(self._options, self._results, *reserves)
             self.starting[worker.ready.remote()] = worker
 
-    def wait(self) -> list[Any]:
-        """Streams with something to read; settles workers that have found their place on the way.
+    def start(self, index: int, pack: list[Trial], checkpoints: str | None) -> None:
+        """Hand a pack to a worker that waits."""
+        worker = self.idle.pop()
+        stream = worker.run.options(num_returns="streaming").remote(pack, checkpoints)
+        self.busy[stream] = (index, worker)
+        self._heartbeats.heard(stream)
+
+    def events(self) -> Iterator[tuple[int, PackEvent | PackTooLarge | Lost]]:
+        """What workers have to say, waiting up to a second for it, and which of them are lost.
 
         Raises:
             ConfigError: workers cannot be started.
         """
+        for stream in self._wait():
+            index, worker = self.busy[stream]
+            event: PackEvent | PackTooLarge | Lost
+            try:
+                event = ray.get(next(stream))
+            except ray.exceptions.RayActorError as error:
+                event = Lost(f"its process died: {first_line(error)}")
+            except ray.exceptions.RayTaskError as error:
+                too_large = isinstance(error.cause, PackTooLarge)
+                event = error.cause if too_large else PackFailure(first_line(error.cause or error))
+            if isinstance(event, Report):
+                self._heartbeats.heard(stream)
+            elif isinstance(event, Lost):
+                self._lost(stream)
+            else:
+                self._forget(stream)
+                self.idle.append(worker)
+            yield index, event
+        for stream in self._heartbeats.hung():
+            index, _ = self.busy[stream]
+            self._lost(stream)
+            yield index, self._heartbeats.lost()
+
+    def _wait(self) -> list[Any]:
+        """Streams with something to read; settles workers that have found their place on the way."""
         references = [*self.busy, *self.starting]
         if not references:  # no node is left for now
             time.sleep(1.0)
             return []
-        ready: list[Any] = ray.wait(references, num_returns=1, timeout=1.0)[0]
+        ray.wait(references, num_returns=1, timeout=1.0)
+        # All that are ready, not the first alone: who is not read would seem to be silent.
+        ready: list[Any] = ray.wait(references, num_returns=len(references), timeout=0)[0]
         for reference in [reference for reference in ready if reference in self.starting]:
             worker = self.starting.pop(reference)
             try:
@@ -79,14 +114,15 @@ class _Workers:
                     raise ConfigError(f"workers do not start: {first_line(error)}") from None
         return [reference for reference in ready if reference in self.busy]
 
-    def free(self, stream: Any) -> None:
-        """A worker is done with its pack."""
-        self.idle.append(self.busy.pop(stream)[1])
-
-    def lost(self, stream: Any) -> None:
-        """A worker has died, its node and its place on the cluster maybe with it."""
-        end_worker(self.busy.pop(stream)[1])
+    def _lost(self, stream: Any) -> None:
+        """A worker has died or hangs, its node and its place on the cluster maybe gone with it."""
+        end_worker(self._forget(stream))
         self._looked_at = -math.inf
+
+    def _forget(self, stream: Any) -> Any:
+        """The worker of a stream that has ended."""
+        self._heartbeats.forget(stream)
+        return self.busy.pop(stream)[1]
 
     def kill(self) -> None:
         """End all of them."""
@@ -100,6 +136,7 @@ def run_packs(
     room: Slots,
     checkpoints: Callable[[list[Trial]], str | None] = lambda pack: None,
     results: str | None = None,
+    heartbeat: float = SweepOptions.heartbeat,
 ) -> Generator[tuple[int, PackEvent | None]]:
     """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
 
@@ -109,43 +146,35 @@ def run_packs(
         room: how many at once to begin with, and what an actor asks Ray for; looked at again as they run.
         checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
         results: the folder or fsspec URL whose logs the workers keep theirs in; None keeps none.
+        heartbeat: seconds without a report after which a worker counts as hung.
+
+    Raises:
+        ConfigError: workers cannot be started.
     """
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
-    workers = _Workers(options, room, results)
+    workers = _Workers(options, room, results, heartbeat)
     try:
         while waiting or workers.busy:
             workers.fill(len(waiting) + len(workers.busy))
             while waiting and workers.idle:
-                index, worker = waiting.pop(0), workers.idle.pop()
+                index = waiting.pop(0)
                 attempts[index] += 1
-                stream = worker.run.options(num_returns="streaming").remote(
-                    packs[index], checkpoints(packs[index])
-                )
-                workers.busy[stream] = (index, worker)
+                workers.start(index, packs[index], checkpoints(packs[index]))
                 yield index, None
-            for stream in workers.wait():
-                index, _ = workers.busy[stream]
-                try:
-                    event: PackEvent = ray.get(next(stream))
-                except ray.exceptions.RayActorError as error:
-                    workers.lost(stream)
-                    if attempts[index] < MAX_ATTEMPTS:
+            for index, event in workers.events():
+                if isinstance(event, Lost):
+                    failure = event.outcome(packs[index], attempts[index])
+                    if failure:
+                        yield index, failure
+                    else:
                         waiting.insert(0, index)
-                    else:
-                        reason = f"its process died {MAX_ATTEMPTS} times: {first_line(error)}"
-                        yield index, PackFailure(reason)
-                    continue
-                except ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, PackTooLarge):
-                        parts = split_pack(packs, index, error.cause)
-                        waiting[:0] = parts
-                        event = PackSplit(parts, str(error.cause))
-                    else:
-                        event = PackFailure(first_line(error.cause or error))
-                yield index, event
-                if not isinstance(event, Report):
-                    workers.free(stream)
+                elif isinstance(event, PackTooLarge):
+                    parts = split_pack(packs, index, event)
+                    waiting[:0] = parts
+                    yield index, PackSplit(parts, str(event))
+                else:
+                    yield index, event
     finally:
         workers.kill()
 

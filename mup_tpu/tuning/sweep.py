@@ -159,7 +159,9 @@ def _with_ray(
         slots = cluster.slots(run)
         way = slots.way if run.way == "auto" else run.way
         packs = make_packs(trials, slots.count, way, options.pack_size)
-        with contextlib.closing(ray_packs.run_packs(packs, run, slots, folders.of, results)) as events:
+        with contextlib.closing(
+            ray_packs.run_packs(packs, run, slots, folders.of, results, options.heartbeat)
+        ) as events:
             yield packs, events
 
 
@@ -170,5 +172,7 @@ def _on_this_machine(
     workers, threads = this_machine.room(len(trials), run)
     packs = make_packs(trials, workers, local_packs.way(run), options.pack_size)
     run = replace(run, threads=threads)
-    with contextlib.closing(local_packs.run_packs(packs, run, workers, folders.of, results)) as events:
+    with contextlib.closing(
+        local_packs.run_packs(packs, run, workers, folders.of, results, options.heartbeat)
+    ) as events:
         yield packs, events

@@ -183,7 +183,8 @@ def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
         if kills == 1:
             assert [last[i].rows[0]["status"] for i in range(2)] == ["finished"] * 2
         else:
-            assert all("its process died 3 times" in last[i].reason for i in range(2))
+            assert all("its process died (exit code -9)" in last[i].reason for i in range(2))
+            assert all("the last of 3 attempts" in last[i].reason for i in range(2))
 
 
 @pytest.mark.slow
