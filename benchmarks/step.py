@@ -39,13 +39,18 @@ class Case:
     threads: int
 
 
+_MOST_STEPS = 20
+"""Handed over at once, where the device takes several."""
+
+
 def measure(case: Case, seconds: float) -> dict[str, object]:
     """Train a pack on one batch for about so long, and evaluate it.
 
     Returns:
-        The case and: first_step_s (compilation included), tokens_per_s of all members together, share of the
-        matrix-product peak (FLOPs as in `mup_tpu.training.meter`), peak_mib and what of it the pack added,
-        estimate_mib, and evaluate_share, one evaluation batch over one training step.
+        The case and: first_step_s (compilation included; on XLA of a stretch of steps), tokens_per_s of all
+        members together, share of the matrix-product peak (FLOPs as in `mup_tpu.training.meter`), peak_mib
+        and what of it the pack added, estimate_mib, and evaluate_share, one evaluation batch over one
+        training step.
     """
     import torch
 
@@ -63,7 +68,10 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, 16)
-    tokens_BT1 = device.place_batch(torch.randint(0, 256, (16, case.sequence_length + 1)))
+    stretch = min(_MOST_STEPS, device.longest_stretch(1))
+    tokens_SBT1 = torch.randint(0, 256, (stretch, 16, case.sequence_length + 1))
+    tokens_SBT1 = device.place_stack(tokens_SBT1, "data", stretch)
+    one_batch = device.place_stack(torch.randint(0, 256, (1, 16, case.sequence_length + 1)), "data", 1)
     peak = peak_flops(device, case.precision)
     before = device.peak_memory_bytes()
     pack = Pack(trials, 256, device, case.way, case.compile)
@@ -75,14 +83,14 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
         device.synchronize()
         return time.perf_counter() - began
 
-    first = timed(lambda: pack.step(tokens_BT1))
-    timed(lambda: pack.step(tokens_BT1))
+    first = timed(lambda: pack.train(tokens_SBT1, stretch))
+    timed(lambda: pack.train(tokens_SBT1, stretch))
     steps: list[float] = []
-    while len(steps) < 3 or sum(steps) < seconds:
-        steps.append(timed(lambda: pack.step(tokens_BT1)))
+    while len(steps) < 3 or stretch * sum(steps) < seconds:
+        steps.append(timed(lambda: pack.train(tokens_SBT1, stretch)) / stretch)
     after = device.peak_memory_bytes()
-    timed(lambda: pack.evaluate([tokens_BT1]))
-    evaluation = median(timed(lambda: pack.evaluate([tokens_BT1])) for _ in range(3))
+    timed(lambda: pack.evaluate(one_batch))
+    evaluation = median(timed(lambda: pack.evaluate(one_batch)) for _ in range(3))
     rate = case.members * 16 * case.sequence_length / median(steps)
     arithmetic = flops_per_token(pack.shapes, 256, case.width, 2, case.sequence_length)
     return {

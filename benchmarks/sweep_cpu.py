@@ -18,7 +18,8 @@ import tyro
 from paired import compare, report
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.cache import cache_root, load_cache
+from mup_tpu.data.cache import load_cache
+from mup_tpu.files import cache_root
 
 SWEEP = """
 experiment = "bench"

@@ -61,7 +61,7 @@ class _BlockAttention(torch.autograd.Function):
         out_BTD = qkv_BTX.new_empty(*qkv_BTX.shape[:-1], qkv_BTX.shape[-1] // 3)
         out_BHTd = _by_head(out_BTD, head_size)
         weights = []
-        for rows in _rows(qkv_BTX.shape[1]):
+        for rows in _rows(qkv_BTX.shape[1], _BLOCK):
             keys = slice(rows.stop)
             future_RS = query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
             future_RS.triu_(1 + rows.start)
@@ -84,7 +84,7 @@ class _BlockAttention(torch.autograd.Function):
         mean_NT1 = _by_head(gradient_BTD * out_BTD, head_size).sum(-1, keepdim=True).flatten(0, 1)
         to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
         to_query_BHTd, to_key_BHTd, to_value_BHTd = _qkv_by_head(to_qkv_BTX, head_size)
-        for rows, weights_NRS in reversed([*zip(_rows(t), weights, strict=True)]):
+        for rows, weights_NRS in reversed([*zip(_rows(t, _BLOCK), weights, strict=True)]):
             keys = slice(rows.stop)
             to_weights_NRS = torch.bmm(gradient_NTd[:, rows], value_NTd[:, keys].mT)
             to_logits_NRS = to_weights_NRS.sub_(mean_NT1[:, rows]).mul_(weights_NRS).mul_(ctx.factor)
@@ -102,6 +102,69 @@ class _BlockAttention(torch.autograd.Function):
         return to_qkv_BTX, None, None
 
 
+def _recomputed(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
+    """In blocks of rows whose weights backward computes again, for long sequences under vmap."""
+    query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
+    out_BHTd, _ = _RecomputedAttention.apply(query_BHTd * (factor * head_size**-0.5), key_BHTd, value_BHTd)
+    return out_BHTd.transpose(1, 2).flatten(-2)
+
+
+class _RecomputedAttention(torch.autograd.Function):
+    """Keeps one number for each row of the weights, the logarithm of its sum, instead of the row.
+
+    After Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4, with whole rows, and so many at a time that
+    their products are large. Memory grows with T instead of T².
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> tuple[Tensor, Tensor]:
+        """Output_BHTd and the logarithm of each row's sum_BHT; the query holds what multiplies logits."""
+        parts, sums = [], []
+        for rows in _rows(query_BHTd.shape[-2], _LARGE_BLOCK):
+            logits_BHRS = _causal_logits(query_BHTd, key_BHTd, rows)
+            sums.append(logits_BHRS.logsumexp(-1))
+            weights_BHRS = (logits_BHRS - sums[-1][..., None]).exp().to(value_BHTd.dtype)
+            parts.append(weights_BHRS @ value_BHTd[..., : rows.stop, :])
+        return torch.cat(parts, -2), torch.cat(sums, -1)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx, gradient_BHTd: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, key and value."""
+        query_BHTd, key_BHTd, value_BHTd, out_BHTd, sums_BHT = ctx.saved_tensors
+        t = query_BHTd.shape[-2]
+        mean_BHT1 = (gradient_BHTd * out_BHTd).to(sums_BHT.dtype).sum(-1, keepdim=True)  # appendix B.2
+        to_query, to_key, to_value = [], torch.zeros_like(key_BHTd), torch.zeros_like(value_BHTd)
+        for rows in _rows(t, _LARGE_BLOCK):
+            query_BHRd, part_BHRd = query_BHTd[..., rows, :], gradient_BHTd[..., rows, :]
+            key_BHSd, value_BHSd = (x_BHTd[..., : rows.stop, :] for x_BHTd in (key_BHTd, value_BHTd))
+            logits_BHRS = _causal_logits(query_BHTd, key_BHTd, rows)
+            weights_BHRS = (logits_BHRS - sums_BHT[..., rows, None]).exp()
+            to_weights_BHRS = (part_BHRd @ value_BHSd.mT).to(weights_BHRS.dtype)
+            to_logits_BHRS = weights_BHRS * (to_weights_BHRS - mean_BHT1[..., rows, :])
+            to_logits_BHRS = to_logits_BHRS.to(query_BHTd.dtype)
+            to_query.append(to_logits_BHRS @ key_BHSd)
+            later = (0, 0, 0, t - rows.stop)
+            to_key = to_key + functional.pad(to_logits_BHRS.mT @ query_BHRd, later)
+            to_value = to_value + functional.pad(weights_BHRS.to(value_BHSd.dtype).mT @ part_BHRd, later)
+        return torch.cat(to_query, -2), to_key, to_value
+
+
+def _causal_logits(query_BHTd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
+    """Logits_BHRS of a block of rows and the keys up to its end, in float32 or more."""
+    logits_BHRS = query_BHTd[..., rows, :] @ key_BHTd[..., : rows.stop, :].mT
+    shape = logits_BHRS.shape[-2:]
+    future_RS = torch.ones(shape, dtype=torch.bool, device=logits_BHRS.device).triu(1 + rows.start)
+    logits_BHRS = logits_BHRS.to(torch.promote_types(logits_BHRS.dtype, torch.float32))
+    return logits_BHRS.masked_fill(future_RS, -math.inf)
+
+
 def _qkv_by_head(qkv_BTX: Tensor, head_size: int) -> tuple[Tensor, ...]:
     """Views of query, key and value, each (B, H, T, d)."""
     return tuple(_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
@@ -112,12 +175,20 @@ def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:
     return x_BTD.view(*x_BTD.shape[:-1], -1, head_size).transpose(1, 2)
 
 
-def _rows(t: int) -> list[slice]:
-    return [slice(start, min(start + _BLOCK, t)) for start in range(0, t, _BLOCK)]
+def _rows(t: int, block: int) -> list[slice]:
+    return [slice(start, min(start + block, t)) for start in range(0, t, block)]
 
 
 _BLOCK = 48
 """Rows worked on at once. Fewer see fewer keys in vain, but make products too small for a core's peak."""
 
-ATTENTION: dict[str, AttentionFunction] = {"fused": _fused, "matmul": _matmul, "blocks": _blocks}
+_LARGE_BLOCK = 128
+"""The same where rows are recomputed, on accelerators: what their matrix units take at once."""
+
+ATTENTION: dict[str, AttentionFunction] = {
+    "fused": _fused,
+    "matmul": _matmul,
+    "blocks": _blocks,
+    "recomputed": _recomputed,
+}
 """The forms by name."""

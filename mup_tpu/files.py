@@ -20,6 +20,11 @@ from fsspec.implementations.local import LocalFileSystem
 from mup_tpu.errors import reason
 
 
+def cache_root() -> Path:
+    """Where caches of tokens and of compiled programs lie: $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
+    return Path(os.environ.get("MUP_TPU_CACHE") or Path.home() / ".cache" / "mup_tpu")
+
+
 class Folder:
     """A folder, there already or not; files in it go by names relative to it, with `/` between parts.
 

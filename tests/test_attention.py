@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
 from mup_tpu.attention import ATTENTION
 
@@ -35,6 +36,23 @@ def test_every_form_is_softmax_attention_and_so_is_its_gradient(form, b, t, head
     toward = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
     gradients = [torch.autograd.grad(out, qkv, toward)[0] for out in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["matmul", "recomputed"])
+def test_forms_for_stacked_members_are_so_for_each_of_them(form):
+    """K members of a factor each, as vmap over gradients runs them."""
+    generator = torch.Generator().manual_seed(0)
+    qkv_KBTX = torch.randn(3, 2, 150, 3 * 8, generator=generator, dtype=torch.float64)
+    factors_K = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+
+    def loss(qkv: Tensor, factor: Tensor) -> Tensor:
+        return ATTENTION[form](qkv, 8, factor).square().sum()
+
+    stacked_KBTX = vmap(grad(loss))(qkv_KBTX, factors_K)
+    for qkv, factor, ours in zip(qkv_KBTX, factors_K, stacked_KBTX, strict=True):
+        qkv.requires_grad_()
+        (theirs,) = torch.autograd.grad(written_out(qkv, 8, float(factor)).square().sum(), qkv)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", ATTENTION)

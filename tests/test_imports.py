@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "attention": set(),
     "model": CONFIGURATION | {"attention"},
     "data": CONFIGURATION | {"files"},
-    "devices": MODEL,
+    "devices": MODEL | {"files"},
     "training": TRAINING,
     "tuning": TRAINING | {"store"},
     "store": CONFIGURATION | {"files"},

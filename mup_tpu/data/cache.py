@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 import warnings
@@ -21,7 +20,7 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
-from mup_tpu.files import Folder, checksum
+from mup_tpu.files import Folder, cache_root, checksum
 
 FORMAT = 1
 """Part of the fingerprint: tokens made by another rule are other data."""
@@ -44,11 +43,6 @@ class TokenCache:
     tokenizer: Tokenizer
     meta: dict[str, Any]
     """Name, documents and tokens a split, bytes per token, unigram entropy in nat per token."""
-
-
-def cache_root() -> Path:
-    """Where token caches lie: $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
-    return Path(os.environ.get("MUP_TPU_CACHE") or Path.home() / ".cache" / "mup_tpu")
 
 
 def fingerprint(config: DataConfig, progress: bool = False) -> str:

@@ -19,6 +19,14 @@ Way = Literal["loop", "vmap"]
 NAMES = ("cpu", "cuda", "xla")
 
 
+Step = Callable[[Any, Any, Any], Tensor]
+"""Changes the tensors of its first argument in place, reads those of the second and an item of each stack in
+the third; returns one tensor."""
+
+Repeated = Callable[[Any, Any, Any, int], Tensor]
+"""The same with stacks of items, and how many steps to make; returns a stack of what they returned."""
+
+
 @dataclass(frozen=True)
 class MeshShape:
     """How many ways a pack's members, and its batches, are split over devices."""
@@ -37,6 +45,9 @@ class MeshShape:
         if not match:
             raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")
         return cls(int(match[1]), int(match[2]))
+
+
+ONE_DEVICE = MeshShape()
 
 
 class Device(Protocol):
@@ -60,6 +71,25 @@ class Device(Protocol):
     def place_batch(self, tokens: Tensor) -> Tensor:
         """A batch (B, ...) on the device, its sequences spread over the mesh's data axis."""
 
+    def longest_stretch(self, batch_bytes: int) -> int:
+        """Most steps that are best handed over at once; between two of them losses can be read.
+
+        Args:
+            batch_bytes: size of a batch's tokens.
+        """
+
+    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
+        """Items (S, ...) on the device, each of them spread by its first dimension over an axis of the mesh.
+
+        Args:
+            stack: on the CPU.
+            axis: "trial" or "data".
+            length: items that `repeated` is to find room for; what is missing of them may be made up.
+        """
+
+    def repeated(self, step: Step) -> Repeated:
+        """A step, made for items of stacks one after the other."""
+
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor's values on the CPU, whole; waits for them."""
 
@@ -76,10 +106,19 @@ class Device(Protocol):
         """Wait until all work handed to the device is done."""
 
     def free_memory_bytes(self) -> int:
-        """Memory that a pack may take now: of all its devices, or a CPU process's share by its threads."""
+        """Memory that a pack may take now on each device; a CPU process's share of all by its threads."""
 
     def peak_memory_bytes(self) -> int:
         """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
+
+
+def one_by_one(step: Step) -> Repeated:
+    """A step repeated by calling it, for devices that run operations as they are called."""
+
+    def steps(changed: Any, fixed: Any, stacks: tuple[Tensor, ...], count: int) -> Tensor:
+        return torch.stack([step(changed, fixed, tuple(stack[i] for stack in stacks)) for i in range(count)])
+
+    return steps
 
 
 def get_device(name: str = "auto") -> Device:

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import MeshShape, Way
+from mup_tpu.devices.base import MeshShape, Repeated, Step, Way, one_by_one
 from mup_tpu.errors import ConfigError
 
 
@@ -47,6 +47,18 @@ class CpuDevice:
     def place_batch(self, tokens: Tensor) -> Tensor:
         """The batch on the device."""
         return tokens.to(self.torch_device)
+
+    def longest_stretch(self, batch_bytes: int) -> int:
+        """1: a step at a time, so that whoever interrupts is heard after each."""
+        return 1
+
+    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
+        """The stack on the device."""
+        return stack.to(self.torch_device)
+
+    def repeated(self, step: Step) -> Repeated:
+        """The step, called once for each item."""
+        return one_by_one(step)
 
     def read(self, tensor: Tensor) -> Tensor:
         """The tensor's values on the CPU."""

@@ -10,8 +10,11 @@ Every host has whole tensors in memory, batches too, and sends its own devices t
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices.base import MeshShape, Way
+from mup_tpu.devices.base import MeshShape, Repeated, Step, Way
+from mup_tpu.devices.cpu import CpuDevice
+from mup_tpu.devices.tpus import GENERATIONS, hbm_bytes
+from mup_tpu.devices.xla_loop import XlaLoop
 from mup_tpu.errors import ConfigError, reason
+from mup_tpu.files import cache_root
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,23 @@ class XlaDevice:
         """A batch (B, ...), its sequences spread over the data axis; on its way when this returns."""
         return self._send(tokens, ("data", *(None,) * (tokens.dim() - 1)))
 
+    def longest_stretch(self, batch_bytes: int) -> int:
+        """100 steps, for which the host then works as long as for one; fewer where batches are large."""
+        return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
+
+    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
+        """Items (S, ...) spread over an axis of the mesh, with zeros up to `length` of them."""
+        missing = length - len(stack)
+        if missing:
+            stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
+        # TPUs have no 64-bit integers, and make each of two.
+        stack = stack.int() if stack.dtype == torch.int64 else stack
+        return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
+
+    def repeated(self, step: Step) -> Repeated:
+        """The step in a loop, which is one program however many items there are."""
+        return XlaLoop(step, lambda tensor: self._send(tensor, ()))
+
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor on the CPU, put together from its shards: gathering them would be one more program.
 
@@ -108,7 +133,10 @@ class XlaDevice:
             parts = [{name: self._part_of(t, "trial") for name, t in stack.items()} for stack in stacks]
             found, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
             joined_KN = torch.cat([t.reshape(len(t), -1) for t in found], 1)
-            whole = self._whole_of(joined_KN).mean(0).split([t[0].numel() for t in found], 1)
+            # Copies: a view would keep all gradients as long as somebody holds the losses, and to write into
+            # one writes the whole tensor anew.
+            sizes = [t[0].numel() for t in found]
+            whole = [part.clone() for part in self._whole_of(joined_KN).mean(0).split(sizes, 1)]
             shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, found, strict=True)]
             return tree_unflatten(shaped, structure)
 
@@ -139,9 +167,12 @@ class XlaDevice:
         sharding = None
         if self._mesh is not None:
             # torch_xla 2.9 cannot cut a vector over one axis of two; so short a one may be everywhere.
-            whole = tensor.dim() == 1 or tensor.shape[0] % getattr(self.mesh, axes[0] or "")
+            cut = {i: axis for i, axis in enumerate(axes) if axis is not None}
+            whole = tensor.dim() < 2 or any(tensor.shape[i] % getattr(self.mesh, a) for i, a in cut.items())
             sharding = spmd.ShardingSpec(self._mesh, (None,) * tensor.dim() if whole else axes)
         sent: Any = xla_model.send_cpu_data_to_device([tensor.cpu()], self.torch_device, sharding)
+        ways = 1 if sharding is None or whole else math.prod(getattr(self.mesh, a) for a in cut.values())
+        _HELD.add(sent[0], tensor.nbytes // ways)
         return sent[0]
 
     def end_step(self) -> None:
@@ -157,26 +188,59 @@ class XlaDevice:
         torch_xla.sync(wait=True)
 
     def free_memory_bytes(self) -> int:
-        """What is free on all devices; on the CPU client, what this process may take."""
-        from torch_xla.core import xla_model
+        """What is free on each device, by what this process has placed; on the CPU client, its share of all.
 
+        torch_xla 2.9 cannot ask a TPU under SPMD (pytorch/xla issue 9022).
+        """
         if self.name == "xla:CPU":
-            from mup_tpu.devices.cpu import CpuDevice
-
-            return CpuDevice().free_memory_bytes()
-        info: dict[str, Any] = dict(xla_model.get_memory_info(self.torch_device))
-        return int(info["bytes_limit"] - info["bytes_used"]) * self.count
+            return CpuDevice().free_memory_bytes() // self.count
+        return int(_USABLE * _hbm_bytes()) - _HELD.bytes()
 
     def peak_memory_bytes(self) -> int:
-        """Most memory held at once on the fullest device; on the CPU client, the process's."""
-        from torch_xla.core import xla_model
+        """Most that was placed at once on each device, without what a step takes; on the CPU client, all."""
+        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else _HELD.peak
 
-        if self.name == "xla:CPU":
-            from mup_tpu.devices.cpu import CpuDevice
 
-            return CpuDevice().peak_memory_bytes()
-        info: dict[str, Any] = dict(xla_model.get_memory_info(self.torch_device))
-        return int(info.get("peak_bytes_used", info["bytes_used"]))
+class _Held:
+    """What this process has placed on each device and not dropped, in bytes."""
+
+    def __init__(self) -> None:
+        self._bytes: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._lock = threading.Lock()  # batches are placed by a thread of their own
+        self.peak = 0
+
+    def add(self, tensor: Tensor, size: int) -> None:
+        with self._lock:
+            self._bytes[tensor] = size
+            self.peak = max(self.peak, sum(self._bytes.values()))
+
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(self._bytes.values())
+
+
+_HELD = _Held()
+
+_USABLE = 0.95
+"""Share of a TPU's memory that programs can use; the rest is the runtime's."""
+
+
+def _hbm_bytes() -> int:
+    """Memory of each TPU device here; the least of all generations where it is not known which this is."""
+    from torch_xla._internal import tpu
+
+    kind = os.environ.get("TPU_ACCELERATOR_TYPE")
+    if kind is None:
+        with contextlib.suppress(Exception):  # whatever goes wrong while it asks the VM's metadata server
+            kind = tpu.get_tpu_env()["ACCELERATOR_TYPE"]
+    return hbm_bytes(kind or "") or min(g.device_hbm_bytes for g in GENERATIONS.values())
+
+
+_STRETCH = 100
+"""Steps handed over at once."""
+
+_STRETCH_BYTES = 64 * 2**20
+"""Batches of a stretch, on the host and on each device."""
 
 
 def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
@@ -219,27 +283,49 @@ def report() -> dict[str, float]:
 
 
 def create() -> XlaDevice:
-    """The XLA devices of this process.
+    """The XLA devices of this process: those that torch_xla finds by itself, or that PJRT_DEVICE says.
 
     Raises:
-        ConfigError: torch_xla is not installed, does not fit torch, or finds no device.
+        ConfigError: torch_xla or libtpu is missing or does not fit, there is no device, or it is the CPU and
+            nobody asked for that.
     """
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if os.path.exists("/dev/accel0") else "CPU")
+    asked = os.environ.get("PJRT_DEVICE")
     try:
         import torch_xla
         from torch_xla import runtime
+
+        kind = str(runtime.device_type())  # sets PJRT_DEVICE where nobody has
+        if kind == "CPU" and asked != "CPU":
+            del os.environ["PJRT_DEVICE"]
+            raise ConfigError(
+                "device 'xla' found no TPU here and would train on the CPU; PJRT_DEVICE=CPU says that it is "
+                "meant, and mup-tpu doctor what is missing"
+            )
+        if not runtime.is_spmd():
+            runtime.use_spmd()
+        if kind == "TPU":
+            _keep_programs()
+        return XlaDevice(f"xla:{kind}", torch_xla.device(), runtime.global_runtime_device_count())
     except ImportError as error:
         raise ConfigError(
             f"device 'xla' is not available: torch_xla cannot be imported ({reason(error)}); "
             "install mup_tpu[tpu]"
         ) from None
-    try:
-        if not runtime.is_spmd():
-            runtime.use_spmd()
-        device = torch_xla.device()
-        count = runtime.global_runtime_device_count()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ConfigError(
-            f"device 'xla' is not available on PJRT_DEVICE={os.environ['PJRT_DEVICE']}: {reason(error)}"
+            f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
+            "mup-tpu doctor says what is missing"
         ) from None
-    return XlaDevice(f"xla:{runtime.device_type()}", device, count)
+
+
+def _keep_programs() -> None:
+    """Compiled programs in a folder of the user's: workers and restarts of one shape compile once.
+
+    XLA's CPU client cannot keep any.
+    """
+    from torch_xla import runtime
+
+    if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # neither the user's nor a cache that is there already
+        folder = cache_root() / "xla"
+        folder.mkdir(parents=True, exist_ok=True)
+        runtime.initialize_cache(str(folder))

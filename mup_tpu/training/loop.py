@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 
 from mup_tpu.config import RunOptions, Trial
@@ -32,6 +33,14 @@ from mup_tpu.training.rows import run_row, train_curve
 
 Control = Callable[[Report], Collection[int]]
 """Looks at a report and names the members to stop."""
+
+_STRETCH_S = 10.0
+"""Most seconds that steps handed over at once are likely to take: SIGTERM is heeded after them, and a machine
+is taken away half a minute later."""
+
+_LIKELY_MFU = 0.2
+
+_TOKEN_BYTES = 4
 
 _log = logging.getLogger(__name__)
 
@@ -113,24 +122,28 @@ class PackRun:
         start = epoch_began = self.pack.steps_done
         self._log_begin()
         meter = start_meter(self.pack, self.dataset.tokens_per_step)
-        pending: list[torch.Tensor] = []
-        with prefetch(self._batch_on_device, start, self.total) as batches:
-            while self.pack.steps_done < self.total and any(self.pack.live):
+        pending: list[tuple[torch.Tensor, int]] = []
+        step_s = len(self.pack.trials) * meter.seconds_a_step(_LIKELY_MFU)
+        stretches = self._stretches(start, step_s)
+        room = max(map(len, stretches), default=1)
+        with prefetch(lambda i: self._place_batches(stretches[i], room), 0, len(stretches)) as batches:
+            for stretch in stretches:
+                if not any(self.pack.live):
+                    break
                 with meter.waiting():
-                    tokens_BT1 = next(batches)
-                pending.append(self.pack.step(tokens_BT1))
+                    tokens_SBT1 = next(batches)
+                pending.append((self.pack.train(tokens_SBT1, len(stretch)), len(stretch)))
                 done = self.pack.steps_done
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
                 saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
-                logs = self._falls_on(self._read_every, done)
                 preempted = self._preempted and done < self.total
                 halves = done in self._rungs and done < self.total
-                if not (logs or evaluates or saves or halves or preempted or done == self.total):
+                if not (self._is_looked_at(done) or preempted):
                     continue
-                # Read one by one: on XLA, stacking them would be another program.
-                on_cpu = torch.stack([self.pack.read(losses_K) for losses_K in pending])
-                self.losses_SK[done - len(pending) : done] = on_cpu
-                steps, live = len(pending), sum(self.pack.live)
+                # Read one by one: on XLA, joining them would be another program.
+                losses_SK = torch.cat([self.pack.read(losses_SR)[:count] for losses_SR, count in pending])
+                steps, live = len(losses_SK), sum(self.pack.live)
+                self.losses_SK[done - steps : done] = losses_SK
                 pending = []
                 self._end_diverged(done)
                 if halves:
@@ -172,6 +185,31 @@ class PackRun:
         finally:
             signal.signal(signal.SIGTERM, before)
 
+    def _is_looked_at(self, done: int) -> bool:
+        """Whether losses are read after so many steps, for whatever reason that is known beforehand."""
+        o = self.options
+        often = any(self._falls_on(n, done) for n in (self._read_every, o.eval_every, o.checkpoint_every))
+        return often or done in self._rungs or done == self.total
+
+    def _stretches(self, start: int, step_s: float) -> list[range]:
+        """The steps from `start` on in parts to hand over at once: losses are read only between two of them.
+
+        Args:
+            start: the first step.
+            step_s: seconds that one is likely to take; nan where that is not known.
+        """
+        data = self.dataset.config
+        batch_bytes = data.batch_size * (data.sequence_length + 1) * _TOKEN_BYTES
+        longest = self.device.longest_stretch(batch_bytes) if self.pack.way == "vmap" else 1
+        if step_s * longest > _STRETCH_S:
+            longest = max(1, int(_STRETCH_S / step_s))
+        stretches, begun = [], start
+        for done in range(start + 1, self.total + 1):
+            if done - begun == longest or self._is_looked_at(done):
+                stretches.append(range(begun, done))
+                begun = done
+        return stretches
+
     @staticmethod
     def _falls_on(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
@@ -201,13 +239,15 @@ class PackRun:
         }
         self._end("stopped", hopeless)
 
-    def _batch_on_device(self, step: int) -> torch.Tensor:
-        return self.device.place_batch(torch.from_numpy(self.dataset.train_batch(step)))
+    def _place_batches(self, stretch: range, room: int) -> torch.Tensor:
+        """Tokens_SBT1 of a stretch, with room for the longest one's, so that all are the same program."""
+        tokens_SBT1 = torch.from_numpy(np.stack([self.dataset.train_batch(step) for step in stretch]))
+        return self.device.place_stack(tokens_SBT1, "data", room)
 
     def _evaluate(self, done: int) -> tuple[float, ...]:
         count = self.pack.trials[0].train.eval_batches
-        batches = torch.from_numpy(self.dataset.validation_batches(count))
-        held_out = [self.device.place_batch(tokens_BT1) for tokens_BT1 in batches]
+        tokens_NBT1 = torch.from_numpy(self.dataset.validation_batches(count))
+        held_out = self.device.place_stack(tokens_NBT1, "data", len(tokens_NBT1))
         losses = tuple(self.pack.read(self.pack.evaluate(held_out)).double().tolist())
         for k, loss in enumerate(losses):
             if self.statuses[k] == "running":

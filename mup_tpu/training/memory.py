@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
+from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.model import parameter_shapes
 from mup_tpu.training.optimizer import state_slots
@@ -33,19 +34,24 @@ _LOGITS = 4
 """Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
 
 
-def estimate_pack_bytes(trial: Trial, vocab_size: int, members: int, way: Way) -> int:
-    """Peak memory of training a pack of so many trials like this one, in bytes, without what the process has.
+def estimate_pack_bytes(
+    trial: Trial, vocab_size: int, members: int, way: Way, mesh: MeshShape = ONE_DEVICE
+) -> int:
+    """Peak memory of training a pack of so many trials like this one, in bytes on each device, without what
+    the process has.
 
     Args:
         trial: any of them; they share their shape.
         vocab_size: tokens of the vocabulary.
         members: how many.
         way: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
+        mesh: how many ways members and batches are split over devices.
     """
     m, d = trial.model, trial.data
+    members = math.ceil(members / mesh.trial)
     number = 8 if trial.train.precision == "float64" else 4
     parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
-    tokens = d.batch_size * d.sequence_length
+    tokens = math.ceil(d.batch_size / mesh.data) * d.sequence_length
     kept: float = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
     if way == "vmap" or trial.train.precision != "bf16":
         kept += m.depth * tokens * _SCORES_PER_LAYER[way] * m.heads * d.sequence_length
@@ -62,16 +68,20 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
     Raises:
         PackTooLarge: it is estimated not to fit.
     """
-    needed = estimate_pack_bytes(trial, vocab_size, members, way)
+
+    def needed(members: int) -> int:
+        return estimate_pack_bytes(trial, vocab_size, members, way, device.mesh)
+
     # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
     free = device.free_memory_bytes()
-    if members == 1 or needed <= free:
+    if members == 1 or needed(members) <= free:
         return
     fits = members
-    while fits > 1 and estimate_pack_bytes(trial, vocab_size, fits, way) > free:
+    while fits > 1 and needed(fits) > free:
         fits -= 1
+    each = " on each device" if device.mesh != ONE_DEVICE else ""
     raise PackTooLarge(
-        f"{members} trials of width {trial.model.width} need about {_size(needed)}, "
+        f"{members} trials of width {trial.model.width} need about {_size(needed(members))}{each}, "
         f"and {_size(free)} are free on {device.name}",
         fits,
     )

@@ -87,6 +87,10 @@ class Meter:
         yield
         self._waited += self._clock() - began
 
+    def seconds_a_step(self, mfu: float) -> float:
+        """What a step of one member takes at a given share of the devices' peak; nan if it is unknown."""
+        return self._tokens_per_step * self._flops_per_token / (self._devices * self._peak_flops * mfu)
+
     def lap(self, steps: int, live_members: int) -> float:
         """End a lap of so many steps, by the members that trained in it; return its seconds."""
         now = self._clock()

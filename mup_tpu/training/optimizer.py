@@ -136,7 +136,7 @@ class StackedOptimizer:
     Args:
         trials: the K members; they share the update rule, not its learning rate or decay.
         scalings: factors by parameter name, one mapping a member.
-        place: puts a CPU tensor (K,) where the parameters are, in their dtype.
+        place: puts a CPU tensor (K, ...) where the parameters are, in their dtype.
     """
 
     def __init__(
@@ -146,47 +146,62 @@ class StackedOptimizer:
         place: Callable[[Tensor], Tensor],
     ) -> None:
         self.trials = trials
-        self._place = place
-        self._lr_factors_K = {
-            name: self._tensor([s[name].learning_rate for s in scalings]) for name in scalings[0]
-        }
-        self._decay_factors_K = {
-            name: self._tensor(
-                [decay_factor(t.optimizer, s[name]) for t, s in zip(trials, scalings, strict=True)]
-            )
-            for name in scalings[0]
-        }
-        self._eps_K = self._tensor([t.optimizer.eps for t in trials])
+        factors = [
+            [
+                (scaling.learning_rate, decay_factor(trial.optimizer, scaling), trial.optimizer.eps)
+                for scaling in by_name.values()
+            ]
+            for trial, by_name in zip(trials, scalings, strict=True)
+        ]
+        self.factors_KP3 = place(torch.tensor(factors, dtype=torch.float64))
+        """Of each of P parameters: × learning rate, × weight decay, and ε."""
 
-    def _tensor(self, values: Sequence[float] | Sequence[tuple[float, ...]]) -> Tensor:
-        return self._place(torch.tensor(values, dtype=torch.float64))
+    def step_sizes(self, steps: range) -> Tensor:
+        """All of the updates that changes with the step (S, K, 4), float64 on the CPU, for `update`.
+
+        As numbers of a tensor, they change while the program stays: Python numbers would be part of it.
+        """
+        config, sizes = self.trials[0].optimizer, []
+        for step in steps:
+            first, second = (
+                (1 - beta ** (step + 1) if config.optimizer == "adamw" else 1.0)
+                for beta in (config.beta1, config.beta2)
+            )
+            rates = [step_size(trial, step) for trial in self.trials]
+            sizes.append([(lr, decay, lr / first, second**0.5) for lr, decay in rates])
+        return torch.tensor(sizes, dtype=torch.float64)
 
     def update(
-        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], state: State, step: int
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        state: Mapping[str, Mapping[str, Tensor]],
+        factors_KP3: Tensor,
+        sizes_K4: Tensor,
     ) -> None:
-        """Apply stacked gradients in place with this step's learning rates (K,)."""
-        sizes = [step_size(trial, step) for trial in self.trials]
+        """Apply stacked gradients in place with a step's learning rates.
+
+        Args:
+            parameters: stacked, by name.
+            gradients: likewise.
+            state: likewise, by slot.
+            factors_KP3: `self.factors_KP3`, or what stands for it while a step is traced.
+            sizes_K4: one of `step_sizes`.
+        """
         config = self.trials[0].optimizer
-        # All that changes with the step goes over as numbers of a tensor: as a Python number it would be part
-        # of the program, which XLA compiles anew when such a number becomes exactly 0 or 1.
-        first, second = (
-            (1 - beta ** (step + 1) if config.optimizer == "adamw" else 1.0)
-            for beta in (config.beta1, config.beta2)
-        )
-        lr_K, decay_K, corrected_lr_K, root_K = self._tensor(
-            [(lr, wd, lr / first, second**0.5) for lr, wd in sizes]
-        ).unbind(1)
-        for name, p in parameters.items():
+        lr_K, decay_K, corrected_lr_K, root_K = sizes_K4.unbind(1)
+        for (name, p), factors_K3 in zip(parameters.items(), factors_KP3.unbind(1), strict=True):
+            lr_factor_K, decay_factor_K, eps_K = factors_K3.unbind(1)
             over = (-1,) + (1,) * (p.dim() - 1)
-            lr = (lr_K * self._lr_factors_K[name]).view(over)
-            decay = (decay_K * self._decay_factors_K[name]).view(over)
+            lr = (lr_K * lr_factor_K).view(over)
+            decay = (decay_K * decay_factor_K).view(over)
             slots = {slot: tensors[name] for slot, tensors in state.items()}
             if config.optimizer == "adamw":
-                corrected = (corrected_lr_K * self._lr_factors_K[name]).view(over)
-                root, eps = root_K.view(over), self._eps_K.view(over)
+                corrected = (corrected_lr_K * lr_factor_K).view(over)
+                root, eps = root_K.view(over), eps_K.view(over)
                 _adamw_(p, gradients[name], slots, lr, decay, corrected, root, eps, config)
             else:
-                _sgd_(p, gradients[name], slots, lr, decay, config, first=step == 0)
+                _sgd_(p, gradients[name], slots, lr, decay, config)
 
 
 def _adamw_(
@@ -205,19 +220,12 @@ def _adamw_(
 
 
 def _sgd_(
-    p: Tensor,
-    g: Tensor,
-    slots: Mapping[str, Tensor],
-    lr: Tensor,
-    decay: Tensor,
-    config: OptimizerConfig,
-    first: bool,
+    p: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: Tensor, decay: Tensor, config: OptimizerConfig
 ) -> None:
     """Momentum SGD as in torch.optim.SGD: decay joins the gradient, which is also the first buffer."""
     g = g + decay * p
     if config.momentum:
-        buffer = slots["momentum_buffer"]
-        g = buffer.copy_(g) if first else buffer.mul_(config.momentum).add_(g)
+        g = slots["momentum_buffer"].mul_(config.momentum).add_(g)  # the first is 0, so that g is left
     p.sub_(lr * g)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,18 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.flo
 
 def _tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _attention(way: Way, in_blocks: bool, sequence_length: int) -> str:
+    """The form of attention that is fast where a pack trains."""
+    if way == "vmap":
+        return "recomputed" if sequence_length > _LONG else "matmul"
+    return "blocks" if in_blocks else "fused"
+
+
+_LONG = 256
+"""Tokens of a sequence beyond which vmapped attention computes its weights again in backward: at 1024 tokens
+a pack then takes three fifths of the memory and three quarters of the cycles, by the TPU's compilers."""
 
 
 def _backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
@@ -93,7 +106,7 @@ class Pack:
             first.model,
             vocab_size,
             sequence_length,
-            attention="matmul" if self.way == "vmap" else "blocks" if in_blocks else "fused",
+            attention=_attention(self.way, in_blocks, sequence_length),
             plain_norms=device.torch_device.type == "xla",
             fast_gelu=in_blocks,
         )
@@ -155,6 +168,8 @@ class Pack:
                 on_parts(vmap(grad_and_value(self._loss), in_dims=by_member))
             )
             self._losses = self._compile(on_parts(vmap(self._loss, in_dims=by_member)))
+            self._steps = self.device.repeated(self._stacked_step)
+            self._evaluations = self.device.repeated(self._stacked_losses)
 
     def _place(self, tensor: Tensor) -> Tensor:
         """A stacked tensor on the device, padded to the mesh by copies of its last member."""
@@ -173,42 +188,79 @@ class Pack:
                 self._skeleton, parameters | buffers, (tokens_BT1[:, :-1],), tie_weights=True
             )
         logits_BTV = logits_BTV.float() if bf16 else logits_BTV
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten())
+        targets_BT = tokens_BT1[:, 1:]
+        if kind != "xla":
+            return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        # By the targets' indices, TPU compilers gather those of all members on every chip.
+        vocabulary_V = torch.arange(self.vocab_size, device=targets_BT.device, dtype=targets_BT.dtype)
+        is_target_BTV = targets_BT[..., None] == vocabulary_V
+        return -functional.log_softmax(logits_BTV, -1).where(is_target_BTV, 0.0).sum(-1).mean()
+
+    def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
+        """Train every live member on the first `steps` batches of a stack (`Device.place_stack`).
+
+        Returns:
+            losses_SR of the rows before each update, for `read`; what follows the first `steps` of them is no
+            loss.
+        """
+        if self.way == "vmap":
+            sizes_SR4 = self._optimizer.step_sizes(range(self.steps_done, self.steps_done + steps))
+            losses_SR = self._steps(
+                (self.parameters, self.state),
+                (self.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
+                (tokens_SBT1, self.device.place_stack(sizes_SR4.to(self._dtype), "trial", len(tokens_SBT1))),
+                steps,
+            )
+            self.steps_done += steps
+        else:
+            losses_SR = torch.stack([self._step_in_turns(tokens_BT1) for tokens_BT1 in tokens_SBT1[:steps]])
+        self.device.end_step()
+        return losses_SR
 
     def step(self, tokens_BT1: Tensor) -> Tensor:
         """Train every live member on one batch; return the rows' losses_R before the update, for `read`."""
-        if self.way == "loop":
-            losses_R = torch.full_like(self._clip_limits_R, math.nan)
-            for r in self._live_rows():
-                leaves, optimizer = self._leaves[r], self._optimizers[r]
-                loss = self._member_loss(leaves, self._member_buffers[r], tokens_BT1)
-                with _backward_in_this_thread():
-                    loss.backward()
-                if optimizer.trial.optimizer.grad_clip:
-                    torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
-                optimizer.update(self.steps_done)
-                losses_R[r] = loss.detach()
-        else:
+        return self.train(tokens_BT1[None], 1)[0]
+
+    def _step_in_turns(self, tokens_BT1: Tensor) -> Tensor:
+        losses_R = torch.full_like(self._clip_limits_R, math.nan)
+        for r in self._live_rows():
+            leaves, optimizer = self._leaves[r], self._optimizers[r]
+            loss = self._member_loss(leaves, self._member_buffers[r], tokens_BT1)
             with _backward_in_this_thread():
-                gradients, losses_R = self._gradients_and_losses(self.parameters, self.buffers, tokens_BT1)
-            with torch.no_grad():
-                factors_R = clip_factors(gradients, self._clip_limits_R)
-                for g in gradients.values():
-                    g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
-                self._optimizer.update(self.parameters, gradients, self.state, self.steps_done)
-        self.device.end_step()
+                loss.backward()
+            if optimizer.trial.optimizer.grad_clip:
+                torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
+            optimizer.update(self.steps_done)
+            losses_R[r] = loss.detach()
         self.steps_done += 1
         return losses_R
 
+    def _stacked_step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        """One step of all rows, as `Device.repeated` takes it."""
+        (parameters, state), (buffers, clip_limits_R, factors_RP3), (tokens_BT1, sizes_R4) = (
+            changed,
+            fixed,
+            batch,
+        )
+        with _backward_in_this_thread():
+            gradients, losses_R = self._gradients_and_losses(parameters, buffers, tokens_BT1)
+        with torch.no_grad():
+            factors_R = clip_factors(gradients, clip_limits_R)
+            for g in gradients.values():
+                g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
+            self._optimizer.update(parameters, gradients, state, factors_RP3, sizes_R4)
+        return losses_R
+
+    def _stacked_losses(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        """Losses_R of all rows, as `Device.repeated` takes it."""
+        return self._losses(*fixed, *batch)
+
     @torch.no_grad()
-    def evaluate(self, tokens_NBT1: Sequence[Tensor]) -> Tensor:
-        """Mean losses_R over N batches, without training; for `read`, as `step`'s."""
+    def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
+        """Mean losses_R over N batches (`Device.place_stack`), without training; for `read`, as `step`'s."""
         if self.way == "vmap":
-            total_R = torch.zeros_like(self._clip_limits_R)
-            for tokens_BT1 in tokens_NBT1:
-                total_R = total_R + self._losses(self.parameters, self.buffers, tokens_BT1)
-                self.device.end_step()
-            return total_R / len(tokens_NBT1)
+            fixed = (self.parameters, self.buffers)
+            return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
         losses_R = torch.full_like(self._clip_limits_R, math.nan)
         for r in self._live_rows():
             losses = [self._member_loss(self._leaves[r], self._member_buffers[r], t) for t in tokens_NBT1]
@@ -216,9 +268,9 @@ class Pack:
         return losses_R
 
     def read(self, losses_R: Tensor) -> Tensor:
-        """losses_K on the CPU: nan for members that have left the stack."""
-        losses_K = torch.full((len(self.trials),), math.nan, dtype=losses_R.dtype)
-        losses_K[self.members] = self._on_cpu(losses_R)
+        """Losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
+        losses_K = torch.full((*losses_R.shape[:-1], len(self.trials)), math.nan, dtype=losses_R.dtype)
+        losses_K[..., self.members] = self.device.read(losses_R)[..., : len(self.members)]
         return losses_K
 
     def _on_cpu(self, tensor: Tensor) -> Tensor:

@@ -1,14 +1,24 @@
 """Run by test_xla.py in a process of its own: a pack on PJRT_DEVICE=CPU. Prints what came of it as JSON.
 
 python xla_program.py MESH PRECISION CORPUS CHECKPOINTS
+python xla_program.py unread MESH
+python xla_program.py tpu CORPUS
 """
 
+import contextlib
+import gc
 import json
+import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import torch
+from torch_xla import runtime
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
@@ -17,6 +27,7 @@ from mup_tpu.training.loop import PackRun, run_to_end
 from mup_tpu.training.pack import Pack
 
 STEPS = 50
+STRETCH = 12
 
 
 def trials(corpus: str, precision: str) -> list[Trial]:
@@ -28,9 +39,10 @@ def trials(corpus: str, precision: str) -> list[Trial]:
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
 
-def backward_threads(pack: Pack, tokens: torch.Tensor) -> list[str]:
-    """Which threads a step's gradients are computed in, as one layer of the model sees them."""
-    found = []
+@contextlib.contextmanager
+def backward_threads() -> Iterator[list[str]]:
+    """Which threads gradients are computed in, as one layer of the model sees them."""
+    found: list[str] = []
 
     class Probe(torch.autograd.Function):
         generate_vmap_rule = True
@@ -51,9 +63,51 @@ def backward_threads(pack: Pack, tokens: torch.Tensor) -> list[str]:
     hook = torch.nn.modules.module.register_module_forward_hook(
         lambda module, inputs, output: Probe.apply(output) if isinstance(module, torch.nn.LayerNorm) else None
     )
-    pack.step(tokens)
+    yield found
     hook.remove()
-    return sorted(set(found))
+
+
+def unread_losses(mesh: str) -> dict[str, float]:
+    """Memory of the process while the losses of 100 steps are kept unread, over gradients' size; in MiB."""
+    base = Trial().replace(
+        width=256, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=200
+    )
+    device = get_device("xla").arrange(2, 4, mesh)
+    pack = Pack([base, base.replace(seed=1)], 256, device)
+    tokens_SBT1 = device.place_stack(torch.randint(0, 256, (5, 4, 17)), "data", 5)
+
+    def resident() -> float:
+        device.synchronize()
+        gc.collect()
+        return psutil.Process().memory_info().rss / 2**20
+
+    for _ in range(20):  # until the process keeps no more of what steps need
+        pack.read(pack.train(tokens_SBT1, 5))
+    before, counted = resident(), xla.report()
+    kept = [pack.train(tokens_SBT1, 5) for _ in range(20)]
+    grown = resident() - before
+    for losses_SK in kept:
+        pack.read(losses_SK)
+    after = xla.report()
+    gradients = sum(p.nbytes for p in pack.parameters.values()) / 2**20
+    return {"grown": grown, "gradients": gradients} | {name: after[name] - counted[name] for name in after}
+
+
+def as_on_a_tpu(corpus: str) -> dict[str, Any]:
+    """A pack trained where torch_xla says that its client is a TPU's; all else is the CPU client."""
+    runtime.device_type = lambda: "TPU"
+    members = trials(corpus, "float32")
+    dataset = data.load(members[0].data, progress=False)
+    empty = get_device("xla").free_memory_bytes()
+    run = PackRun(members, dataset, RunOptions(device="xla"), None, None)
+    free = run.device.free_memory_bytes()
+    rows = run_to_end(run.steps()).rows
+    placed = sum(t.nbytes for t in run.pack.tensors().values())
+    return {
+        "name": run.device.name, "empty": empty, "free": free, "peak": run.device.peak_memory_bytes(),
+        "placed": placed, "losses": [row["loss"] for row in rows], "mesh": run.device.mesh.trial,
+        "cache": os.environ["XLA_PERSISTENT_CACHE_PATH"],
+    }  # fmt: skip
 
 
 def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
@@ -62,20 +116,20 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)
-    batches = [device.place_batch(torch.from_numpy(dataset.train_batch(s))) for s in range(STEPS)]
-    held_out = [device.place_batch(torch.from_numpy(b)) for b in dataset.validation_batches(2)]
-    device.synchronize()
-    losses = [pack.step(batches[s]) for s in range(2)]
-    device.synchronize()
-    after_two = xla.report()
-    losses += [pack.step(batches[s]) for s in range(2, STEPS)]
-    device.synchronize()
-    after_all = xla.report()
+    batches_SBT1 = torch.from_numpy(np.stack([dataset.train_batch(s) for s in range(STEPS)]))
+    stretches = [device.place_stack(part, "data", STRETCH) for part in batches_SBT1.split(STRETCH)]
+    validation = torch.from_numpy(dataset.validation_batches(2))
+    held_out = device.place_stack(validation, "data", len(validation))
+    losses, counts = [], []
+    with backward_threads() as threads:
+        for stretch in stretches:  # the last one is shorter than the others
+            left = STEPS - len(losses)
+            losses += pack.read(pack.train(stretch, min(STRETCH, left)))[:left].tolist()
+            counts.append(xla.report())
     first = pack.read(pack.evaluate(held_out)).tolist()
     after_evaluation = xla.report()
     again = pack.read(pack.evaluate(held_out)).tolist()
     after_second = xla.report()
-    threads = backward_threads(pack, batches[0])
 
     options = RunOptions(device="xla", mesh=mesh, eval_every=STEPS // 2, checkpoint_every=STEPS // 2)
     stopped = PackRun(members, dataset, options, Path(checkpoints), None)
@@ -88,12 +142,13 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
         json.dumps(
             {
                 "mesh": [device.mesh.trial, device.mesh.data],
-                "losses": [pack.read(losses_K).tolist() for losses_K in losses],
+                "losses": losses,
                 "evaluations": [first, again],
-                "steps": {name: after_all[name] - after_two[name] for name in after_all},
+                "first stretch": counts[0],
+                "stretches": {name: counts[-1][name] - counts[0][name] for name in counts[0]},
                 "second evaluation": {n: after_second[n] - after_evaluation[n] for n in after_second},
                 "fallbacks": after_second["fallbacks"],
-                "backward_threads": threads,
+                "backward_threads": sorted(set(threads)),
                 "rows": [row["loss"] for row in resumed.rows],
             }
         )
@@ -101,4 +156,9 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "unread":
+        print(json.dumps(unread_losses(sys.argv[2])))
+    elif sys.argv[1] == "tpu":
+        print(json.dumps(as_on_a_tpu(sys.argv[2])))
+    else:
+        main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Many steps as one XLA program: a loop over a stack of batches, traced once and then handed over at will.
+
+torch_xla traces operations anew every time they are called: 36 ms of the host for a step at depth 2, 200 ms
+at depth 12, while a chip computes such a step in one or two. Here a step is traced once, into a computation
+that a while loop calls. Handing that over takes the same time however many steps it makes, and how many is
+data, so that stretches of any length are one program.
+
+It stands on parts of torch_xla 2.9 that are not public, as `torch_xla.experimental.scan` does; no later
+release is to come.
+
+Shapes: L items that the stacks of a program hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from mup_tpu.devices.base import Step
+
+
+class XlaLoop:
+    """A step that one program makes any number of times.
+
+    Args:
+        step: what is repeated. It is called once, with tensors that hold no values.
+        place: sends a CPU tensor to the device, whole to each part of a mesh.
+    """
+
+    def __init__(self, step: Step, place: Callable[[Tensor], Tensor]) -> None:
+        self._step, self._place = step, place
+        self._program: _Program | None = None
+
+    def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
+        """Make `steps` steps.
+
+        Args:
+            changed: nested tensors that each step changes; they are changed in place.
+            fixed: nested tensors that each step reads.
+            stacks: nested tensors (L, ...), of which step i gets item i.
+            steps: how many, at most L.
+
+        Returns:
+            What the steps returned, as one tensor (L, ...); zeros after the last step.
+        """
+        import torch_xla
+
+        if self._program is None:
+            self._program = _Program(self._step, changed, fixed, stacks)
+        program = self._program
+        groups = [tree_leaves(group) for group in (changed, fixed, stacks)]
+        device = groups[2][0].device
+        counters = [self._place(torch.tensor(number)) for number in (0, steps)]
+        out = torch.zeros(program.out_shape, dtype=program.out_dtype, device=device)
+        given = [*counters, *groups[0], *groups[1], *groups[2], out]
+        results = torch_xla._XLAC._xla_user_computation("mup_tpu::loop", given, program.computation)
+        _, new, _, _, (out,) = program.parts(results)
+        with torch.no_grad():
+            for tensor, value in zip(groups[0], new, strict=True):
+                tensor.copy_(value)  # in place, so that XLA may write where the old values were
+        return out
+
+
+class _Program:
+    """The computation of a loop.
+
+    Its parameters, which are its results too: counter and limit; what steps change; what they read; stacks;
+    and what steps return, stacked.
+    """
+
+    def __init__(self, step: Step, changed: Any, fixed: Any, stacks: Any) -> None:
+        import torch_xla
+        from torch_xla.core import xla_builder
+
+        real, structures = zip(*map(tree_flatten, (changed, fixed, stacks)), strict=True)
+        shapes = [[t.shape for t in real[0]], [t.shape for t in real[1]], [t.shape[1:] for t in real[2]]]
+        arguments = [
+            [xla_builder.create_placeholder_tensor(shape, t.dtype) for shape, t in zip(*group, strict=True)]
+            for group in zip(shapes, real, strict=True)
+        ]
+        # Times 1: to mark a sharding on a tensor that holds data puts other data in its place, in which it
+        # would not be known for an argument any more.
+        inside = [[t * 1 for t in group] for group in arguments]
+        out = step(*map(tree_unflatten, inside, structures))
+        context = torch_xla._XLAC.lowering.LoweringContext("step")
+        context.set_name_string("step")
+        context.build([*inside[0], out])
+        self._step = xla_builder.computation_from_module_proto("step", context.hlo())
+        self.out_shape, self.out_dtype = (len(real[2][0]), *out.shape), out.dtype
+
+        # The step's parameters are numbered as tracing met them: arguments, and Python's numbers among them.
+        flat = [t for group in arguments for t in group]
+        met = {context.tensor_parameter_id(t): i for i, t in enumerate(flat)}
+        found = context.device_parameter_id_tensor_mapping()
+        self._arguments = {number: i for number, i in met.items() if number != -1}
+        self._constants = {number: t.cpu() for number, t in found.items() if number not in met}
+
+        self._counts = [2, *map(len, arguments), 1]
+        given = [*(torch.tensor(0) for _ in range(2)), *real[0], *real[1], *real[2]]
+        given.append(torch.empty(self.out_shape, dtype=self.out_dtype, device="meta"))
+        builder = xla_builder.create_builder("loop")
+        parameters = [
+            xla_builder.mkparam(
+                builder, i, xla_builder.mkshape(xla_builder.Op.from_torch_type(t.dtype), t.shape)
+            )
+            for i, t in enumerate(given)
+        ]
+        loop = xla_builder.Op.mkwhile(parameters, lambda counter, limit, *rest: counter < limit, self._body)
+        self.computation = loop.build("loop")
+
+    def parts(self, values: Sequence[Any]) -> list[list[Any]]:
+        """The groups of parameters, or results."""
+        rest, found = list(values), []
+        for count in self._counts:
+            found.append(rest[:count])
+            rest = rest[count:]
+        return found
+
+    def _body(self, *values: Any) -> tuple[Any, ...]:
+        from torch_xla.core.xla_builder import Op
+
+        (counter, limit), changed, fixed, stacks, (out,) = self.parts(values)
+        builder = counter.builder()
+        given = [*changed, *fixed, *(_item(stack, counter) for stack in stacks)]
+        called = {number: given[i] for number, i in self._arguments.items()}
+        called |= {number: Op.constant(builder, value) for number, value in self._constants.items()}
+        result = Op.call(self._step, [called[number] for number in range(len(called))])
+        *changed, returned = (result.get_tuple_element(i) for i in range(len(changed) + 1))
+        out = out.dynamic_update_slice(returned.broadcast([1]), _at(out, counter))
+        one = Op.scalar(builder, 1, dtype=counter.shape().dtype)
+        return counter + one, limit, *changed, *fixed, *stacks, out
+
+
+def _at(stack: Any, counter: Any) -> list[Any]:
+    """Where an item of a stack begins."""
+    return [counter, *(counter.zeros_like() for _ in range(stack.shape().rank - 1))]
+
+
+def _item(stack: Any, counter: Any) -> Any:
+    """One item of a stack."""
+    sizes = list(stack.shape().sizes)
+    return stack.dynamic_slice(_at(stack, counter), [1, *sizes[1:]]).reshape(sizes[1:])
