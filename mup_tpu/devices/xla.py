@@ -26,10 +26,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mup_tpu.devices.base import MeshShape, Repeated, Step, Way
 from mup_tpu.devices.cpu import CpuDevice
-from mup_tpu.devices.tpus import GENERATIONS, hbm_bytes
 from mup_tpu.devices.xla_loop import XlaLoop
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
+from mup_tpu.tpus import GENERATIONS, device_files, hbm_bytes
 
 
 @dataclass(frozen=True)
@@ -301,10 +301,11 @@ def create() -> XlaDevice:
                 "device 'xla' found no TPU here and would train on the CPU; PJRT_DEVICE=CPU says that it is "
                 "meant, and mup-tpu doctor what is missing"
             )
+        if kind == "TPU":
+            _check_chips()
+            _keep_programs()
         if not runtime.is_spmd():
             runtime.use_spmd()
-        if kind == "TPU":
-            _keep_programs()
         return XlaDevice(f"xla:{kind}", torch_xla.device(), runtime.global_runtime_device_count())
     except ImportError as error:
         raise ConfigError(
@@ -316,6 +317,21 @@ def create() -> XlaDevice:
             f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
             "mup-tpu doctor says what is missing"
         ) from None
+
+
+def _check_chips() -> None:
+    """Fail where there is no chip: libtpu would wait for one for ever.
+
+    Raises:
+        ConfigError: neither torch_xla's scan of the PCI bus nor the device files show one.
+    """
+    from torch_xla._internal import tpu
+
+    if not tpu.num_available_chips() and not device_files():
+        raise ConfigError(
+            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU to run "
+            "XLA on the CPU"
+        )
 
 
 def _keep_programs() -> None:

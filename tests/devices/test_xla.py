@@ -111,7 +111,7 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(corpus, on_cpu
     ("pjrt_device", "sentence"),
     [
         (None, "device 'xla' found no TPU here and would train on the CPU; PJRT_DEVICE=CPU says"),
-        ("TPU", "device 'xla' is not available on PJRT_DEVICE=TPU: "),
+        ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
     ],
 )
 def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjrt_device, sentence):

@@ -6,6 +6,7 @@ From Google Cloud's page of each version. Without torch, so that whoever plans f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from mup_tpu.errors import ConfigError
 
@@ -63,3 +64,8 @@ def hbm_bytes(accelerator_type: str) -> int | None:
         return generation(accelerator_type).device_hbm_bytes
     except ConfigError:
         return None
+
+
+def device_files() -> list[Path]:
+    """Files through which a process reaches its chips: /dev/accel* up to v4, /dev/vfio/* after."""
+    return sorted([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
