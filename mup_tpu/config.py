@@ -396,8 +396,9 @@ class SweepOptions:
     pack_size: int = 0
     """Most trials that train together in one process; 0 chooses for the device."""
     heartbeat: float = 600.0
-    """Seconds without a report (a line of a pack's log) after which a pack counts as hung: its process is
-    ended and it is tried again. A pack in the command's own process cannot be watched."""
+    """Seconds without a report (a line of a pack's log; on XLA devices they come with evaluations) after
+    which a pack counts as hung: its process is ended and it is tried again. A pack in the command's own
+    process cannot be watched."""
 
     def __post_init__(self) -> None:
         require_positive(self, "pack_size", allow_zero=True)

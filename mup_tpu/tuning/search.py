@@ -112,7 +112,12 @@ def run_search(
             tuner = tune.Tuner(
                 tune.with_resources(
                     tune.with_parameters(
-                        TrialTrainable, search=search, options=options, run=run, folder=str(folder)
+                        TrialTrainable,
+                        search=search,
+                        options=options,
+                        run=run,
+                        folder=str(folder),
+                        environment=room.environment,
                     ),
                     room.for_tune(),
                 ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from mup_tpu.errors import StoreError
 from mup_tpu.training.host_log import host_log
 from mup_tpu.training.report import PackResult
 from mup_tpu.tuning.search_progress import KEY, point_of
+from mup_tpu.tuning.tpu_hosts import take_chips
 
 if TYPE_CHECKING:
     from mup_tpu.training.loop import PackRun
@@ -38,9 +40,17 @@ class TrialTrainable(tune.Trainable):
     """A trial as Tune sees it: each step trains to the next evaluation, checkpointed by our own loop."""
 
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], search: Search, options: SearchOptions, run: RunOptions, folder: str
+        self,
+        config: dict[str, Any],
+        search: Search,
+        options: SearchOptions,
+        run: RunOptions,
+        folder: str,
+        environment: dict[str, str],
     ) -> None:
-        """Begin, or go on from the trial's checkpoint."""
+        """Begin, or go on from the trial's checkpoint, in the environment of a pack's worker."""
+        os.environ |= environment
+        take_chips(run)
         self._search, self._options, self._run_options, self._folder = search, options, run, Path(folder)
         self._thread = ThreadPoolExecutor(1)
         self._run: PackRun | None = None

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.training.report import PackResult, Report
-from mup_tpu.tuning.cluster import SliceKind, intact_slices
+from mup_tpu.tuning.tpu_hosts import SliceKind, slices, take_chips
 
 _RESERVE_S = 5.0
 
@@ -29,6 +29,7 @@ class PackWorker:
 
     def __init__(self, options: RunOptions, results: str | None) -> None:
         self._options, self._results = options, results
+        take_chips(options)
 
     def ready(self) -> None:
         """Answers once the worker has a place on the cluster."""
@@ -76,7 +77,7 @@ class SliceWorker:
         from ray.util.tpu import slice_placement_group
 
         while True:
-            for name, addresses in intact_slices().get(self._kind, {}).items():
+            for name, addresses in slices()[0].get(self._kind, {}).items():
                 reserved = slice_placement_group(
                     name=_reservation(str(ray.get_runtime_context().get_actor_id())),
                     topology=self._kind.topology,

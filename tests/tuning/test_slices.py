@@ -16,8 +16,9 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.store import load_runs
 from mup_tpu.training.report import Report
 from mup_tpu.tuning import ray_packs
-from mup_tpu.tuning.cluster import SliceKind, slots
+from mup_tpu.tuning.cluster import slots
 from mup_tpu.tuning.sweep import run_sweep
+from mup_tpu.tuning.tpu_hosts import SliceKind
 from mup_tpu.tuning.workers import SliceWorker, end_worker
 
 pytestmark = pytest.mark.slow
@@ -95,15 +96,26 @@ def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
         assert {len(names.split(",")) for *_, names in hosts} == {2}
     for worker in workers:
         end_worker(worker)
+    wait_for_chips()
+
+
+def wait_for_chips():
+    """All chips come free, and no placement group is left that holds some."""
     deadline = time.monotonic() + 120
     while ray.available_resources().get("TPU", 0) < 16 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ray.available_resources()["TPU"] == 16
+    groups = ray.util.placement_group_table().values()
+    assert {group["state"] for group in groups} == {"REMOVED"}
 
 
-def test_a_slice_that_loses_a_host_s_worker_ends_and_its_pack_goes_on_from_its_checkpoint(
-    two_slices, tiny, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "what, how", [("PackWorker.follow", signal.SIGKILL), ("PackWorker.run", signal.SIGSTOP)]
+)
+def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_checkpoint(
+    what, how, two_slices, tiny, tmp_path, monkeypatch
 ):
+    """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
     base = tiny.replace(steps=60, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
     seen = []
@@ -116,17 +128,19 @@ def test_a_slice_that_loses_a_host_s_worker_ends_and_its_pack_goes_on_from_its_c
     run_packs = ray_packs.run_packs
     monkeypatch.setattr(ray_packs, "run_packs", recorded)
 
-    def kill_one_that_follows():
+    def lose_one():
         deadline = time.monotonic() + 240
-        while not list(tmp_path.glob("checkpoints/*/step-*")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
-        following = [p for p in psutil.process_iter(["name"]) if "PackWorker.follow" in p.info["name"]]
-        following = [p for p in following if p.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]]
-        following[0].send_signal(signal.SIGKILL)
+        workers = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
+        workers = [p for p in workers if p.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]]
+        lost.append(workers[0])
+        workers[0].send_signal(how)
 
-    thread = threading.Thread(target=kill_one_that_follows)
+    lost: list[psutil.Process] = []
+    thread = threading.Thread(target=lose_one)
     thread.start()
-    options = SweepOptions(ray=True, pack_size=4)
+    options = SweepOptions(ray=True, pack_size=4, heartbeat=90)
     outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
     thread.join()
     assert outcome == {"finished": 4}
@@ -135,3 +149,5 @@ def test_a_slice_that_loses_a_host_s_worker_ends_and_its_pack_goes_on_from_its_c
     assert seen.count(None) == 2, "the pack was started twice"
     again = seen[seen.index(None, 1) :]
     assert next(event for event in again if isinstance(event, Report)).step > 20, "it began anew"
+    assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
+    wait_for_chips()
