@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import torch
 from torch_xla import runtime
+from torch_xla._internal import tpu
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
@@ -94,8 +95,9 @@ def unread_losses(mesh: str) -> dict[str, float]:
 
 
 def as_on_a_tpu(corpus: str) -> dict[str, Any]:
-    """A pack trained where torch_xla says that its client is a TPU's; all else is the CPU client."""
+    """A pack trained where torch_xla says that it sees chips and has their client, which is the CPU's."""
     runtime.device_type = lambda: "TPU"
+    tpu.num_available_chips = lambda: 4
     members = trials(corpus, "float32")
     dataset = data.load(members[0].data, progress=False)
     empty = get_device("xla").free_memory_bytes()
