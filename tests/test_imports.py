@@ -39,12 +39,13 @@ MAY_IMPORT = {
     "data": CONFIGURATION | {"files"},
     "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
+    "tpu_compiler": TRAINING | {"tpus"},
     "tuning": TRAINING | {"store"},
     "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},
-    "doctor": CONFIGURATION | {"files", "tpus", "data", "tuning"},
+    "doctor": CONFIGURATION | {"files", "tpus", "tpu_compiler", "data", "tuning"},
 }
 
 

@@ -397,26 +397,30 @@ def _coord_check(
     _print_slopes(console, analysis.slopes(analysis.by_setting(table)[own]), own)
 
 
-def doctor(results: str = "results") -> None:
+def doctor(results: str = "results", tpu: str | None = None) -> None:
     """Say what this machine has for training, and what will not work and how to mend it.
 
     Args:
         results: Results folder (or fsspec URL) that is to be written.
+        tpu: Compile packs for a TPU of this type (such as v4-8, or all of them: all) instead, on this
+            machine and with the TPU's own compiler: memory, collectives and estimated cycles of each.
     """
-    from mup_tpu.doctor import examine
+    from mup_tpu.doctor import examine, examine_tpu
 
     console = Console()
     findings = []
-    with console.status("looking"):
-        for finding in examine(results):
+    with console.status("looking") if tpu is None else console.status("compiling") as status:
+        for finding in examine(results) if tpu is None else examine_tpu(tpu):
             findings.append(finding)
+            if tpu is not None:
+                status.update(f"compiling ({len(findings)} packs done)")
     for finding in findings:
         console.print(f"{finding.subject:>20}  {finding.found}", highlight=False, soft_wrap=True)
     problems = [finding.problem for finding in findings if finding.problem]
     for problem in problems:
         console.print(f"- {problem}", style="yellow", highlight=False, soft_wrap=True)
     if not problems:
-        console.print("nothing is missing", style="green")
+        console.print("nothing is missing" if tpu is None else "all as promised", style="green")
 
 
 def _print_slopes(console: Console, slopes: pd.DataFrame, setting: str) -> None:

@@ -1,0 +1,88 @@
+"""Packs of several kinds compiled for a type of TPU, held to what they promise: `mup-tpu doctor --tpu`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from mup_tpu.config import Trial
+from mup_tpu.tpu_compiler.compiled import Compiled
+from mup_tpu.tpu_compiler.pack import Target, compile_pack
+from mup_tpu.tpus import generation
+
+_VOCAB_SIZE = 4096
+_LARGEST_LOSS = 64 * 2**10
+"""Bytes of output, losses for the most part, that no argument stands ready for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pack that is compiled, and what its program must be."""
+
+    name: str
+    trial: Trial
+    members: Callable[[int], int]
+    """How many, by the number of devices."""
+    mesh: str
+    """With `{n}` for the number of devices."""
+    collectives: Counter[str]
+
+    def compile(self, chips: Target) -> Compiled:
+        """Its program for these chips."""
+        members = self.members(chips.devices)
+        trials = [self.trial.replace(seed=seed) for seed in range(members)]
+        return compile_pack(trials, _VOCAB_SIZE, chips, self.mesh.format(n=chips.devices))
+
+
+_NARROW = Trial().replace(width=64, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0)
+CASES = (
+    Case("trials apart", _NARROW, lambda devices: 2 * devices, "trial={n},data=1", Counter()),
+    Case("a trial's batches split", _NARROW, lambda _: 1, "trial=1,data={n}", Counter({"all-reduce": 1})),
+    Case(
+        "long sequences, wide, bf16",
+        _NARROW.replace(width=512, sequence_length=1024, batch_size=8, precision="bf16"),
+        lambda devices: devices,
+        "trial={n},data=1",
+        Counter(),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of one pack."""
+
+    case: Case
+    compiled: Compiled
+    problems: list[str]
+    """What it does not keep of what it promised."""
+
+
+def check(chips: Target) -> Iterator[Checked]:
+    """Compile each case for a type of TPU and look at the programs.
+
+    Raises:
+        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses a program.
+    """
+    for case in CASES:
+        compiled = case.compile(chips)
+        yield Checked(case, compiled, list(problems(case, compiled, chips)))
+
+
+def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
+    """What a compiled case does not keep of what it promised."""
+    promised = case.collectives if chips.devices > 1 else Counter()
+    if compiled.collectives != promised:
+        yield f"passes data between chips by {_listed(compiled.collectives)}, not by {_listed(promised)}"
+    there = generation(chips.accelerator_type).device_hbm_bytes
+    if compiled.needed_bytes > there:
+        needed = f"{compiled.needed_bytes / 2**30:.1f} GiB"
+        yield f"needs {needed}, and a device of {chips.accelerator_type} has {there / 2**30:.0f} GiB"
+    copied = compiled.output_bytes - compiled.aliased_bytes
+    if copied > _LARGEST_LOSS + 0.02 * compiled.output_bytes:
+        yield f"writes {copied} of {compiled.output_bytes} bytes beside where they were, not over them"
+
+
+def _listed(collectives: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())) or "nothing"

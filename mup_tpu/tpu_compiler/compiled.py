@@ -1,0 +1,79 @@
+"""What a TPU's compiler says of a program: memory, collectives, estimated cycles; read from its text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_COLLECTIVE = re.compile(
+    r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
+_BODY = re.compile(r" while\(.*?body=%([\w.-]+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CALLED = re.compile(r"calls=%([\w.-]+)")
+_OPERATIONS = re.compile(r"^\s+(?:ROOT )?%[\w.-]+ = .*?[\]})] ([a-z-]+)\(", re.M)
+
+_MOVING = {"copy", "transpose", "bitcast", "parameter", "reshape", "slice", "concatenate", "tuple", "pad"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled for a TPU; memory and cycles are of one chip."""
+
+    seconds: float
+    """Compilation, on this machine."""
+    argument_bytes: int
+    """Parameters, optimizer state and batches."""
+    output_bytes: int
+    temp_bytes: int
+    """What a step takes beside its arguments, at most."""
+    aliased_bytes: int
+    """Outputs that are written where arguments were."""
+    text: str
+    """The compiled program."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """All that must fit in the chip's memory at once."""
+        return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temp_bytes
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """How many operations of each kind pass data between chips."""
+        return Counter(_COLLECTIVE.findall(self.text))
+
+    @property
+    def cycles(self) -> Counter[str]:
+        """The compiler's own estimate of a step's cycles by kind of operation; no measurement.
+
+        Kinds: products, reductions, copies, other. Operations without an estimate count nothing.
+        """
+        computations = dict(_COMPUTATION.findall(self.text))
+        return Counter(
+            {
+                kind: sum(cycles for found, cycles in _estimates(computations, self.text) if found == kind)
+                for kind in ("products", "reductions", "copies", "other")
+            }
+        )
+
+
+def _estimates(computations: dict[str, str], text: str) -> Iterator[tuple[str, int]]:
+    """Kind and cycles of each operation of a step: of the loop's body, or of all where there is no loop."""
+    bodies = _BODY.findall(text)
+    for block in [computations[name] for name in bodies] if bodies else computations.values():
+        for line in block.splitlines():
+            if cycles := _CYCLES.search(line):
+                called = _CALLED.search(line)
+                inside = computations.get(called[1], "") if called else line
+                yield _kind(set(_OPERATIONS.findall(inside + "\n"))), int(cycles[1])
+
+
+def _kind(operations: set[str]) -> str:
+    if operations & {"convolution", "dot"}:
+        return "products"
+    if operations & {"reduce", "reduce-window"}:
+        return "reductions"
+    return "copies" if operations <= _MOVING else "other"

@@ -1,0 +1,96 @@
+"""Compiles a program with libtpu: python -m mup_tpu.tpu_compiler.libtpu PROGRAM TOPOLOGY DEVICES OUT
+
+PROGRAM is HLO as text, as XLA dumps it before optimisation. Writes the compiled text to OUT, and prints
+seconds and sizes as JSON. Needs jax 0.7.1, whose private parts it uses, and the libtpu that torch_xla pins;
+no TPU, and no torch in this process.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# libtpu shall neither look for a TPU nor ask a cloud's metadata, and keep no log.
+os.environ |= {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v4-8", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0", "TPU_LOG_DIR": "disabled", "JAX_PLATFORMS": "cpu",
+}  # fmt: skip
+
+
+def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, float], str]:
+    """Sizes and seconds of a compiled program, and its text.
+
+    Args:
+        program: HLO text.
+        topology: "v4:2x2x1".
+        count: devices of it, from the first on.
+    """
+    import numpy as np
+    from jax.experimental import topologies
+    from jaxlib import _jax, xla_client
+
+    # Cores of v4 and v5p work as one device, "megacore".
+    more: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith(("v4", "v5p")) else {}
+    if topology.endswith(":1x1"):  # hosts have four chips where nothing is said
+        more["chips_per_host_bounds"] = (1, 1, 1)
+    described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **more)
+    devices: list[Any] = described.devices[:count]
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    options.num_replicas = build.num_replicas = 1
+    options.num_partitions = build.num_partitions = count
+    build.use_spmd_partitioning = count > 1
+    build.allow_spmd_sharding_propagation_to_output = [True]
+    build.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id for d in devices]]))
+    module = _stablehlo(program)
+    began = time.perf_counter()
+    executable = devices[0].client.compile(
+        module, executable_devices=_jax.DeviceList(tuple(devices)), compile_options=options
+    )
+    seconds = time.perf_counter() - began
+    sizes = executable.get_compiled_memory_stats()
+    kinds = ("argument", "output", "temp", "alias")
+    found = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
+    return {"seconds": seconds, **found}, executable.hlo_modules()[0].to_string()
+
+
+def _stablehlo(program: str) -> bytes:
+    """The program as libtpu's client takes it; the conversion forgets which buffers are donated."""
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax, xla_client
+    from jaxlib.mlir import ir
+
+    proto = _jax.hlo_module_from_text(program).as_serialized_hlo_module_proto()
+    converted = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(proto))
+    donated = donated_parameters(program)
+    with mlir.make_ir_context():
+        module: Any = ir.Module.parse(converted)
+        functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
+        main = functions["main"]
+        count = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs)
+        said: Any = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * count
+        marked: list[Any] = []
+        for i, attributes in enumerate(said):
+            entries = {entry.name: entry.attr for entry in attributes}
+            if i in donated:
+                entries["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            marked.append(ir.DictAttr.get(entries))
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(marked)
+        return mlir.module_to_bytecode(module)
+
+
+def donated_parameters(program: str) -> set[int]:
+    """Numbers of the parameters that a program may write its results over."""
+    header = program.partition("\n")[0]
+    found = re.search(r"buffer_donor=\{ (.*?) \}(?:,|$)", header)
+    return {int(number) for number in re.findall(r"\((\d+), \{\}\)", found[1])} if found else set()
+
+
+if __name__ == "__main__":
+    path, name, chips, out = sys.argv[1:]
+    summary, compiled = compile_text(Path(path).read_text(), name, int(chips))
+    Path(out).write_text(compiled)
+    print(json.dumps(summary))

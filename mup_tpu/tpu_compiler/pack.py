@@ -1,0 +1,155 @@
+"""From trials to a compiled program, through the two processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mup_tpu.config import Trial
+from mup_tpu.errors import ConfigError
+from mup_tpu.tpu_compiler.compiled import Compiled
+
+STEPS = 100
+"""Of the stretch that is compiled; the program holds them as a loop."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Chips to compile for."""
+
+    accelerator_type: str
+    topology: str
+    """As libtpu names it."""
+    devices: int
+
+
+TARGETS = {
+    t.accelerator_type: t
+    for t in (
+        Target("v4-8", "v4:2x2x1", 4),
+        Target("v4-16", "v4:2x2x2", 8),
+        Target("v5litepod-1", "v5e:1x1", 1),
+        Target("v5litepod-4", "v5e:2x2", 4),
+        Target("v5litepod-8", "v5e:2x4", 8),
+        Target("v6e-1", "v6e:1x1", 1),
+        Target("v6e-4", "v6e:2x2", 4),
+        Target("v6e-8", "v6e:2x4", 8),
+    )
+}
+
+
+def target(accelerator_type: str) -> Target:
+    """The chips of a type such as v4-8.
+
+    Raises:
+        ConfigError: none of those that libtpu was seen to compile for.
+    """
+    if accelerator_type not in TARGETS:
+        raise ConfigError(f"TPU type {accelerator_type!r} is not one of {', '.join(TARGETS)}")
+    return TARGETS[accelerator_type]
+
+
+def compile_pack(
+    trials: Sequence[Trial], vocab_size: int, chips: Target, mesh: str = "auto", timeout_s: float = 1800.0
+) -> Compiled:
+    """Compile what torch_xla hands over of a pack's training, for chips that need not be here.
+
+    Args:
+        trials: the pack's members.
+        vocab_size: tokens of the vocabulary.
+        chips: what for.
+        mesh: as `RunOptions.mesh`.
+        timeout_s: seconds that each of the two processes may take.
+
+    Raises:
+        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
+    """
+    _check_installed()
+    with tempfile.TemporaryDirectory(prefix="mup_tpu-") as folder:
+        program = _hand_over(trials, vocab_size, chips.devices, mesh, Path(folder), timeout_s)
+        out = Path(folder, "compiled.txt")
+        command = [sys.executable, "-m", "mup_tpu.tpu_compiler.libtpu"]
+        result = subprocess.run(
+            [*command, str(program), chips.topology, str(chips.devices), str(out)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=os.environ | {"PYTHONPATH": _package_folder()},
+        )
+        if result.returncode:
+            raise ConfigError(f"libtpu does not compile the pack for {chips.topology}: {_why(result.stderr)}")
+        found = json.loads(result.stdout.splitlines()[-1])
+        return Compiled(
+            found["seconds"],
+            found["argument_bytes"],
+            found["output_bytes"],
+            found["temp_bytes"],
+            found["alias_bytes"],
+            out.read_text(),
+        )
+
+
+def _hand_over(
+    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str, folder: Path, timeout_s: float
+) -> Path:
+    """The program as XLA was given it; its process ends there, before XLA's CPU compiler takes its time."""
+    asked = {
+        "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
+    }  # fmt: skip
+    environment = os.environ | {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(devices),
+        "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
+        "PYTHONPATH": _package_folder(),
+    }
+    (folder / "pack.json").write_text(json.dumps(asked))
+    with (folder / "pack.json").open() as pack, (folder / "errors").open("w") as errors:
+        command = [sys.executable, "-m", "mup_tpu.tpu_compiler.program"]
+        process = subprocess.Popen(command, stdin=pack, stderr=errors, stdout=errors, env=environment)
+        try:
+            deadline = time.monotonic() + timeout_s
+            while time.monotonic() < deadline:
+                ended = process.poll() is not None
+                for path in folder.glob("*.before_optimizations.txt"):
+                    text = path.read_text()
+                    if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:
+                        return path
+                if ended:
+                    why = _why((folder / "errors").read_text())
+                    raise ConfigError(f"the pack's program could not be made: {why}")
+                time.sleep(0.2)
+            raise ConfigError(f"the pack's program was not made within {timeout_s:.0f} s")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _check_installed() -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise ConfigError("libtpu compiles for TPUs on Linux x86-64 alone")
+    for package in ("torch_xla", "libtpu", "jax"):
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            message = f"{package} is not installed: pip install 'mup_tpu[tpu-compiler]'"
+            raise ConfigError(f"to compile for TPUs, {message}") from None
+
+
+def _package_folder() -> str:
+    """Where the package lies, for processes started elsewhere than in the checkout."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+
+
+def _why(printed: str) -> str:
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line]
+    return (errors or lines or ["no word of why"])[-1]

@@ -1,0 +1,117 @@
+"""Packs as torch_xla hands them over, compiled by the TPUs' own compiler on a machine without a TPU."""
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from mup_tpu.cli import main
+from mup_tpu.config import Trial
+from mup_tpu.errors import ConfigError
+from mup_tpu.model import parameter_shapes
+from mup_tpu.tpu_compiler import CASES, TARGETS, compile_pack, problems, target
+from mup_tpu.tpu_compiler.compiled import Compiled
+from mup_tpu.tpu_compiler.libtpu import donated_parameters
+
+APART, SPLIT, LONG = CASES
+PARTS = {APART.name: "trial", SPLIT.name: "data", LONG.name: "trial"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("accelerator_type", "case"),
+    [
+        ("v4-8", APART),
+        ("v4-8", LONG),
+        ("v4-16", APART),  # two hosts
+        ("v4-16", SPLIT),
+        ("v5litepod-4", SPLIT),
+        ("v5litepod-8", APART),
+        ("v6e-4", APART),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(accelerator_type, case):
+    pytest.importorskip("torch_xla")
+    chips = target(accelerator_type)
+    compiled = case.compile(chips)
+    apart = case.members(chips.devices) > 1
+    assert compiled.collectives == (Counter() if apart else Counter({"all-reduce": 1}))
+    assert (
+        compiled.needed_bytes < {"v4": 32, "v5litepod": 16, "v6e": 32}[accelerator_type.split("-")[0]] * 2**30
+    )
+    # Parameters and two moments of what a device has; the compiler stores the last two axes in tiles.
+    model, data = case.trial.model, case.trial.data
+    shapes = parameter_shapes(model, 4096, data.sequence_length)
+    members = case.members(chips.devices) // chips.devices if apart else 1
+    state = 3 * members * sum(math.prod(shape) for shape in shapes.values()) * 4
+    assert state <= compiled.aliased_bytes <= 1.2 * state
+    assert compiled.output_bytes - compiled.aliased_bytes < 2**16
+    assert list(problems(case, compiled, chips)) == []
+    assert compiled.cycles["products"] > 10_000
+    assert sum(compiled.cycles.values()) < 1e8
+
+
+def test_what_is_not_as_promised_is_said():
+    bad = Compiled(1.0, 2**30, 2**20, 40 * 2**30, 2**19, "\n%a = f32[4] all-gather-start(%b)\n")
+    gathers, memory, copies = problems(APART, bad, target("v4-8"))
+    assert gathers == "passes data between chips by 1 all-gather, not by nothing"
+    assert memory == "needs 41.0 GiB, and a device of v4-8 has 32 GiB"
+    assert copies == "writes 524288 of 1048576 bytes beside where they were, not over them"
+    (reduces,) = problems(SPLIT, Compiled(1.0, 0, 0, 0, 0, ""), target("v4-8"))
+    assert reduces == "passes data between chips by nothing, not by 1 all-reduce"
+
+
+def test_cycles_are_those_of_the_loop_s_body_by_kind():
+    text = """
+%fused_dot (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %c = f32[8,8]{1,0} convolution(%p, %p), dim_labels=bf_io->bf
+}
+
+%body (q: f32[8,8]) -> f32[8,8] {
+  %f = f32[8,8]{1,0} fusion(%q), kind=kOutput, calls=%fused_dot, backend_config={"estimated_cycles":"70"}
+  ROOT %copy.1 = f32[8,8]{0,1} copy(%f), backend_config={"estimated_cycles":"20"}
+}
+
+ENTRY %main (a: f32[8,8]) -> f32[8,8] {
+  %b = f32[8,8]{0,1} copy(%a), backend_config={"estimated_cycles":"1000"}
+  ROOT %w = f32[8,8]{1,0} while(%b), condition=%unused, body=%body
+}
+"""
+    assert Compiled(1.0, 0, 0, 0, 0, text).cycles == Counter({"products": 70, "copies": 20})
+
+
+def test_donated_parameters_are_read_from_the_header():
+    header = "HloModule loop, buffer_donor={ (3, {}), (12, {}) }, entry_computation_layout={(s32[])->s32[]}\n"
+    assert donated_parameters(header + "body") == {3, 12}
+    assert donated_parameters("HloModule loop\nbuffer_donor={ (1, {}) }") == set()
+
+
+def test_a_type_that_is_not_known_is_a_sentence(capsys):
+    with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of v4-8, v4-16, v5litepod-1"):
+        target("v9-8")
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["doctor", "--tpu", "v9-8"])
+    assert "TPU type 'v9-8' is not one of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
+    pytest.importorskip("torch_xla")
+    with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):
+        compile_pack([Trial()], 256, TARGETS["v4-8"], "trial=3,data=1")
+
+
+@pytest.mark.slow
+def test_doctor_compiles_for_a_tpu_that_is_not_here():
+    pytest.importorskip("torch_xla")
+    command = [sys.executable, "-m", "mup_tpu", "doctor", "--tpu", "v5litepod-1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr
+    for case in CASES:
+        assert f"v5litepod-1  {case.name}: compiled in" in result.stdout
+    assert "exchanged: nothing" in result.stdout
+    assert result.stdout.rstrip().endswith("all as promised")
