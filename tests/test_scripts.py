@@ -1,13 +1,20 @@
 """The cluster files: valid by Ray's own schema, closed to the internet, and up only after a question."""
 
+import json
 import os
+import platform
+import re
+import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-TPU = Path(__file__).parents[1] / "scripts" / "tpu"
+ROOT = Path(__file__).parents[1]
+TPU = ROOT / "scripts" / "tpu"
 
 
 def test_the_cluster_file_is_valid_by_ray_s_schema():
@@ -28,6 +35,7 @@ def test_workers_are_tpu_vms_and_the_head_is_not():
         "v3-8",
         "v4-8",
         "v5litepod-8",
+        "v6e-8",
     }
     for node in nodes.values():
         assert node["node_config"]["schedulingConfig"] == {"preemptible": True}
@@ -76,3 +84,158 @@ def test_the_wrapper_explains_itself():
         assert explained.returncode == 2
         assert "fetch-results" in explained.stdout
     assert "needs the name of an experiment" in cluster("submit").stderr
+
+
+def test_ray_s_provider_of_google_cloud_takes_the_cluster_file():
+    """Its own modules, which import googleapiclient: without that `cluster up` cannot start."""
+    pytest.importorskip("torch_xla")  # where `all` installs everything
+    from ray.autoscaler._private.gcp import config as gcp
+    from ray.autoscaler._private.providers import _get_node_provider_cls
+    from ray.autoscaler._private.util import prepare_config
+
+    config = prepare_config(yaml.safe_load((TPU / "cluster.yaml").read_text()))
+    provider = _get_node_provider_cls(config["provider"])
+    filled = provider.fillout_available_node_types_resources(config)
+    assert gcp._has_tpus_in_node_configs(config) and not gcp._is_head_node_a_tpu(config)
+    for name, node in filled["available_node_types"].items():
+        if name != config["head_node_type"]:
+            kind = node["node_config"]["acceleratorType"]
+            assert gcp._get_num_tpu_chips(node["node_config"]) == node["resources"]["TPU"]
+            assert gcp._is_single_host_tpu(node["node_config"]), kind
+            assert node["resources"][f"TPU-{kind}-head"] == 1
+    wrong = yaml.safe_load((TPU / "cluster.yaml").read_text())
+    wrong["available_node_types"]["tpu_v4_8"]["node_config"]["acceleratorType"] = "TPUv4"
+    with pytest.raises(ValueError, match="acceleratorType"):
+        provider.fillout_available_node_types_resources(prepare_config(wrong))
+
+
+def test_what_is_asked_of_the_tpu_api_is_in_its_description():
+    """The description that Google's own client carries."""
+    documents = pytest.importorskip("googleapiclient.discovery_cache").DISCOVERY_DOC_DIR
+    described = json.loads(Path(documents, "tpu.v2.json").read_text())["schemas"]
+    config = yaml.safe_load((TPU / "cluster.yaml").read_text())
+    for name, node in config["available_node_types"].items():
+        if name != config["head_node_type"]:
+            asked = node["node_config"]
+            assert asked.keys() <= described["Node"]["properties"].keys()
+            assert asked["schedulingConfig"].keys() <= described["SchedulingConfig"]["properties"].keys()
+
+
+def test_every_node_runs_the_ray_that_setup_installed():
+    config = yaml.safe_load((TPU / "cluster.yaml").read_text())
+    assert config["setup_commands"] == ["~/mup_tpu/scripts/tpu/setup"]
+    starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    assert len(starts) == 4
+    assert all(re.search(r"(^|=token )~/mup_tpu/\.venv/bin/ray (stop|start )", line) for line in starts)
+    assert "~/mup_tpu" in config["file_mounts"]
+
+
+def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_path):
+    edited = tmp_path / "cluster.yaml"
+    edited.write_text((TPU / "cluster.yaml").read_text().replace("your-project", "mine"))
+    checkout = tmp_path / "checkout"
+    shutil.copytree(TPU.parent, checkout / "scripts")
+    tools = bare_path(tmp_path)
+    bare_python = tools / "python"
+    bare_python.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')
+    bare_python.chmod(0o755)
+    (tools / "ray").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "ray").chmod(0o755)
+    up = [str(checkout / "scripts/tpu/cluster"), "up"]
+    refused = subprocess.run(
+        up, capture_output=True, text=True, env={"PATH": str(tools), "CLUSTER_YAML": str(edited)}
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: Ray and what it needs for Google Cloud are not installed: scripts"
+    )
+
+
+def bare_path(folder: Path) -> Path:
+    """A folder for PATH with the commands of any Linux, and no Python."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "env", "flock", "grep", "head", "mkdir", "rm", "sed", "sh", "tr"):
+        (tools / name).symlink_to(shutil.which(name))
+    return tools
+
+
+@pytest.mark.slow
+def test_setup_makes_an_environment_where_no_python_is_on_the_path(tmp_path):
+    """uv has an interpreter of its own, as on a TPU VM, where it fetches one; the replay is installed."""
+    uv = shutil.which("uv") or Path(sys.executable).with_name("uv")
+    checkout = tmp_path / "checkout"
+    for name in ("mup_tpu", "scripts"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    tools = bare_path(tmp_path)
+    (tools / "uv").symlink_to(uv)
+    version = platform.python_version()
+    pythons = tmp_path / "pythons"
+    fetched = pythons / f"cpython-{version}-linux-{platform.machine()}-gnu"
+    fetched.mkdir(parents=True)
+    for part in ("bin", "include", "lib"):  # uv passes over links to whole ones
+        (fetched / part).symlink_to(Path(sys.base_prefix, part))
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    environment |= {
+        "PATH": str(tools), "HOME": str(tmp_path), "EXTRAS": "", "PYTHON": version,
+        "UV_PYTHON_INSTALL_DIR": str(pythons), "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }  # fmt: skip
+    command = [str(checkout / "scripts/tpu/setup")]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert made.returncode == 0, made.stderr
+    assert "ready: .venv/bin/mup-tpu doctor" in made.stderr
+    python = checkout / ".venv/bin/python"
+    program = "import sys, mup_tpu; print(sys.version.split()[0], mup_tpu.__file__)"
+    asked = subprocess.run([python, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert asked.stdout.split() == [version, str(checkout / "mup_tpu/__init__.py")]
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert "packages are installed already" in again.stderr
+
+    # A version that is not there and cannot be fetched.
+    missing = environment | {"PYTHON": "3.12", "UV_PYTHON_DOWNLOADS": "never"}
+    refused = subprocess.run(command, env=missing, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "error: uv cannot fetch Python 3.12 (above); say PYTHON=" in refused.stderr
+
+
+def docker_steps() -> list[tuple[str, str]]:
+    """Instruction and argument of each step of the Dockerfile."""
+    lines = (TPU / "Dockerfile").read_text().splitlines()
+    return [tuple(line.split(" ", 1)) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.slow
+def test_the_image_s_steps_find_their_files_and_packages(tmp_path):
+    """Its COPYs in an empty folder; then its installation is resolved for its Python, without making it."""
+    steps = docker_steps()
+    python = re.fullmatch(r"python:(3\.1[123])-slim-bookworm", dict(steps)["FROM"])[1]
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for instruction, argument in steps:
+        if instruction == "COPY":
+            *sources, target = argument.split()
+            assert kept.issuperset(sources)
+            for source in sources:
+                place = tmp_path / (source if target == "./" else target)
+                (shutil.copytree if (ROOT / source).is_dir() else shutil.copy)(ROOT / source, place)
+    (install,) = [a for i, a in steps if i == "RUN" and "--editable" in a]
+    command = shlex.split(install.replace("--compile-bytecode", "").replace("--system", "--dry-run"))
+    assert command[:4] == ["python", "-m", "uv", "pip"]
+    bare = [sys.executable, *command[1:], "--python-version", python, "--target", str(tmp_path / "site")]
+    resolved = subprocess.run(bare, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert resolved.returncode == 0, resolved.stderr
+    found = set(re.findall(r"^ \+ ([\w-]+)==", resolved.stderr, re.M))
+    assert {"torch", "torch-xla", "libtpu", "ray", "google-api-python-client"} <= found
+
+
+def test_pods_run_the_image_of_the_dockerfile():
+    pods = yaml.safe_load((TPU / "kuberay.yaml").read_text())["spec"]
+    images = {
+        group["template"]["spec"]["containers"][0]["image"]
+        for group in (pods["headGroupSpec"], *pods["workerGroupSpecs"])
+    }
+    (image,) = images
+    assert f"docker build -f scripts/tpu/Dockerfile -t {image} ." in (TPU / "Dockerfile").read_text()
+    imported = next(a for i, a in docker_steps() if i == "RUN" and "import" in a)
+    assert {"ray", "torch_xla", "libtpu", "mup_tpu"} <= set(re.findall(r"\w+", imported))
