@@ -7,7 +7,7 @@ process that trains; so it is imported to export alone.
 The factors (embeddings, attention logits, logits) are buffers, so that they can differ between the members of
 a pack. A trained member exports to a stock `GPT2LMHeadModel` with the factors folded into its weights.
 
-Shapes: B sequences, T tokens, D width, V vocabulary; a layer's I inputs.
+Shapes: B sequences, T tokens, N = B·T, D width, X = 3·D, V vocabulary; a layer's I inputs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,15 +85,47 @@ _GELU_BLOCK = 2**18
 """Elements worked on at once: in float32 a MiB, which stays in the caches from one operation to the next."""
 
 
-class _PlainLayerNorm(nn.LayerNorm):
+class _OnePassLayerNorm(nn.LayerNorm):
     """Layer norm as elementary operations: torch_xla's own merges the members and tokens axes,
     which XLA cannot take apart again, so that every norm would gather all members on every device.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scale = (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return centred * scale * self.weight + self.bias
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Reads its input once for both moments, and in backward once for all four sums.
+
+    What autograd makes of the operations one by one reads it seven times, a fifth of a narrow step by the
+    TPUs' compilers. The variance is the mean square less the squared mean, in float32.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Output_ND, and each row's mean_N1 and inverse standard deviation_N1."""
+        mean_N1 = x_ND.mean(-1, keepdim=True)
+        variance_N1 = (x_ND.square().mean(-1, keepdim=True) - mean_N1.square()).clamp(min=0.0)
+        inverse_N1 = (variance_N1 + eps).rsqrt()
+        return (x_ND - mean_N1) * inverse_N1 * weight_D + bias_D, mean_N1, inverse_N1
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:2], *output[1:])
+
+    @staticmethod
+    def backward(ctx, gradient_ND: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Gradients of input, weight and bias."""
+        x_ND, weight_D, mean_N1, inverse_N1 = ctx.saved_tensors
+        normed_ND = (x_ND - mean_N1) * inverse_N1
+        scaled_ND = gradient_ND * weight_D
+        shift_N1 = scaled_ND.mean(-1, keepdim=True)
+        stretch_N1 = (scaled_ND * normed_ND).mean(-1, keepdim=True)
+        to_x_ND = inverse_N1 * (scaled_ND - shift_N1 - normed_ND * stretch_N1)
+        return to_x_ND, (gradient_ND * normed_ND).sum(0), gradient_ND.sum(0), None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +145,8 @@ class _Conv1D(nn.Module):
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, x_BTI: Tensor) -> Tensor:
-        rows = torch.addmm(self.bias, x_BTI.reshape(-1, x_BTI.shape[-1]), self.weight)
-        return rows.view(*x_BTI.shape[:-1], -1)
+    def forward(self, x_NI: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x_NI, self.weight)
 
 
 class _Attention(nn.Module):
@@ -126,8 +158,9 @@ class _Attention(nn.Module):
         self.head_size = width // heads
         self._attention = attention
 
-    def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
-        return self.c_proj(self._attention(self.c_attn(x_BTD), self.head_size, attention_factor))
+    def forward(self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor) -> Tensor:
+        qkv_BTX = self.c_attn(x_ND).view(-1, sequence_length, 3 * x_ND.shape[-1])
+        return self.c_proj(self._attention(qkv_BTX, self.head_size, attention_factor).flatten(0, 1))
 
 
 class _Mlp(nn.Module):
@@ -138,8 +171,8 @@ class _Mlp(nn.Module):
         self.c_fc, self.c_proj = _Conv1D(width, 4 * width), _Conv1D(4 * width, width)
         self.act = gelu()
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.c_proj(self.act(self.c_fc(x_BTD)))
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.c_proj(self.act(self.c_fc(x_ND)))
 
 
 class _Block(nn.Module):
@@ -150,9 +183,9 @@ class _Block(nn.Module):
         self.ln_1, self.attn = parts.norm(width), _Attention(width, heads, parts.attention)
         self.ln_2, self.mlp = parts.norm(width), _Mlp(width, parts.gelu)
 
-    def forward(self, x_BTD: Tensor, attention_factor: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), attention_factor)
-        return x_BTD + self.mlp(self.ln_2(x_BTD))
+    def forward(self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor) -> Tensor:
+        x_ND = x_ND + self.attn(self.ln_1(x_ND), sequence_length, attention_factor)
+        return x_ND + self.mlp(self.ln_2(x_ND))
 
 
 # torch's own layers would draw their init, which on the meta device imports torch's compiler: 3 to 6 s.
@@ -167,8 +200,8 @@ class _Readout(nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return functional.linear(hidden_BTD, self.weight)
+    def forward(self, hidden_ND: Tensor) -> Tensor:
+        return functional.linear(hidden_ND, self.weight)
 
 
 class _Transformer(nn.Module):
@@ -183,10 +216,13 @@ class _Transformer(nn.Module):
         self.ln_f = parts.norm(width)
 
     def forward(self, tokens_BT: Tensor, attention_factor: Tensor) -> Tensor:
-        x_BTD = self.drop(self.wte(tokens_BT) + self.wpe.weight[: tokens_BT.shape[-1]])
+        t = tokens_BT.shape[-1]
+        # Rows of one matrix from here on, but within attention: where products, norms and sums differ in
+        # shape, TPUs copy from one layout to the other between them.
+        x_ND = self.drop(self.wte(tokens_BT) + self.wpe.weight[:t]).flatten(0, 1)
         for block in self.h:
-            x_BTD = block(x_BTD, attention_factor)
-        return self.ln_f(x_BTD)
+            x_ND = block(x_ND, t, attention_factor)
+        return self.ln_f(x_ND)
 
 
 class ScaledGPT2(nn.Module):
@@ -205,8 +241,8 @@ class ScaledGPT2(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits_BTV of the token after each of `tokens_BT`."""
-        hidden_BTD = self.transformer(tokens_BT, self.attention_factor)
-        return self.lm_head(hidden_BTD * self.logit_factor)
+        hidden_ND = self.transformer(tokens_BT, self.attention_factor)
+        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
 
 
 def build_skeleton(
@@ -214,7 +250,7 @@ def build_skeleton(
     vocab_size: int,
     sequence_length: int,
     attention: str = "fused",
-    plain_norms: bool = False,
+    one_pass_norms: bool = False,
     fast_gelu: bool = False,
 ) -> ScaledGPT2:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
@@ -224,13 +260,13 @@ def build_skeleton(
         vocab_size: tokens of the vocabulary.
         sequence_length: positions.
         attention: its form, of `mup_tpu.attention`: "fused", "matmul" under vmap, "blocks" for CPUs.
-        plain_norms: layer norms as elementary operations, for XLA to shard.
+        one_pass_norms: layer norms as few elementary operations, for XLA.
         fast_gelu: GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor
             under vmap or torch.compile.
     """
     parts = _Parts(
         ATTENTION[attention],
-        _PlainLayerNorm if plain_norms else nn.LayerNorm,
+        _OnePassLayerNorm if one_pass_norms else nn.LayerNorm,
         _FastGelu if fast_gelu else functools.partial(nn.GELU, approximate="tanh"),
     )
     with torch.device("meta"):

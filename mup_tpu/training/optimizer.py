@@ -231,6 +231,8 @@ def _sgd_(
 
 def clip_factors(gradients: Mapping[str, Tensor], limits_K: Tensor) -> Tensor:
     """Factor (K,) that brings each member's gradient to its limit at most, as torch's clip_grad_norm_."""
-    squares = [g.flatten(1).square().sum(1) for g in gradients.values()]
+    matrices = [g.flatten(1) for g in gradients.values() if g.dim() > 2]
+    vectors = torch.cat([g for g in gradients.values() if g.dim() == 2], 1)  # one sum for all of them
+    squares = [g.square().sum(1) for g in (*matrices, vectors)]
     norms_K = torch.stack(squares).sum(0).sqrt()
     return (limits_K / (norms_K + 1e-6)).clamp(max=1.0)

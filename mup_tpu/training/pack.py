@@ -7,8 +7,8 @@ way of stepping, so that checkpoints do not know which way made them.
 Members that have ended leave the stack once half of it would do: what is stacked is computed, wanted or not,
 and each size of the stack is another program to compile.
 
-Shapes: K members, R rows of the stack (those of K that are left, and padding), B sequences, T tokens,
-N evaluation batches.
+Shapes: K members, R rows of the stack (those of K that are left, and padding), B sequences, T tokens, V
+vocabulary, N evaluation batches, or B·T tokens.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Pack:
             vocab_size,
             sequence_length,
             attention=_attention(self.way, in_blocks, sequence_length),
-            plain_norms=device.torch_device.type == "xla",
+            one_pass_norms=device.torch_device.type == "xla",
             fast_gelu=in_blocks,
         )
         self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
@@ -187,14 +187,14 @@ class Pack:
             logits_BTV = functional_call(
                 self._skeleton, parameters | buffers, (tokens_BT1[:, :-1],), tie_weights=True
             )
-        logits_BTV = logits_BTV.float() if bf16 else logits_BTV
-        targets_BT = tokens_BT1[:, 1:]
+        logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()
+        logits_NV = logits_NV.float() if bf16 else logits_NV
         if kind != "xla":
-            return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+            return functional.cross_entropy(logits_NV, targets_N)
         # By the targets' indices, TPU compilers gather those of all members on every chip.
-        vocabulary_V = torch.arange(self.vocab_size, device=targets_BT.device, dtype=targets_BT.dtype)
-        is_target_BTV = targets_BT[..., None] == vocabulary_V
-        return -functional.log_softmax(logits_BTV, -1).where(is_target_BTV, 0.0).sum(-1).mean()
+        vocabulary_V = torch.arange(self.vocab_size, device=targets_N.device, dtype=targets_N.dtype)
+        is_target_NV = targets_N[:, None] == vocabulary_V
+        return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
 
     def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
         """Train every live member on the first `steps` batches of a stack (`Device.place_stack`).
