@@ -6,7 +6,7 @@ torch_xla hands the program over in a process of its own (`program.py`), libtpu 
 
 from mup_tpu.tpu_compiler.cases import CASES, Case, Checked, check, problems
 from mup_tpu.tpu_compiler.compiled import Compiled
-from mup_tpu.tpu_compiler.pack import TARGETS, Target, compile_pack, target
+from mup_tpu.tpu_compiler.pack import TARGETS, Target, compile_pack, compile_program, hand_over, target
 
 __all__ = [
     "CASES",
@@ -17,6 +17,8 @@ __all__ = [
     "Target",
     "check",
     "compile_pack",
+    "compile_program",
+    "hand_over",
     "problems",
     "target",
 ]

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-# libtpu shall neither look for a TPU nor ask a cloud's metadata, and keep no log.
+# libtpu shall neither look for a TPU nor ask a cloud's metadata, keep no log, and not mind another libtpu.
 os.environ |= {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v4-8", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0", "TPU_LOG_DIR": "disabled", "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
 
 

@@ -73,13 +73,62 @@ def compile_pack(
     Raises:
         ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
     """
+    return compile_program(hand_over(trials, vocab_size, chips.devices, mesh, timeout_s), chips, timeout_s)
+
+
+def hand_over(
+    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", timeout_s: float = 1800.0
+) -> str:
+    """The program of a stretch of a pack's training as torch_xla hands it over to XLA; arguments as above.
+
+    Its process ends there, before XLA's CPU compiler takes its time.
+    """
     _check_installed()
+    asked = {
+        "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="mup_tpu-") as name:
+        folder = Path(name)
+        environment = os.environ | {
+            "PJRT_DEVICE": "CPU",
+            "CPU_NUM_DEVICES": str(devices),
+            "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
+            "PYTHONPATH": _package_folder(),
+        }
+        (folder / "pack.json").write_text(json.dumps(asked))
+        with (folder / "pack.json").open() as pack, (folder / "errors").open("w") as errors:
+            command = [sys.executable, "-m", "mup_tpu.tpu_compiler.program"]
+            process = subprocess.Popen(command, stdin=pack, stderr=errors, stdout=errors, env=environment)
+            try:
+                deadline = time.monotonic() + timeout_s
+                while time.monotonic() < deadline:
+                    ended = process.poll() is not None
+                    for path in folder.glob("*.before_optimizations.txt"):
+                        text = path.read_text()
+                        if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:
+                            return text
+                    if ended:
+                        why = _why((folder / "errors").read_text())
+                        raise ConfigError(f"the pack's program could not be made: {why}")
+                    time.sleep(0.2)
+                raise ConfigError(f"the pack's program was not made within {timeout_s:.0f} s")
+            finally:
+                process.kill()
+                process.wait()
+
+
+def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> Compiled:
+    """Compile what `hand_over` returned, made for as many devices as the chips have.
+
+    Raises:
+        ConfigError: the compiler refuses the program.
+    """
     with tempfile.TemporaryDirectory(prefix="mup_tpu-") as folder:
-        program = _hand_over(trials, vocab_size, chips.devices, mesh, Path(folder), timeout_s)
-        out = Path(folder, "compiled.txt")
+        given, out = Path(folder, "program.txt"), Path(folder, "compiled.txt")
+        given.write_text(program)
         command = [sys.executable, "-m", "mup_tpu.tpu_compiler.libtpu"]
         result = subprocess.run(
-            [*command, str(program), chips.topology, str(chips.devices), str(out)],
+            [*command, str(given), chips.topology, str(chips.devices), str(out)],
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -96,41 +145,6 @@ def compile_pack(
             found["alias_bytes"],
             out.read_text(),
         )
-
-
-def _hand_over(
-    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str, folder: Path, timeout_s: float
-) -> Path:
-    """The program as XLA was given it; its process ends there, before XLA's CPU compiler takes its time."""
-    asked = {
-        "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
-    }  # fmt: skip
-    environment = os.environ | {
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": str(devices),
-        "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
-        "PYTHONPATH": _package_folder(),
-    }
-    (folder / "pack.json").write_text(json.dumps(asked))
-    with (folder / "pack.json").open() as pack, (folder / "errors").open("w") as errors:
-        command = [sys.executable, "-m", "mup_tpu.tpu_compiler.program"]
-        process = subprocess.Popen(command, stdin=pack, stderr=errors, stdout=errors, env=environment)
-        try:
-            deadline = time.monotonic() + timeout_s
-            while time.monotonic() < deadline:
-                ended = process.poll() is not None
-                for path in folder.glob("*.before_optimizations.txt"):
-                    text = path.read_text()
-                    if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:
-                        return path
-                if ended:
-                    why = _why((folder / "errors").read_text())
-                    raise ConfigError(f"the pack's program could not be made: {why}")
-                time.sleep(0.2)
-            raise ConfigError(f"the pack's program was not made within {timeout_s:.0f} s")
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _check_installed() -> None:
