@@ -283,9 +283,21 @@ class Trial:
         return {name: value for part in self.to_dict().values() for name, value in part.items()}
 
     def trial_id(self, data_fingerprint: str) -> str:
-        """16 hex digits that name this configuration on these data."""
-        data = {k: v for k, v in self.to_dict()["data"].items() if k not in _IN_FINGERPRINT}
-        content = self.to_dict() | {"data": data, "data_fingerprint": data_fingerprint}
+        """16 hex digits that name this configuration on these data.
+
+        A field that came later than a stored row counts only where it differs from its default, so that the
+        row keeps its name.
+        """
+        content: dict[str, Any] = {"data_fingerprint": data_fingerprint}
+        for part in dataclasses.fields(self):
+            config = getattr(self, part.name)
+            content[part.name] = {
+                f.name: getattr(config, f.name)
+                for f in dataclasses.fields(config)
+                if f.name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default
+            }
+        for name in _IN_FINGERPRINT:
+            content["data"].pop(name, None)
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -299,6 +311,22 @@ class Trial:
         update = (o.optimizer, o.beta1, o.beta2, o.momentum)
         return (shape, self.data, update, t.steps, t.eval_batches, t.precision)
 
+
+# The fields of the first release, by part. Nothing is ever added here.
+_ALWAYS_IN_ID = {
+    "model": {
+        "width", "depth", "head_size", "growing", "tied", "parametrization", "base_width", "init_std",
+        "alpha_in", "alpha_out", "alpha_attn", "readout_zero_init",
+    },
+    "data": {"sequence_length", "batch_size", "data_seed"},
+    "optimizer": {
+        "optimizer", "learning_rate", "weight_decay", "decay_mode", "beta1", "beta2", "eps", "momentum",
+        "grad_clip",
+    },
+    "train": {
+        "steps", "warmup", "schedule", "final_lr_fraction", "seed", "loss_kind", "eval_batches", "precision",
+    },
+}  # fmt: skip
 
 # These fields decide the tokens themselves, so that the data's fingerprint already stands for them: the same
 # text gives the same trial_id from another folder.

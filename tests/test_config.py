@@ -1,5 +1,6 @@
 """Configuration: what is refused and in which words, and what makes a trial the same trial."""
 
+import dataclasses
 import re
 
 import pytest
@@ -115,6 +116,16 @@ def test_trial_id_names_what_decides_the_result():
     assert len(ids | {base}) == len(changes) + 1
     # The fingerprint stands for the text and its tokens: the same text from another folder is the same trial.
     assert trial.replace(corpus="elsewhere/sotu.txt").trial_id("data") == base
+
+
+def test_a_later_field_changes_the_trial_id_only_where_it_differs_from_its_default():
+    later = [("base_depth", int, dataclasses.field(default=0))]
+    Later = dataclasses.make_dataclass("Later", later, bases=(ModelConfig,), frozen=True)
+    model = dataclasses.asdict(Trial().model)
+    assert Trial(model=Later(**model)).trial_id("data") == Trial().trial_id("data")
+    assert Trial(model=Later(**model, base_depth=2)).trial_id("data") != Trial().trial_id("data")
+    wider = dataclasses.replace(Trial().model, width=256)
+    assert Trial(model=Later(**dataclasses.asdict(wider))).trial_id("data") != Trial().trial_id("data")
 
 
 def test_warmup_in_steps_or_as_a_fraction():

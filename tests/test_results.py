@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.cli import main
+from mup_tpu.config import Trial
 from mup_tpu.store import load_curves, load_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -76,6 +77,17 @@ def test_every_run_has_ended_and_has_its_curve(folder):
     assert set(runs["trial_id"]) == set(curves["trial_id"])
     assert not runs["trial_id"].duplicated().any()
     assert (runs["experiment"] == folder.name).all()
+
+
+@pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
+def test_every_stored_row_keeps_its_name(folder):
+    """The trial_id of each row, from its own configuration: or it would be trained again."""
+    runs = load_runs(folder)
+    for config, fingerprint, name in zip(
+        runs["config"], runs["data_fingerprint"], runs["trial_id"], strict=True
+    ):
+        fields = {key: value for part in json.loads(config).values() for key, value in part.items()}
+        assert Trial().replace(**fields).trial_id(fingerprint) == name
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
