@@ -121,9 +121,11 @@ class _RecomputedAttention(torch.autograd.Function):
     @staticmethod
     def forward(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> tuple[Tensor, Tensor]:
         """Output_BHTd and the logarithm of each row's sum_BHT; the query holds what multiplies logits."""
-        parts, sums = [], []
+        parts: list[Tensor] = []
+        sums: list[Tensor] = []
         for rows in _rows(query_BHTd.shape[-2], _LARGE_BLOCK):
-            logits_BHRS = _causal_logits(query_BHTd, key_BHTd, rows)
+            query_BHRd = _after(parts, query_BHTd[..., rows, :])
+            logits_BHRS = _causal_logits(query_BHRd, key_BHTd, rows)
             sums.append(logits_BHRS.logsumexp(-1))
             weights_BHRS = (logits_BHRS - sums[-1][..., None]).exp().to(value_BHTd.dtype)
             parts.append(weights_BHRS @ value_BHTd[..., : rows.stop, :])
@@ -140,11 +142,13 @@ class _RecomputedAttention(torch.autograd.Function):
         query_BHTd, key_BHTd, value_BHTd, out_BHTd, sums_BHT = ctx.saved_tensors
         t = query_BHTd.shape[-2]
         mean_BHT1 = (gradient_BHTd * out_BHTd).to(sums_BHT.dtype).sum(-1, keepdim=True)  # appendix B.2
-        to_query, to_key, to_value = [], torch.zeros_like(key_BHTd), torch.zeros_like(value_BHTd)
+        to_query: list[Tensor] = []
+        to_key, to_value = torch.zeros_like(key_BHTd), torch.zeros_like(value_BHTd)
         for rows in _rows(t, _LARGE_BLOCK):
-            query_BHRd, part_BHRd = query_BHTd[..., rows, :], gradient_BHTd[..., rows, :]
+            query_BHRd = _after(to_query, query_BHTd[..., rows, :])
+            part_BHRd = _after(to_query, gradient_BHTd[..., rows, :])
             key_BHSd, value_BHSd = (x_BHTd[..., : rows.stop, :] for x_BHTd in (key_BHTd, value_BHTd))
-            logits_BHRS = _causal_logits(query_BHTd, key_BHTd, rows)
+            logits_BHRS = _causal_logits(query_BHRd, key_BHTd, rows)
             weights_BHRS = (logits_BHRS - sums_BHT[..., rows, None]).exp()
             to_weights_BHRS = (part_BHRd @ value_BHSd.mT).to(weights_BHRS.dtype)
             to_logits_BHRS = weights_BHRS * (to_weights_BHRS - mean_BHT1[..., rows, :])
@@ -156,9 +160,17 @@ class _RecomputedAttention(torch.autograd.Function):
         return torch.cat(to_query, -2), to_key, to_value
 
 
-def _causal_logits(query_BHTd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
+def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
+    """The same tensor (..., R, d), to be had once the last of some blocks is.
+
+    XLA would work on all blocks at once and hold what each of them needs.
+    """
+    return tensor + 0 * blocks[-1][..., :1, :1] if blocks else tensor
+
+
+def _causal_logits(query_BHRd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
     """Logits_BHRS of a block of rows and the keys up to its end, in float32 or more."""
-    logits_BHRS = query_BHTd[..., rows, :] @ key_BHTd[..., : rows.stop, :].mT
+    logits_BHRS = query_BHRd @ key_BHTd[..., : rows.stop, :].mT
     shape = logits_BHRS.shape[-2:]
     future_RS = torch.ones(shape, dtype=torch.bool, device=logits_BHRS.device).triu(1 + rows.start)
     logits_BHRS = logits_BHRS.to(torch.promote_types(logits_BHRS.dtype, torch.float32))
