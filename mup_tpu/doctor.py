@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.files import Folder
+from mup_tpu.files import Folder, cache_root
 from mup_tpu.tpus import device_files
 
 PACKAGES = (
@@ -51,8 +51,6 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
     yield _hub()
     yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
-    from mup_tpu.data.cache import cache_root
-
     yield check_folder("cache folder", cache_root())
 
 
@@ -200,7 +198,10 @@ def _ray(note: Path, address: str | None) -> Finding:
 
 
 def _hub() -> Finding:
-    from mup_tpu.data import hub
+    try:
+        from mup_tpu.data import hub
+    except ModuleNotFoundError as error:
+        return Finding("Hugging Face hub", f"not looked for, as {error.name} is not installed")
 
     if os.environ.get("HF_HUB_OFFLINE"):
         return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {hub.INSTEAD}")

@@ -2,13 +2,16 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -105,3 +108,73 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     wanted = {name for name in names if "__pycache__" not in name.parts}
     missing = sorted(str(name) for name in wanted if not (installed.parent / name).exists())
     assert not missing, f"not in the wheel: {missing}"
+
+
+@pytest.mark.slow
+def test_plain_install_answers_each_command_that_trains_with_what_to_install(replay_python, tmp_path):
+    (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
+    (tmp_path / "search.toml").write_text(
+        'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'
+    )
+    commands = (
+        "train", "sweep sweep.toml", "search search.toml", "coord-check", "data inspect --corpus sotu",
+        "data prepare --corpus sotu --out shards", f"transfer {ROOT / 'results' / 'tune_small'} --width 512",
+    )  # fmt: skip
+    sentence = r"error: this command needs \w+, which is not installed: pip install 'mup_tpu\[train\]'\n"
+    for command in commands:
+        asked = [replay_python.parent / "mup-tpu", *command.split()]
+        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, (command, done.stderr)
+        assert re.fullmatch(sentence, done.stderr), (command, done.stderr)
+    doctor = [replay_python.parent / "mup-tpu", "doctor"]
+    found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "- torch is not installed: training needs it, pip install 'mup_tpu[train]'" in found.stdout
+
+
+def installed_for(extra: str) -> set[str]:
+    """Names of the installed packages that an extra brings, by their own metadata, with what these need."""
+    names, waiting = set(), requirements_of(extra) + [Requirement(r) for r in METADATA["dependencies"]]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if requirement.marker and not any(
+            requirement.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)
+        ):
+            continue
+        asked = {name, *(f"{name}[{e}]" for e in requirement.extras)}
+        if asked <= names:
+            continue
+        names |= asked
+        for line in importlib.metadata.requires(name) or []:
+            inner = Requirement(line)
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)
+            ):
+                inner.marker = None
+                waiting.append(inner)
+    return {name for name in names if "[" not in name}
+
+
+@pytest.mark.slow
+def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
+    """In an environment of links to the installed files of what the extra asks for, and of nothing else."""
+    names = installed_for("train")
+    assert "torch" in names and "pytest" not in names and "torch-xla" not in names
+    for name in names:
+        for file in importlib.metadata.files(name) or []:
+            if ".." not in file.parts and file.parts[0] != "__pycache__":
+                link = tmp_path / "site" / file
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if not link.exists():
+                    link.symlink_to(Path(str(file.locate())))
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'site')!r}]\n"
+        "from mup_tpu.cli import main\n"
+        "main(['train', '--width', '32', '--base-width', '32', '--depth', '1', '--steps', '4',\n"
+        "      '--device', 'cpu', '--results', 'out'])"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "store.json").exists()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -204,6 +206,14 @@ def run_search_experiment(search: Search, description: str | None) -> None:
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
 
+def _training_packages() -> set[str]:
+    """What the extra `train` installs, by the names that are imported, which are the packages' own."""
+    asked = importlib.metadata.requires("mup_tpu") or []
+    return {
+        re.split(r"\W", line, maxsplit=1)[0] for line in asked if "extra == 'train'" in line.replace('"', "'")
+    }
+
+
 def guard(call: Callable[[], Any]) -> None:
     """Run a command; errors that are the user's to mend become one sentence and exit code 2."""
     try:
@@ -213,6 +223,13 @@ def guard(call: Callable[[], Any]) -> None:
             f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         sys.exit(143 if isinstance(error, Preempted) else 2)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _training_packages():
+            raise
+        sentence = f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'"
+        Console(stderr=True).print(f"error: {sentence}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
         with contextlib.suppress(BrokenPipeError):  # Ctrl-C reaches a reader of ours too

@@ -415,10 +415,12 @@ def doctor(results: str = "results", tpu: str | None = None) -> None:
             if tpu is not None:
                 status.update(f"compiling ({len(findings)} packs done)")
     for finding in findings:
-        console.print(f"{finding.subject:>20}  {finding.found}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{finding.subject:>20}  {finding.found}", markup=False, highlight=False, soft_wrap=True
+        )
     problems = [finding.problem for finding in findings if finding.problem]
     for problem in problems:
-        console.print(f"- {problem}", style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"- {problem}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if not problems:
         console.print("nothing is missing" if tpu is None else "all as promised", style="green")
 
