@@ -101,7 +101,8 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
         "peak_gflops": peak / 1e9,
         "peak_mib": after / 2**20,
         "added_mib": (after - before) / 2**20,
-        "estimate_mib": estimate_pack_bytes(base, 256, case.members, case.way) / 2**20,
+        "estimate_mib": estimate_pack_bytes(base, 256, case.members, case.way, by_xla=case.device == "xla")
+        / 2**20,
         "evaluate_share": evaluation / median(steps),
     }
 

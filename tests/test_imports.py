@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "model": CONFIGURATION | {"attention"},
     "data": CONFIGURATION | {"files"},
     "devices": MODEL | {"files", "tpus"},
-    "training": TRAINING,
+    "training": TRAINING | {"attention"},
     "tpu_compiler": TRAINING | {"tpus"},
     "tuning": TRAINING | {"store"},
     "store": CONFIGURATION | {"files"},

@@ -2,7 +2,8 @@
 of dying.
 
 Counted in numbers a token and layer that autograd keeps for the backward pass, after the account of
-Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout; tests hold it to measured peaks.
+Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout; tests hold it to measured peaks, and
+for XLA to what the TPUs' compilers need (`benchmarks/tpu_memory.csv`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 
+from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
@@ -33,9 +35,27 @@ through torch.compile."""
 _LOGITS = 4
 """Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
 
+_XLA_VECTORS = {"matmul": 15.6, "recomputed": 11.5}
+"""XLA frees and fuses: vectors of the model's width a token and layer by the form of attention, as the
+compilers for TPU v4 and v5e need them. This and what follows: of least largest error over the table, 18 %."""
+
+_XLA_SCORES = {"matmul": 0.0, "recomputed": 0.26}
+"""Numbers for each pair of tokens and head, a layer. Whole matrices come and go in the others' room."""
+
+_XLA_LOGITS = 2.3
+"""Numbers for each token and vocabulary entry."""
+
+_XLA_BF16 = 0.6
+"""Share that is left of what a layer keeps where products are in bf16, which XLA stores as such."""
+
 
 def estimate_pack_bytes(
-    trial: Trial, vocab_size: int, members: int, way: Way, mesh: MeshShape = ONE_DEVICE
+    trial: Trial,
+    vocab_size: int,
+    members: int,
+    way: Way,
+    mesh: MeshShape = ONE_DEVICE,
+    by_xla: bool = False,
 ) -> int:
     """Peak memory of training a pack of so many trials like this one, in bytes on each device, without what
     the process has.
@@ -46,20 +66,28 @@ def estimate_pack_bytes(
         members: how many.
         way: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
         mesh: how many ways members and batches are split over devices.
+        by_xla: whether XLA compiles the step.
     """
     m, d = trial.model, trial.data
     members = math.ceil(members / mesh.trial)
     number = 8 if trial.train.precision == "float64" else 4
     parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
     tokens = math.ceil(d.batch_size / mesh.data) * d.sequence_length
+    copies = 1 + len(state_slots(trial.optimizer))
+    if by_xla and way == "vmap":
+        form = choose_form(True, False, d.sequence_length)
+        a_layer = _XLA_VECTORS[form] * m.width + _XLA_SCORES[form] * m.heads * d.sequence_length
+        share = _XLA_BF16 if trial.train.precision == "bf16" else 1.0
+        at_once = tokens * (share * m.depth * a_layer + _XLA_LOGITS * vocab_size)
+        # Gradients come as what layers keep goes.
+        return int(number * members * (copies * parameters + max(at_once, parameters)))
     kept: float = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
     if way == "vmap" or trial.train.precision != "bf16":
         kept += m.depth * tokens * _SCORES_PER_LAYER[way] * m.heads * d.sequence_length
     kept += tokens * _LOGITS * vocab_size
     # bf16 saves nothing here: norms, softmax and loss stay float32, and casts keep both copies.
-    copies = 1 + len(state_slots(trial.optimizer))
-    at_once = members if way == "vmap" else 1
-    return int(number * (members * copies * parameters + at_once * (parameters + kept)))
+    alive = members if way == "vmap" else 1
+    return int(number * (members * copies * parameters + alive * (parameters + kept)))
 
 
 def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way: Way) -> None:
@@ -70,7 +98,8 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
     """
 
     def needed(members: int) -> int:
-        return estimate_pack_bytes(trial, vocab_size, members, way, device.mesh)
+        by_xla = device.torch_device.type == "xla"
+        return estimate_pack_bytes(trial, vocab_size, members, way, device.mesh, by_xla)
 
     # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
     free = device.free_memory_bytes()

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
+from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
 from mup_tpu.errors import ConfigError
@@ -40,18 +41,6 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.flo
 
 def _tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _attention(way: Way, in_blocks: bool, sequence_length: int) -> str:
-    """The form of attention that is fast where a pack trains."""
-    if way == "vmap":
-        return "recomputed" if sequence_length > _LONG else "matmul"
-    return "blocks" if in_blocks else "fused"
-
-
-_LONG = 256
-"""Tokens of a sequence beyond which vmapped attention computes its weights again in backward: at 1024 tokens
-a pack then takes three fifths of the memory and three quarters of the cycles, by the TPU's compilers."""
 
 
 def _backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
@@ -106,7 +95,7 @@ class Pack:
             first.model,
             vocab_size,
             sequence_length,
-            attention=_attention(self.way, in_blocks, sequence_length),
+            attention=choose_form(self.way == "vmap", in_blocks, sequence_length),
             one_pass_norms=device.torch_device.type == "xla",
             fast_gelu=in_blocks,
         )

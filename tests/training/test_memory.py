@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from mup_tpu.config import Trial
@@ -47,6 +49,7 @@ print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), 
         (256, 4, "vmap", "float32", 128, 16),
         (256, 4, "vmap", "float32", 32, 64),
         (256, 2, "vmap", "bf16", 256, 8),
+        (128, 2, "vmap", "float32", 1024, 8),
     ],
 )
 def test_estimate_is_near_the_measured_peak(width, members, way, precision, length, batch):
@@ -54,6 +57,20 @@ def test_estimate_is_near_the_measured_peak(width, members, way, precision, leng
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     measured, estimated = map(int, printed.split())
     assert 0.8 * measured < estimated < 1.8 * measured, f"{measured / 1e6:.0f} MB, {estimated / 1e6:.0f} MB"
+
+
+TABLE = pd.read_csv(Path(__file__).parents[2] / "benchmarks" / "tpu_memory.csv")
+
+
+@pytest.mark.parametrize("row", [*TABLE.itertuples()], ids=lambda row: f"{row.generation}-{row.Index}")
+def test_estimate_is_what_tpu_compilers_need(row):
+    """A pack on one chip; the table is libtpu's (`benchmarks/tpu_memory.py`)."""
+    trial = Trial().replace(
+        width=row.width, depth=row.depth, sequence_length=row.sequence_length, batch_size=row.batch_size,
+        precision=row.precision, head_size=32 if row.width < 512 else 64,
+    )  # fmt: skip
+    estimated = estimate_pack_bytes(trial, row.vocab_size, row.members, "vmap", by_xla=True)
+    assert estimated == pytest.approx((row.argument_mib + row.temp_mib) * 2**20, rel=0.25)
 
 
 def test_more_members_need_more_in_either_way_and_vmap_most():
