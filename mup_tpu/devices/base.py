@@ -68,9 +68,6 @@ class Device(Protocol):
     def place_members(self, tensor: Tensor) -> Tensor:
         """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
 
-    def place_batch(self, tokens: Tensor) -> Tensor:
-        """A batch (B, ...) on the device, its sequences spread over the mesh's data axis."""
-
     def longest_stretch(self, batch_bytes: int) -> int:
         """Most steps that are best handed over at once; between two of them losses can be read.
 

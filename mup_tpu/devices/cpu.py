@@ -44,10 +44,6 @@ class CpuDevice:
         """The tensor on the device."""
         return tensor.to(self.torch_device)
 
-    def place_batch(self, tokens: Tensor) -> Tensor:
-        """The batch on the device."""
-        return tokens.to(self.torch_device)
-
     def longest_stretch(self, batch_bytes: int) -> int:
         """1: a step at a time, so that whoever interrupts is heard after each."""
         return 1

@@ -37,10 +37,6 @@ class CudaDevice:
         """The tensor on the device."""
         return tensor.to(self.torch_device)
 
-    def place_batch(self, tokens: Tensor) -> Tensor:
-        """The batch on the device."""
-        return tokens.to(self.torch_device, non_blocking=True)
-
     def longest_stretch(self, batch_bytes: int) -> int:
         """1: a step at a time, so that whoever interrupts is heard after each."""
         return 1

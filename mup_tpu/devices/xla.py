@@ -73,10 +73,6 @@ class XlaDevice:
         """A stacked tensor (K, ...), its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
-    def place_batch(self, tokens: Tensor) -> Tensor:
-        """A batch (B, ...), its sequences spread over the data axis; on its way when this returns."""
-        return self._send(tokens, ("data", *(None,) * (tokens.dim() - 1)))
-
     def longest_stretch(self, batch_bytes: int) -> int:
         """100 steps, for which the host then works as long as for one; fewer where batches are large."""
         return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
