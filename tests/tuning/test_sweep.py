@@ -1,5 +1,6 @@
 """Sweeps in this process, in several and on a real local Ray: stored as they go, resumed, equal."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -165,7 +166,12 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
 def workers_of(pid: int) -> list[psutil.Process]:
     """Processes that pack workers of a driver run in: forked from its server, which is its child."""
     children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if child.ppid() != pid and "forkserver" in " ".join(child.cmdline())]
+    found = []
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since, or waits to be buried
+            if child.ppid() != pid and "forkserver" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 @pytest.mark.slow
@@ -179,7 +185,8 @@ def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
             if isinstance(event, Report) and left:
                 left -= 1
                 for process in workers_of(os.getpid()):
-                    process.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
         if kills == 1:
             assert [last[i].rows[0]["status"] for i in range(2)] == ["finished"] * 2
         else:
