@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
-from mup_tpu.tpu_compiler import Target, compile_program, hand_over
+from mup_tpu.tpu_compiler import TARGETS, Target, compile_program, hand_over
 
-CHIPS = {"v4": Target("v4", "v4:2x2x1", 1), "v5e": Target("v5e", "v5e:1x1", 1)}
+CHIPS = {"v4": Target("v4", "v4:2x2x1", 1), "v5e": TARGETS["v5litepod-1"]}
 COLUMNS = ["width", "depth", "sequence_length", "batch_size", "members", "vocab_size", "precision"]
 SHAPES = [
     (64, 2, 128, 16, 32, 256, "float32"),

@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
-from mup_tpu.model import parameter_shapes
-from mup_tpu.tpu_compiler import Target, compile_program, hand_over
+from mup_tpu.model import count_parameters, parameter_shapes
+from mup_tpu.tpu_compiler import TARGETS, Target, compile_program, hand_over
 
 CHIPS = {
     "v4": Target("v4", "v4:2x2x1", 1),
-    "v5e": Target("v5e", "v5e:1x1", 1),
-    "v6e": Target("v6e", "v6e:1x1", 1),
+    "v5e": TARGETS["v5litepod-1"],
+    "v6e": TARGETS["v6e-1"],
 }
 CLOCK_GHZ = {"v4": 1.05, "v5e": 1.5, "v6e": 1.75}
 """Assumed, from peak FLOP/s over the products a cycle of the chip's matrix units; nothing was measured."""
@@ -58,7 +58,7 @@ def packs() -> Iterator[tuple[int, int, str]]:
     for precision, members in PRECISIONS.items():
         for width in WIDTHS:
             shapes = parameter_shapes(_TRIAL.replace(width=width).model, _VOCAB_SIZE, 128)
-            size = sum(pd.Series(shape).prod() for shape in shapes.values())
+            size, _ = count_parameters(shapes)
             yield from ((width, k, precision) for k in members if k * size <= _MOST_PARAMETERS)
 
 
@@ -80,10 +80,11 @@ def chip(out: Path = Path("benchmarks/tpu_on_paper.csv")) -> None:
         program = hand_over([trial.replace(seed=k) for k in range(members)], _VOCAB_SIZE, 1)
         for name in missing:
             compiled = compile_program(program, CHIPS[name])
+            cycles = compiled.cycles
             rows.append(
                 dict(zip(keys, (name, width, members, precision), strict=True))
-                | {"cycles": sum(compiled.cycles.values())}
-                | dict(compiled.cycles)
+                | {"cycles": sum(cycles.values())}
+                | dict(cycles)
                 | {"argument_mib": compiled.argument_bytes / 2**20, "temp_mib": compiled.temp_bytes / 2**20}
                 | {"compile_s": compiled.seconds}
             )

@@ -294,10 +294,9 @@ class Trial:
             content[part.name] = {
                 f.name: getattr(config, f.name)
                 for f in dataclasses.fields(config)
-                if f.name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default
+                if f.name not in _IN_FINGERPRINT
+                and (f.name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
             }
-        for name in _IN_FINGERPRINT:
-            content["data"].pop(name, None)
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -60,17 +60,16 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
     Raises:
         ConfigError: the type is not known, or what compiles for it is missing.
     """
-    from mup_tpu.tpu_compiler import TARGETS, check, target
+    from mup_tpu.tpu_compiler import TARGETS, check, listed, target
 
     for chips in TARGETS.values() if accelerator_type == "all" else [target(accelerator_type)]:
         for checked in check(chips):
             compiled, pack = checked.compiled, f"{checked.case.name} on {chips.accelerator_type}"
-            exchanged = ", ".join(f"{n} {kind}" for kind, n in compiled.collectives.items()) or "nothing"
             found = (
                 f"{checked.case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
                 f"more, about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the "
-                f"compiler's estimate; exchanged: {exchanged}"
+                f"compiler's estimate; exchanged: {listed(compiled.collectives)}"
             )
             problem = "; ".join(f"{pack} {problem}" for problem in checked.problems)
             yield Finding(chips.accelerator_type, found, problem)

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 from rich.console import Console
@@ -214,22 +214,25 @@ def _training_packages() -> set[str]:
     }
 
 
+def _fail(sentence: str, code: int) -> NoReturn:
+    """End with a sentence on stderr."""
+    Console(stderr=True).print(
+        f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
+    sys.exit(code)
+
+
 def guard(call: Callable[[], Any]) -> None:
     """Run a command; errors that are the user's to mend become one sentence and exit code 2."""
     try:
         call()
     except MupTpuError as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        sys.exit(143 if isinstance(error, Preempted) else 2)
+        _fail(str(error), 143 if isinstance(error, Preempted) else 2)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _training_packages():
             raise
-        sentence = f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'"
-        Console(stderr=True).print(f"error: {sentence}", style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'", 2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
         with contextlib.suppress(BrokenPipeError):  # Ctrl-C reaches a reader of ours too

@@ -408,12 +408,12 @@ def doctor(results: str = "results", tpu: str | None = None) -> None:
     from mup_tpu.doctor import examine, examine_tpu
 
     console = Console()
+    doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
     findings = []
-    with console.status("looking") if tpu is None else console.status("compiling") as status:
-        for finding in examine(results) if tpu is None else examine_tpu(tpu):
+    with console.status(doing) as status:
+        for finding in found:
             findings.append(finding)
-            if tpu is not None:
-                status.update(f"compiling ({len(findings)} packs done)")
+            status.update(f"{doing} ({len(findings)} done)")
     for finding in findings:
         console.print(
             f"{finding.subject:>20}  {finding.found}", markup=False, highlight=False, soft_wrap=True

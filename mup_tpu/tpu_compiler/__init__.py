@@ -4,7 +4,7 @@ torch_xla hands the program over in a process of its own (`program.py`), libtpu 
 (`libtpu.py`): torch and jax do not meet.
 """
 
-from mup_tpu.tpu_compiler.cases import CASES, Case, Checked, check, problems
+from mup_tpu.tpu_compiler.cases import CASES, Case, Checked, check, listed, problems
 from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.pack import TARGETS, Target, compile_pack, compile_program, hand_over, target
 
@@ -19,6 +19,7 @@ __all__ = [
     "compile_pack",
     "compile_program",
     "hand_over",
+    "listed",
     "problems",
     "target",
 ]

@@ -74,7 +74,7 @@ def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
     """What a compiled case does not keep of what it promised."""
     promised = case.collectives if chips.devices > 1 else Counter()
     if compiled.collectives != promised:
-        yield f"passes data between chips by {_listed(compiled.collectives)}, not by {_listed(promised)}"
+        yield f"passes data between chips by {listed(compiled.collectives)}, not by {listed(promised)}"
     there = generation(chips.accelerator_type).device_hbm_bytes
     if compiled.needed_bytes > there:
         needed = f"{compiled.needed_bytes / 2**30:.1f} GiB"
@@ -84,5 +84,6 @@ def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
         yield f"writes {copied} of {compiled.output_bytes} bytes beside where they were, not over them"
 
 
-def _listed(collectives: Counter[str]) -> str:
+def listed(collectives: Counter[str]) -> str:
+    """Such as "1 all-reduce"; "nothing" where there are none."""
     return ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())) or "nothing"

@@ -51,13 +51,10 @@ class Compiled:
 
         Kinds: products, reductions, copies, other. Operations without an estimate count nothing.
         """
-        computations = dict(_COMPUTATION.findall(self.text))
-        return Counter(
-            {
-                kind: sum(cycles for found, cycles in _estimates(computations, self.text) if found == kind)
-                for kind in ("products", "reductions", "copies", "other")
-            }
-        )
+        found = Counter(products=0, reductions=0, copies=0, other=0)
+        for kind, cycles in _estimates(dict(_COMPUTATION.findall(self.text)), self.text):
+            found[kind] += cycles
+        return found
 
 
 def _estimates(computations: dict[str, str], text: str) -> Iterator[tuple[str, int]]:
