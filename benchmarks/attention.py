@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.model import build_skeleton
+from mup_tpu.models import Forms, architecture_of
 from mup_tpu.training.pack import Pack
 
 
@@ -28,7 +28,9 @@ def measure(width: int, sequence_length: int, batch_size: int, seconds: float) -
     packs = {}
     for form in ("fused", "blocks"):
         packs[form] = Pack([trial], 256, get_device("cpu"))
-        packs[form]._skeleton = build_skeleton(trial.model, 256, sequence_length, form, fast_gelu=True)
+        packs[form]._network = architecture_of(trial.model).network(
+            trial.model, 256, sequence_length, Forms(attention=form, fast_gelu=True)
+        )
     tokens_BT1 = torch.randint(0, 256, (batch_size, sequence_length + 1))
     times: dict[str, list[float]] = {form: [] for form in packs}
     end = time.perf_counter() + seconds

@@ -48,7 +48,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
 
     Returns:
         The case and: first_step_s (compilation included; on XLA of a stretch of steps), tokens_per_s of all
-        members together, share of the matrix-product peak (FLOPs as in `mup_tpu.training.meter`), peak_mib
+        members together, share of the matrix-product peak (FLOPs as in `mup_tpu.models.base`), peak_mib
         and what of it the pack added, estimate_mib, and evaluate_share, one evaluation batch over one
         training step.
     """
@@ -58,7 +58,6 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import peak_flops
     from mup_tpu.training.memory import estimate_pack_bytes
-    from mup_tpu.training.meter import flops_per_token
     from mup_tpu.training.pack import Pack
 
     torch.set_num_threads(case.threads)
@@ -92,7 +91,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     timed(lambda: pack.evaluate(one_batch))
     evaluation = median(timed(lambda: pack.evaluate(one_batch)) for _ in range(3))
     rate = case.members * 16 * case.sequence_length / median(steps)
-    arithmetic = flops_per_token(pack.shapes, 256, case.width, 2, case.sequence_length)
+    arithmetic = pack.declaration.flops_per_token(256, case.sequence_length)
     return {
         **asdict(case),
         "first_step_s": first,

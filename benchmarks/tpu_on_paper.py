@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
-from mup_tpu.model import count_parameters, parameter_shapes
+from mup_tpu.models import declare
 from mup_tpu.tpu_compiler import TARGETS, Target, compile_program, hand_over
 
 CHIPS = {
@@ -57,8 +57,7 @@ def packs() -> Iterator[tuple[int, int, str]]:
     """Width, members and precision of each pack, the narrow ones first."""
     for precision, members in PRECISIONS.items():
         for width in WIDTHS:
-            shapes = parameter_shapes(_TRIAL.replace(width=width).model, _VOCAB_SIZE, 128)
-            size, _ = count_parameters(shapes)
+            size = declare(_TRIAL.replace(width=width).model, _VOCAB_SIZE, 128).total
             yield from ((width, k, precision) for k in members if k * size <= _MOST_PARAMETERS)
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrization import TABLES
+from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
 
 
 def parse_learning_rate(text: str | float) -> float:
@@ -68,8 +68,10 @@ LearningRate = Annotated[
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT-2 of a given width in a given parametrization."""
+    """A model of a given size in a given parametrization."""
 
+    architecture: Literal["gpt2"] = "gpt2"
+    """Network, of mup_tpu.models."""
     width: int = 128
     """Embedding size (d_model); a multiple of the head size."""
     depth: int = 2
@@ -81,9 +83,11 @@ class ModelConfig:
     tied: bool = True
     """Whether the readout is the token embedding, as in GPT-2."""
     parametrization: str = "mup"
-    """A table of mup_tpu.parametrization: "mup" or "sp"."""
+    """A rule of mup_tpu.parametrization: "mup" or "sp"."""
     base_width: int = 64
     """Width at which the parametrizations agree; multipliers are relative to it."""
+    base_depth: int = 0
+    """Depth at which they agree; 0 is the trial's own, so that depth counts as not grown."""
     init_std: float = 0.02
     """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
     alpha_in: float = 1.0
@@ -98,9 +102,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("width", "depth", "head_size", "base_width"):
             require_positive(self, name)
-        require_positive(self, "init_std", allow_zero=True)
+        for name in ("init_std", "base_depth"):
+            require_positive(self, name, allow_zero=True)
         require_choices(self)
-        _require_one_of("parametrization", self.parametrization, tuple(TABLES))
+        _require_one_of("parametrization", self.parametrization, tuple(PARAMETRIZATIONS))
         if self.base_width % self.head_size:
             raise ConfigError(_not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
         unit = self.head_size if self.growing == "heads" else self.base_width // self.head_size
@@ -225,12 +230,17 @@ class TrainConfig:
     """Batches of held-out text an evaluation takes."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
     """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
+    base_batch_size: int = 0
+    """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
+    base_steps: int = 0
+    """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "eval_batches"):
             require_positive(self, name)
         require_choices(self)
-        require_positive(self, "warmup", allow_zero=True)
+        for name in ("warmup", "base_batch_size", "base_steps"):
+            require_positive(self, name, allow_zero=True)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ConfigError(
                 f"warmup {self.warmup} is neither a fraction below 1 nor a whole number of steps"
@@ -300,15 +310,19 @@ class Trial:
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
-    def pack_key(self) -> tuple[Any, ...]:
-        """What trials of one pack must share: shape, batches, length and arithmetic.
-
-        The rest (parametrization, learning rate, decay, schedule, seed, multipliers) may differ by member.
-        """
-        m, o, t = self.model, self.optimizer, self.train
-        shape = (m.width, m.depth, m.heads, m.tied)
-        update = (o.optimizer, o.beta1, o.beta2, o.momentum)
-        return (shape, self.data, update, t.steps, t.eval_batches, t.precision)
+    @property
+    def growth(self) -> Growth:
+        """How far it has grown from its base along each scale."""
+        m, t, batch_size = self.model, self.train, self.data.batch_size
+        base = dataclasses.replace(m, width=m.base_width)
+        base_batch_size, base_steps = t.base_batch_size or batch_size, t.base_steps or t.steps
+        return Growth(
+            width=m.width_multiplier,
+            head_size=m.actual_head_size / base.actual_head_size,
+            depth=m.depth / (m.base_depth or m.depth),
+            batch_size=batch_size / base_batch_size,
+            tokens=(t.steps * batch_size) / (base_steps * base_batch_size),
+        )
 
 
 # The fields of the first release, by part. Nothing is ever added here.

@@ -1,10 +1,13 @@
-"""μP and SP as tables: how each parameter's init, learning rate and weight decay scale with width.
+"""Parametrizations: how init, learning rate, weight decay, ε and the forward pass scale as a model grows.
 
-Rules: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8. The width multiplier
-m = width / base width comes from mup's shape inference (`mup.shape`, base and delta model on the meta device)
-and is kept by parameter name, because attributes on tensors do not survive `.to("xla")`, deepcopy or vmap.
+A rule is a function of what a parameter is (its declaration, `mup_tpu.models`), of its growing axes (mup's
+shape inference, the source of the width multiplier m = width / base width) and of how far the trial has grown
+from its base along every scale. Factors are kept by parameter name, because attributes on tensors do not
+survive `.to("xla")`, deepcopy or vmap.
 
-A parametrization is one entry of `TABLES`; adding one means adding it here and nowhere else.
+Sources: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8.
+
+A parametrization is one entry of `PARAMETRIZATIONS`; adding one means adding it here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,46 +21,84 @@ from mup_tpu.errors import ConfigError
 if TYPE_CHECKING:
     from mup.infshape import InfShape
 
+    from mup_tpu.models.base import Parameter
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How far a trial has grown from its base, a ratio for each scale; all are 1 at the base."""
+
+    width: float = 1.0
+    head_size: float = 1.0
+    depth: float = 1.0
+    batch_size: float = 1.0
+    """Sequences a step over the base's."""
+    tokens: float = 1.0
+    """Training tokens over the base's."""
+
 
 @dataclass(frozen=True)
 class Scaling:
-    """How one parameter departs from the base model; all factors are 1 at the base width."""
+    """How one parameter departs from the base model; all factors are 1 at the base."""
 
     init: float = 1.0
     """× standard deviation of its init."""
     learning_rate: float = 1.0
     """× learning rate."""
     weight_decay: float = 1.0
-    """× weight decay, in a rule that multiplies it by the learning rate, so that lr·λ is that of the base."""
+    """× weight decay, in an update rule that multiplies it by the learning rate (coupled decay)."""
+    eps: float = 1.0
+    """× Adam's ε."""
 
 
 @dataclass(frozen=True)
 class ForwardScaling:
-    """Factors in the forward pass, all 1 at the base width; times the alphas of `ModelConfig`."""
+    """Factors in the forward pass, all 1 at the base; times the alphas of `ModelConfig`."""
 
+    embeddings: float = 1.0
+    """× sum of the embeddings."""
     attention: float = 1.0
     """× q·k/√d_head."""
+    residual: float = 1.0
+    """× output of each residual branch, before it joins the stream."""
     logits: float = 1.0
     """× logits."""
 
 
 @dataclass(frozen=True)
+class MomentScaling:
+    """Factors on the decay of an update rule's running averages; both are 1 at the base."""
+
+    beta1: float = 1.0
+    """× (1 - β₁)."""
+    beta2: float = 1.0
+    """× (1 - β₂)."""
+
+
+Rule = Callable[["Parameter", "InfShape", Growth], Scaling]
+
+
+@dataclass(frozen=True)
 class Parametrization:
-    """One way of scaling with width."""
+    """One way of scaling."""
 
-    adamw: Callable[[InfShape], Scaling]
-    """Rule of Adam-type optimizers."""
-    sgd: Callable[[InfShape], Scaling]
-    """Rule of SGD."""
-    forward: Callable[[float, float], ForwardScaling]
-    """Forward factors from (width / base width, head size / base head size)."""
+    source: str
+    """Paper and table."""
+    parameters: Mapping[str, Rule]
+    """Factors of a parameter, by the name of the update rule that trains it."""
+    forward: Callable[[Growth], ForwardScaling] = lambda growth: ForwardScaling()
+    """Factors of the forward pass."""
+    moments: Callable[[Growth], MomentScaling] = lambda growth: MomentScaling()
+    """Factors of the update rule's own constants."""
+    transfers: tuple[str, ...] = ()
+    """Scales (fields of `Growth`) along which the source says that the best hyperparameters stay."""
 
 
-def _unscaled(infshape: InfShape) -> Scaling:
+def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     return Scaling()
 
 
-def _mup_adamw(infshape: InfShape) -> Scaling:
+def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """TP-V, Table 8, Adam rows: only matrices with two growing axes are scaled (as in mup.MuAdamW)."""
     m = infshape.width_mult()
     if infshape.ninf() == 2:
@@ -65,7 +106,7 @@ def _mup_adamw(infshape: InfShape) -> Scaling:
     return Scaling()  # embeddings, biases, norms, readout: one growing axis
 
 
-def _mup_sgd(infshape: InfShape) -> Scaling:
+def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """TP-V, Table 8, SGD rows: what has one growing axis learns m times faster (as in mup.MuSGD)."""
     m = infshape.width_mult()
     if infshape.ninf() == 2:
@@ -74,22 +115,28 @@ def _mup_sgd(infshape: InfShape) -> Scaling:
     return Scaling(learning_rate=m, weight_decay=1 / m)
 
 
-def _mup_forward(m: float, head_ratio: float) -> ForwardScaling:
-    """Logits over m (TP-V, Table 8; mup.MuReadout); attention by 1/d, not 1/√d (TP-V, Definition 4.1)."""
-    return ForwardScaling(attention=head_ratio**-0.5, logits=1 / m)
+_SP: Mapping[str, Rule] = {"adamw": _unscaled, "sgd": _unscaled}
+_MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd}
 
-
-TABLES: Mapping[str, Parametrization] = {
-    "mup": Parametrization(adamw=_mup_adamw, sgd=_mup_sgd, forward=_mup_forward),
-    "sp": Parametrization(adamw=_unscaled, sgd=_unscaled, forward=lambda m, head_ratio: ForwardScaling()),
+PARAMETRIZATIONS: Mapping[str, Parametrization] = {
+    "mup": Parametrization(
+        source="Yang et al. 2022, Table 8",
+        parameters=_MUP,
+        # Logits over m (Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1).
+        forward=lambda g: ForwardScaling(attention=g.head_size**-0.5, logits=1 / g.width),
+        transfers=("width", "head_size"),
+    ),
+    "sp": Parametrization(source="Radford et al. 2019, section 2.3", parameters=_SP),
     # Two common mistakes, here so that what they cost can be measured.
     "mup_sqrt_attention": Parametrization(
-        adamw=_mup_adamw, sgd=_mup_sgd, forward=lambda m, head_ratio: ForwardScaling(logits=1 / m)
+        source="mup, with attention by 1/√d as in SP",
+        parameters=_MUP,
+        forward=lambda g: ForwardScaling(logits=1 / g.width),
     ),
     "mup_unscaled_readout": Parametrization(
-        adamw=_mup_adamw,
-        sgd=_mup_sgd,
-        forward=lambda m, head_ratio: ForwardScaling(attention=head_ratio**-0.5),
+        source="mup, with logits as in SP",
+        parameters=_MUP,
+        forward=lambda g: ForwardScaling(attention=g.head_size**-0.5),
     ),
 }
 
@@ -116,13 +163,25 @@ def infer_infshapes(base: Shapes, delta: Shapes, target: Shapes) -> dict[str, In
     return zip_infshapes(make_base_shapes(dict(base), dict(delta)), dict(target))
 
 
-def scalings(parametrization: str, optimizer: str, infshapes: Mapping[str, InfShape]) -> dict[str, Scaling]:
-    """The table's row of each parameter, by name.
+def scaling(
+    parametrization: str, update_rule: str, parameter: Parameter, infshape: InfShape, growth: Growth
+) -> Scaling:
+    """Factors of one parameter.
 
     Args:
-        parametrization: a key of `TABLES`.
-        optimizer: "adamw" or "sgd".
-        infshapes: from `infer_infshapes`.
+        parametrization: a key of `PARAMETRIZATIONS`.
+        update_rule: name of the update rule that trains the parameter.
+        parameter: its declaration.
+        infshape: from `infer_infshapes`.
+        growth: of the trial.
+
+    Raises:
+        ConfigError: the parametrization has no rule for that update rule.
     """
-    rule = getattr(TABLES[parametrization], optimizer)
-    return {name: rule(infshape) for name, infshape in infshapes.items()}
+    rules = PARAMETRIZATIONS[parametrization].parameters
+    if update_rule not in rules:
+        raise ConfigError(
+            f"parametrization {parametrization!r} has no rule for optimizer {update_rule!r}; "
+            f"it has them for {', '.join(rules)}"
+        )
+    return rules[update_rule](parameter, infshape, growth)

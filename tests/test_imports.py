@@ -16,6 +16,7 @@ LIGHT_ROOMS = (
     "config",
     "config_io",
     "config_search",
+    "optimizers",
     "store",
     "analysis",
     "plots",
@@ -24,7 +25,7 @@ LIGHT_ROOMS = (
 
 # What each room may import from the package, besides itself; the command line and experiments may use all.
 CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search"}
-MODEL = CONFIGURATION | {"model"}
+MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
 TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
     "errors": set(),
@@ -35,10 +36,11 @@ MAY_IMPORT = {
     "config_search": CONFIGURATION,
     "attention": set(),
     "tpus": {"errors"},
-    "model": CONFIGURATION | {"attention"},
+    "optimizers": CONFIGURATION,
+    "models": CONFIGURATION | {"optimizers", "attention"},
     "data": CONFIGURATION | {"files"},
     "devices": MODEL | {"files", "tpus"},
-    "training": TRAINING | {"attention"},
+    "training": TRAINING,
     "tpu_compiler": TRAINING | {"tpus"},
     "tuning": TRAINING | {"store"},
     "store": CONFIGURATION | {"files"},

@@ -1,13 +1,23 @@
-"""The tables against mup's own optimizers and shape inference, on a real GPT-2."""
+"""The rules against mup's own optimizers and shape inference, on a real GPT-2."""
+
+import math
 
 import mup
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mup_tpu.config import ModelConfig
+from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.errors import ConfigError
-from mup_tpu.model import parameter_scalings, parameter_shapes
-from mup_tpu.parametrization import TABLES, infer_infshapes
+from mup_tpu.models import ARCHITECTURES, declare, forward_scaling, infshapes, parameter_scalings
+from mup_tpu.optimizers import UPDATE_RULES, weight_decay
+from mup_tpu.parametrization import (
+    PARAMETRIZATIONS,
+    ForwardScaling,
+    Growth,
+    MomentScaling,
+    Scaling,
+    infer_infshapes,
+)
 
 VOCAB, T = 40, 16
 WIDTHS = [32, 64, 128, 256]
@@ -42,44 +52,112 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
         model, stock(32, tied, growing), delta=stock(96, tied, growing), rescale_params=False, do_assert=False
     )
     theirs = mup_group_values(model, optimizer, lr=0.1, wd=0.2)
-    config = ModelConfig(width=width, base_width=32, head_size=16, tied=tied, growing=growing)
-    ours = parameter_scalings(config, optimizer, VOCAB, T)
+    trial = Trial().replace(
+        width=width, base_width=32, head_size=16, tied=tied, growing=growing, optimizer=optimizer,
+        learning_rate=0.1, weight_decay=0.2,
+    )  # fmt: skip
+    ours = parameter_scalings(trial, VOCAB, T)
+    declared = declare(trial.model, VOCAB, T).parameters
     assert ours.keys() == theirs.keys()
     for name, (lr, wd) in theirs.items():
         assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
+        decay = weight_decay(trial.optimizer, 0.1, declared[name], ours[name])
         if len(dict(model.named_parameters())[name].shape) > 1:  # we never decay biases and norms
-            assert 0.2 * ours[name].weight_decay == pytest.approx(wd), name
+            assert decay == pytest.approx(wd), name
         else:
-            assert ours[name].weight_decay == 0, name
+            assert decay == 0, name
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_every_table_is_sp_at_the_base_width(optimizer):
-    for growing in ("heads", "head_size"):
-        rows = [
-            parameter_scalings(
-                ModelConfig(width=32, base_width=32, head_size=16, parametrization=name, growing=growing),
-                optimizer,
-                VOCAB,
-                T,
-            )
-            for name in TABLES
-        ]
-        assert all(row == rows[0] for row in rows)
-        assert all(scaling.learning_rate == scaling.init == 1 for scaling in rows[0].values())
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
+    trial = Trial().replace(
+        architecture=architecture, parametrization=name, optimizer=optimizer, growing=growing, width=32,
+        base_width=32, head_size=16, depth=3, base_depth=3, batch_size=8, base_batch_size=8, steps=50,
+        base_steps=50, tied=False,
+    )  # fmt: skip
+    assert trial.growth == Growth()
+    assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
+    assert forward_scaling(trial) == ForwardScaling()
+    assert PARAMETRIZATIONS[name].moments(trial.growth) == MomentScaling()
+
+
+def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_given():
+    trial = Trial().replace(
+        width=96, base_width=32, head_size=16, growing="head_size", depth=6, base_depth=2, batch_size=24,
+        base_batch_size=8, steps=500, base_steps=100,
+    )  # fmt: skip
+    assert trial.growth == Growth(width=3, head_size=3, depth=3, batch_size=3, tokens=15)
+    assert Trial().replace(width=64, depth=5, batch_size=7, steps=99).growth == Growth()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+def test_what_is_declared_is_what_mup_infers(architecture, tied, growing):
+    """Fans and roles against the axes that mup's shape inference finds to grow."""
+    config = ModelConfig(
+        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied, growing=growing
+    )
+    base = declare(ModelConfig(**(vars(config) | {"width": 32})), VOCAB, T).parameters
+    inferred = infshapes(config, VOCAB, T)
+    for name, p in declare(config, VOCAB, T).parameters.items():
+        grown = [p.fan_in != base[name].fan_in, p.fan_out != base[name].fan_out]
+        assert sum(grown) == inferred[name].ninf(), name
+        assert (sum(grown) == 2) == (p.role == "hidden"), name
+        assert p.size == math.prod(p.shape) == p.fan_in * p.fan_out, name
+        assert inferred[name].width_mult() == 3, name
+        if p.role == "readout":
+            assert grown == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["coupled", "independent"])
+@pytest.mark.parametrize("name", ["mup", "sp"])
+def test_weight_decay_shrinks_as_its_mode_says(name, mode):
+    """Coupled: in μP lr·λ of a matrix is the base's at every width. Independent: so is the shrinking by λ."""
+    trial = Trial().replace(
+        parametrization=name, width=128, base_width=32, head_size=16, learning_rate=0.01, weight_decay=0.1,
+        decay_mode=mode,
+    )  # fmt: skip
+    shrinks = {
+        p.role: 0.01 * s.learning_rate * weight_decay(trial.optimizer, 0.01, p, s)
+        for p, s in zip(
+            declare(trial.model, VOCAB, T).parameters.values(),
+            parameter_scalings(trial, VOCAB, T).values(),
+            strict=True,
+        )
+    }
+    expected = 0.001 if mode == "coupled" else 0.1
+    assert shrinks == pytest.approx(
+        {
+            "token_embedding": expected,
+            "position_embedding": expected,
+            "hidden": expected,
+            "norm": 0,
+            "bias": 0,
+        }
+    )
+
+
+def test_an_update_rule_without_a_rule_of_its_own_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(UPDATE_RULES, "sgd", type("Lion", (type(UPDATE_RULES["sgd"]),), {"name": "lion"})())
+    with pytest.raises(ConfigError, match="parametrization 'mup' has no rule for optimizer 'lion'"):
+        parameter_scalings(Trial().replace(optimizer="sgd"), VOCAB, T)
 
 
 def test_a_sequence_or_vocabulary_as_long_as_a_width_does_not_look_like_width():
-    config = ModelConfig(width=64, base_width=32, head_size=16)
-    rows = parameter_scalings(config, "adamw", vocab_size=64, sequence_length=32)
+    trial = Trial().replace(width=64, base_width=32, head_size=16)
+    rows = parameter_scalings(trial, vocab_size=64, sequence_length=32)
     assert rows["transformer.wte.weight"].learning_rate == rows["transformer.wpe.weight"].learning_rate == 1
     assert rows["transformer.h.0.mlp.c_fc.weight"].learning_rate == 0.5
 
 
 def test_delta_equal_to_the_base_is_an_error():
-    shapes = parameter_shapes(ModelConfig(width=64), VOCAB, T)
+    shapes = declare(ModelConfig(width=64), VOCAB, T).shapes
     with pytest.raises(ConfigError, match="delta model"):
-        infer_infshapes(shapes, shapes, parameter_shapes(ModelConfig(width=128), VOCAB, T))
+        infer_infshapes(shapes, shapes, declare(ModelConfig(width=128), VOCAB, T).shapes)
 
 
 def test_mup_alone_would_accept_it():

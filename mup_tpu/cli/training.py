@@ -54,7 +54,7 @@ def train(
 
     from mup_tpu import data
     from mup_tpu.config_io import load_trial
-    from mup_tpu.model import export_stock
+    from mup_tpu.models.weights import export_stock
     from mup_tpu.store import Store
     from mup_tpu.training.loop import PackRun
     from mup_tpu.training.report import Report
@@ -105,7 +105,7 @@ def train(
     if export is not None:
         assert result.pack is not None
         parameters = result.pack.member_parameters(0)
-        path = export_stock(trial.model, parameters, dataset.vocab_size, trial.data.sequence_length, export)
+        path = export_stock(trial, parameters, dataset.vocab_size, trial.data.sequence_length, export)
         console.print(f"exported a stock GPT-2 to {path}", highlight=False)
 
 

@@ -8,18 +8,17 @@ since init.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from mup_tpu.config import Trial
 from mup_tpu.data import TokenDataset
 from mup_tpu.devices import get_device
 from mup_tpu.errors import StoreError
-from mup_tpu.model import build_skeleton
+from mup_tpu.models import Forms, architecture_of
 from mup_tpu.training.pack import Pack
 
 CELL = ("setting", "parametrization", "width", "seed")
@@ -122,24 +121,20 @@ def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor)
 
 
 class _Probed:
-    """A pack's network with an ear at each of its parts, fed the same tokens each time."""
+    """A pack's network, with a forward hook on each module that its architecture declares as a probe."""
 
     def __init__(self, pack: Pack, probe_BT: Tensor) -> None:
         self._pack, self._probe_BT = pack, probe_BT
         first = pack.trials[0]
-        self._skeleton = build_skeleton(first.model, pack.vocab_size, first.data.sequence_length)
+        self._network = architecture_of(first.model).network(
+            first.model,
+            pack.vocab_size,
+            first.data.sequence_length,
+            Forms(scaled_branches=pack.forms.scaled_branches),
+        )
         self._outputs: dict[str, Tensor] = {}
-        parts: dict[str, nn.Module] = {"embedding": self._skeleton.transformer.drop}
-        blocks: Any = self._skeleton.transformer.h
-        for i, block in enumerate(blocks):
-            parts |= {
-                f"attention {i}": block.attn.c_proj,
-                f"mlp {i}": block.mlp.c_proj,
-                f"residual {i}": block,
-            }
-        parts |= {"final norm": self._skeleton.transformer.ln_f}
-        for name, part in parts.items():
-            part.register_forward_hook(self._keep(name))
+        for label, module in pack.declaration.probes.items():
+            self._network.get_submodule(module).register_forward_hook(self._keep(label))
 
     def _keep(self, name: str) -> Callable:
         return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
@@ -149,5 +144,5 @@ class _Probed:
         """Output of each part of a member's network, in order from input to logits."""
         pack = self._pack
         values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
-        logits = functional_call(self._skeleton, values, (self._probe_BT,), tie_weights=True)
+        logits = functional_call(self._network, values, (self._probe_BT,), tie_weights=True)
         return self._outputs | {"logits": logits}

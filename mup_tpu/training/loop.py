@@ -21,12 +21,11 @@ import torch
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
-from mup_tpu.model import count_parameters
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
 from mup_tpu.training.meter import Meter, start_meter
-from mup_tpu.training.optimizer import step_size
+from mup_tpu.training.optimizer import learning_rate
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import PackResult, Rates, Report, summary
 from mup_tpu.training.rows import run_row, train_curve
@@ -55,7 +54,7 @@ def train_pack(
     """Train a pack to its end, yielding a Report at every log point and the PackResult last.
 
     Args:
-        trials: the members, of one `Trial.pack_key()`.
+        trials: the members, of one `pack_key`.
         dataset: their batches.
         options: how to run.
         checkpoints: folder (or fsspec URL) to checkpoint to and to go on from; None keeps none.
@@ -260,7 +259,7 @@ class PackRun:
     def _report(self, rates: Rates, validation: tuple[float, ...] | None) -> Report:
         done = self.pack.steps_done
         losses = tuple(self.losses_SK[done - 1].tolist())
-        learning_rates = tuple(step_size(trial, done - 1)[0] for trial in self.pack.trials)
+        learning_rates = tuple(learning_rate(trial, done - 1) for trial in self.pack.trials)
         return Report(done, self.total, losses, validation, learning_rates, tuple(self.statuses), rates)
 
     def _log_begin(self) -> None:
@@ -309,7 +308,7 @@ class PackRun:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows and curves of all members, given their final held-out losses and how they ended."""
         rows, curves = [], []
-        total, non_embedding = count_parameters(self.pack.shapes)
+        declaration = self.pack.declaration
         for k, trial in enumerate(self.pack.trials):
             ended, status = ended_at[k], statuses[k]
             trained = self.losses_SK[:ended, k].tolist()
@@ -325,8 +324,8 @@ class PackRun:
                 run_row(
                     trial,
                     trial_id=trial_id,
-                    params=total,
-                    params_non_embedding=non_embedding,
+                    params=declaration.total,
+                    params_non_embedding=declaration.non_embedding,
                     steps_done=ended,
                     dataset=self.dataset.name,
                     data_fingerprint=self.dataset.fingerprint,

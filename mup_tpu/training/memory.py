@@ -1,9 +1,9 @@
 """How much memory a pack needs, estimated before it is made, so that one that does not fit is split instead
 of dying.
 
-Counted in numbers a token and layer that autograd keeps for the backward pass, after the account of
-Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout; tests hold it to measured peaks, and
-for XLA to what the TPUs' compilers need (`benchmarks/tpu_memory.csv`).
+Counted in numbers a token and layer that autograd keeps for the backward pass, which the architecture
+declares, after the account of Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout. Tests
+hold it to measured peaks, and for XLA to what the TPUs' compilers need (`benchmarks/tpu_memory.csv`).
 """
 
 from __future__ import annotations
@@ -17,36 +17,8 @@ from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
-from mup_tpu.model import parameter_shapes
+from mup_tpu.models import declare
 from mup_tpu.training.optimizer import state_slots
-
-_VECTORS_PER_LAYER = {"loop": 34, "vmap": 57}
-"""Vectors of the model's width a token and layer. 18 are kept: both norms' inputs and outputs (4), queries,
-keys, values and their products (5), a residual sum (1), the MLP's hidden layer behind GELU and, before it or
-as GELU's slope, what its gradient needs (8); the rest is what gradients on the way back and the allocator
-were measured to take beside them: under vmap 34 are alive at once, and malloc holds half as much again."""
-
-_SCORES_PER_LAYER = {"loop": 0.5, "vmap": 4}
-"""Numbers for each pair of tokens and head where attention is matrix products: under vmap those of logits,
-masked and softmax that are alive at once (measured); in turns the softmax, of pairs that see each other.
-torch's fused kernels keep none: in turns those of bf16, and, counted all the same, of float32 on a GPU or
-through torch.compile."""
-
-_LOGITS = 4
-"""Numbers for each token and vocabulary entry: logits, log-softmax, and the gradients of both."""
-
-_XLA_VECTORS = {"matmul": 15.6, "recomputed": 11.5}
-"""XLA frees and fuses: vectors of the model's width a token and layer by the form of attention, as the
-compilers for TPU v4 and v5e need them. This and what follows: of least largest error over the table, 18 %."""
-
-_XLA_SCORES = {"matmul": 0.0, "recomputed": 0.26}
-"""Numbers for each pair of tokens and head, a layer. Whole matrices come and go in the others' room."""
-
-_XLA_LOGITS = 2.3
-"""Numbers for each token and vocabulary entry."""
-
-_XLA_BF16 = 0.6
-"""Share that is left of what a layer keeps where products are in bf16, which XLA stores as such."""
 
 
 def estimate_pack_bytes(
@@ -68,26 +40,35 @@ def estimate_pack_bytes(
         mesh: how many ways members and batches are split over devices.
         by_xla: whether XLA compiles the step.
     """
-    m, d = trial.model, trial.data
+    d, declaration = trial.data, declare(trial.model, vocab_size, trial.data.sequence_length)
+    kept = declaration.activations
     members = math.ceil(members / mesh.trial)
     number = 8 if trial.train.precision == "float64" else 4
-    parameters = sum(math.prod(s) for s in parameter_shapes(m, vocab_size, d.sequence_length).values())
     tokens = math.ceil(d.batch_size / mesh.data) * d.sequence_length
-    copies = 1 + len(state_slots(trial.optimizer))
+    state = sum(
+        declaration.parameters[name].size
+        for names in state_slots(trial, declaration.parameters).values()
+        for name in names
+    )
+    held = declaration.total + state
+    bf16 = trial.train.precision == "bf16"
+    pairs = declaration.heads * d.sequence_length
     if by_xla and way == "vmap":
         form = choose_form(True, False, d.sequence_length)
-        a_layer = _XLA_VECTORS[form] * m.width + _XLA_SCORES[form] * m.heads * d.sequence_length
-        share = _XLA_BF16 if trial.train.precision == "bf16" else 1.0
-        at_once = tokens * (share * m.depth * a_layer + _XLA_LOGITS * vocab_size)
+        a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * pairs
+        share = kept.xla_bf16 if bf16 else 1.0
+        at_once = tokens * (share * declaration.layers * a_layer + kept.xla_logits * vocab_size)
         # Gradients come as what layers keep goes.
-        return int(number * members * (copies * parameters + max(at_once, parameters)))
-    kept: float = m.depth * tokens * _VECTORS_PER_LAYER[way] * m.width
-    if way == "vmap" or trial.train.precision != "bf16":
-        kept += m.depth * tokens * _SCORES_PER_LAYER[way] * m.heads * d.sequence_length
-    kept += tokens * _LOGITS * vocab_size
-    # bf16 saves nothing here: norms, softmax and loss stay float32, and casts keep both copies.
+        return int(number * members * (held + max(at_once, declaration.total)))
+    a_layer = kept.vectors[way] * declaration.width
+    # torch's fused kernels keep no scores: in turns those of bf16, and, counted all the same, of float32 on a
+    # GPU or through torch.compile. bf16 saves nothing else here: norms, softmax and loss stay float32, and
+    # casts keep both copies.
+    if way == "vmap" or not bf16:
+        a_layer += kept.scores[way] * pairs
+    at_once = tokens * (declaration.layers * a_layer + kept.logits * vocab_size)
     alive = members if way == "vmap" else 1
-    return int(number * (members * copies * parameters + alive * (parameters + kept)))
+    return int(number * (members * held + alive * (declaration.total + at_once)))
 
 
 def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way: Way) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 
 HORIZON_S = 30.0
 """An interval counts for 1/e of itself in the smoothed rates after so many seconds."""
-
-
-def flops_per_token(
-    shapes: Mapping[str, tuple[int, ...]], vocab_size: int, width: int, depth: int, sequence_length: int
-) -> float:
-    """Arithmetic of training one member on one token, forward and backward: 6·N + 12·L·D·T.
-
-    Chowdhery et al. 2022 (PaLM), appendix B. N counts the matrices that tokens are multiplied with: the
-    readout (tied or not), but not the embedding tables, which are looked up. As there, attention is counted
-    without the half that causality would save, and nothing that is computed twice.
-    """
-    matrices = sum(
-        math.prod(shape)
-        for name, shape in shapes.items()
-        if len(shape) == 2 and ".wte." not in name and ".wpe." not in name and not name.startswith("lm_head")
-    )
-    return 6 * (matrices + vocab_size * width) + 12 * depth * width * sequence_length
 
 
 @dataclass
@@ -59,7 +42,7 @@ class Meter:
 
     Args:
         tokens_per_step: training tokens of one member in one step.
-        flops_per_token: of one member, as the function of that name gives it.
+        flops_per_token: of one member, as its architecture declares it.
         devices: how many the pack is spread over.
         peak_flops: of one device, in FLOP/s; nan where it is not known.
         clock: seconds.
@@ -132,8 +115,6 @@ def start_meter(pack: Pack, tokens_per_step: int) -> Meter:
         tokens_per_step: training tokens of one member in one step.
     """
     first, mesh = pack.trials[0], pack.device.mesh
-    arithmetic = flops_per_token(
-        pack.shapes, pack.vocab_size, first.model.width, first.model.depth, first.data.sequence_length
-    )
+    arithmetic = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
     peak = peak_flops(pack.device, first.train.precision)
     return Meter(tokens_per_step, arithmetic, mesh.trial * mesh.data, peak)

@@ -27,14 +27,17 @@ from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Way
 from mup_tpu.errors import ConfigError
-from mup_tpu.model import (
-    build_skeleton,
+from mup_tpu.models import (
+    Forms,
+    architecture_of,
+    declare,
     forward_factors,
-    init_parameters,
+    forward_scaling,
     parameter_scalings,
-    parameter_shapes,
 )
+from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors, state_slots
+from mup_tpu.training.pack_key import pack_key
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
@@ -56,7 +59,7 @@ class Pack:
     """K trials in training.
 
     Args:
-        trials: the members; all of one `Trial.pack_key()`.
+        trials: the members; all of one `pack_key`.
         vocab_size: tokens of the vocabulary.
         device: where it runs.
         way: "loop" or "vmap"; None takes the device's.
@@ -74,7 +77,7 @@ class Pack:
         way: Way | None = None,
         compile: bool = False,
     ) -> None:
-        if len({trial.pack_key() for trial in trials}) != 1:
+        if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
         self.trials = list(trials)
         self.vocab_size = vocab_size
@@ -91,28 +94,30 @@ class Pack:
             and not compile
             and first.train.precision != "bf16"
         )
-        self._skeleton = build_skeleton(
-            first.model,
-            vocab_size,
-            sequence_length,
+        self.forms = Forms(
             attention=choose_form(self.way == "vmap", in_blocks, sequence_length),
             one_pass_norms=device.torch_device.type == "xla",
             fast_gelu=in_blocks,
+            scaled_branches=any(forward_scaling(t).residual != 1 for t in trials),
         )
-        self.shapes = parameter_shapes(first.model, vocab_size, sequence_length)
-        self.scalings = [
-            parameter_scalings(t.model, t.optimizer.optimizer, vocab_size, sequence_length) for t in trials
-        ]
+        self._network = architecture_of(first.model).network(
+            first.model, vocab_size, sequence_length, self.forms
+        )
+        self.declaration = declare(first.model, vocab_size, sequence_length)
+        self.scalings = [parameter_scalings(t, vocab_size, sequence_length) for t in trials]
         self._dtype = _DTYPES[first.train.precision]
         self._compile = torch.compile if compile else lambda f, **_: f
-        stacked = {name: torch.empty(len(trials), *shape) for name, shape in self.shapes.items()}
+        parameters, shapes = self.declaration.parameters, self.declaration.shapes
+        stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
-            fresh = init_parameters(trial.model, trial.train.seed, self.shapes, self.scalings[k])
+            # Members may start otherwise (readout_zero_init): each from its own declaration.
+            own = declare(trial.model, vocab_size, sequence_length).parameters
+            fresh = init_parameters(own, self.scalings[k], trial.model.init_std, trial.train.seed)
             for name, p in fresh.items():
                 stacked[name][k] = p
         state = {
-            slot: {name: torch.zeros(len(trials), *shape) for name, shape in self.shapes.items()}
-            for slot in state_slots(first.optimizer)
+            slot: {name: torch.zeros(len(trials), *shapes[name]) for name in names}
+            for slot, names in state_slots(first, parameters).items()
         }
         self._stack(range(len(trials)), stacked, state)
 
@@ -127,8 +132,11 @@ class Pack:
         self.state: State = {
             slot: {name: self._place(t) for name, t in tensors.items()} for slot, tensors in state.items()
         }
-        factors = [forward_factors(t.model) for t in trials]
-        self.buffers = {name: self._place(_tensor([f[name] for f in factors])) for name in factors[0]}
+        factors = [forward_factors(t) for t in trials]
+        self.buffers = {
+            name: self._place(_tensor([f[name] for f in factors]))
+            for name, _ in self._network.named_buffers()
+        }
         self._clip_limits_R = self._place(_tensor([t.optimizer.grad_clip or math.inf for t in trials]))
         if self.way == "loop":
             self._member_loss = self._compile(self._loss, dynamic=False)
@@ -140,6 +148,7 @@ class Pack:
             self._optimizers = [
                 MemberOptimizer(
                     trials[r],
+                    self.declaration.parameters,
                     self._leaves[r],
                     scalings[r],
                     {
@@ -151,7 +160,7 @@ class Pack:
                 for r in rows
             ]
         else:
-            self._optimizer = StackedOptimizer(trials, scalings, self._place)
+            self._optimizer = StackedOptimizer(trials, self.declaration.parameters, scalings, self._place)
             on_parts, by_member = self.device.on_parts, (0, 0, None)
             self._gradients_and_losses = self._compile(
                 on_parts(vmap(grad_and_value(self._loss), in_dims=by_member))
@@ -174,7 +183,7 @@ class Pack:
         context = torch.autocast(kind, torch.bfloat16) if bf16 else contextlib.nullcontext()
         with context:
             logits_BTV = functional_call(
-                self._skeleton, parameters | buffers, (tokens_BT1[:, :-1],), tie_weights=True
+                self._network, parameters | buffers, (tokens_BT1[:, :-1],), tie_weights=True
             )
         logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()
         logits_NV = logits_NV.float() if bf16 else logits_NV
@@ -193,11 +202,14 @@ class Pack:
             loss.
         """
         if self.way == "vmap":
-            sizes_SR4 = self._optimizer.step_sizes(range(self.steps_done, self.steps_done + steps))
+            numbers_SRX = self._optimizer.step_numbers(range(self.steps_done, self.steps_done + steps))
             losses_SR = self._steps(
                 (self.parameters, self.state),
                 (self.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
-                (tokens_SBT1, self.device.place_stack(sizes_SR4.to(self._dtype), "trial", len(tokens_SBT1))),
+                (
+                    tokens_SBT1,
+                    self.device.place_stack(numbers_SRX.to(self._dtype), "trial", len(tokens_SBT1)),
+                ),
                 steps,
             )
             self.steps_done += steps
@@ -226,7 +238,7 @@ class Pack:
 
     def _stacked_step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
         """One step of all rows, as `Device.repeated` takes it."""
-        (parameters, state), (buffers, clip_limits_R, factors_RP3), (tokens_BT1, sizes_R4) = (
+        (parameters, state), (buffers, clip_limits_R, factors_RP3), (tokens_BT1, numbers_RX) = (
             changed,
             fixed,
             batch,
@@ -237,7 +249,7 @@ class Pack:
             factors_R = clip_factors(gradients, clip_limits_R)
             for g in gradients.values():
                 g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
-            self._optimizer.update(parameters, gradients, state, factors_RP3, sizes_R4)
+            self._optimizer.update(parameters, gradients, state, factors_RP3, numbers_RX)
         return losses_R
 
     def _stacked_losses(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
@@ -306,6 +318,7 @@ class Pack:
         """Go on from what `tensors` returned of these members after `steps_done` steps."""
         self.steps_done = steps_done
         parameters, *state = (
-            {name: tensors[f"{kind}/{name}"] for name in self.shapes} for kind in ("parameters", *self.state)
+            {name: tensors[f"{kind}/{name}"] for name in names}
+            for kind, names in {"parameters": self.parameters, **self.state}.items()
         )
         self._stack(members, parameters, dict(zip(self.state, state, strict=True)))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from mup_tpu.config import Trial
 from mup_tpu.errors import PackTooLarge
+from mup_tpu.training.pack_key import pack_key
 
 LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members in turns gain nothing from company beyond the shared batches, and small packs are stored sooner."""
@@ -43,7 +44,7 @@ def make_packs(trials: Sequence[Trial], workers: int, way: str, pack_size: int =
     """
     shapes: dict[tuple, list[Trial]] = {}
     for trial in trials:
-        shapes.setdefault(trial.pack_key(), []).append(trial)
+        shapes.setdefault(pack_key(trial), []).append(trial)
     packs = []
     for group in shapes.values():
         size = pack_size or LARGEST_PACK[way]

@@ -1,6 +1,5 @@
 """Packs as torch_xla hands them over, compiled by the TPUs' own compiler on a machine without a TPU."""
 
-import math
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ import pytest
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
 from mup_tpu.errors import ConfigError
-from mup_tpu.model import parameter_shapes
+from mup_tpu.models import declare
 from mup_tpu.tpu_compiler import CASES, TARGETS, compile_pack, problems, target
 from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.libtpu import donated_parameters
@@ -44,9 +43,9 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(accelerator_type, c
     )
     # Parameters and two moments of what a device has; the compiler stores the last two axes in tiles.
     model, data = case.trial.model, case.trial.data
-    shapes = parameter_shapes(model, 4096, data.sequence_length)
+    parameters = declare(model, 4096, data.sequence_length).total
     members = case.members(chips.devices) // chips.devices if apart else 1
-    state = 3 * members * sum(math.prod(shape) for shape in shapes.values()) * 4
+    state = 3 * members * parameters * 4
     assert state <= compiled.aliased_bytes <= 1.2 * state
     assert compiled.output_bytes - compiled.aliased_bytes < 2**16
     assert list(problems(case, compiled, chips)) == []

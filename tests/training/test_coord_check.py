@@ -7,7 +7,7 @@ import torch
 from mup_tpu.analysis.coord_check import by_setting, slopes
 from mup_tpu.devices import get_device
 from mup_tpu.errors import StoreError
-from mup_tpu.model import export_stock
+from mup_tpu.models.weights import export_stock
 from mup_tpu.training.coord_check import measure
 from mup_tpu.training.pack import Pack
 
@@ -24,9 +24,7 @@ def test_logits_at_init_are_those_of_the_exported_stock_model(measured, tiny, da
 
     trial = tiny.replace(width=64, parametrization="mup", seed=1)
     pack = Pack([trial], dataset.vocab_size, get_device("cpu"))
-    export_stock(
-        trial.model, pack.member_parameters(0), dataset.vocab_size, trial.data.sequence_length, tmp_path
-    )
+    export_stock(trial, pack.member_parameters(0), dataset.vocab_size, trial.data.sequence_length, tmp_path)
     stock = GPT2LMHeadModel.from_pretrained(tmp_path)
     probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
     with torch.no_grad():

@@ -17,7 +17,7 @@ from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
 from mup_tpu.files import Folder
 from mup_tpu.training.host_log import host_log
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.training.meter import HORIZON_S, Meter, flops_per_token
+from mup_tpu.training.meter import HORIZON_S, Meter
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import Rates, Report
 
@@ -38,7 +38,7 @@ def test_arithmetic_of_a_token_is_what_torch_counts(tied, tiny, dataset):
     pack = Pack([trial], dataset.vocab_size, get_device("cpu"), way="vmap")
     with FlopCounterMode(display=False) as counter:
         pack.step(torch.from_numpy(dataset.train_batch(0)))
-    ours = flops_per_token(pack.shapes, dataset.vocab_size, 64, 3, trial.data.sequence_length)
+    ours = pack.declaration.flops_per_token(dataset.vocab_size, trial.data.sequence_length)
     assert counter.get_total_flops() / dataset.tokens_per_step == pytest.approx(ours, rel=1e-9)
 
 

@@ -1,0 +1,92 @@
+"""Architectures, by name, and what follows from an architecture and a parametrization together.
+
+An architecture is one entry of `ARCHITECTURES`. Everybody asks its declaration; nobody else knows its
+parameters by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mup_tpu.config import ModelConfig, Trial
+from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
+from mup_tpu.models.gpt2 import GPT2
+from mup_tpu.optimizers import update_rule_of
+from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
+
+if TYPE_CHECKING:
+    from mup.infshape import InfShape
+
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "Declaration",
+    "Fold",
+    "Forms",
+    "Parameter",
+    "architecture_of",
+    "declare",
+    "forward_factors",
+    "forward_scaling",
+    "parameter_scalings",
+]
+
+ARCHITECTURES: Mapping[str, Architecture] = {architecture.name: architecture for architecture in (GPT2(),)}
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """The architecture that a configuration names."""
+    return ARCHITECTURES[config.architecture]
+
+
+@functools.lru_cache(maxsize=64)
+def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
+    """An architecture's parameters and what follows from its size.
+
+    Args:
+        config: the size.
+        vocab_size: tokens of the vocabulary.
+        sequence_length: positions.
+    """
+    return architecture_of(config).declare(config, vocab_size, sequence_length)
+
+
+@functools.lru_cache(maxsize=64)
+def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dict[str, InfShape]:
+    """InfShape (mup's) of each parameter, by name: which of its axes grow with width, and how far."""
+
+    def shapes(width: int) -> dict[str, tuple[int, ...]]:
+        return declare(dataclasses.replace(config, width=width), vocab_size, sequence_length).shapes
+
+    # A sequence length or vocabulary that equals a width would look like a growing axis only if it changed
+    # between base and delta, which it does not.
+    return infer_infshapes(shapes(config.base_width), shapes(2 * config.base_width), shapes(config.width))
+
+
+def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> dict[str, Scaling]:
+    """Factors of each parameter of a trial, by name."""
+    parameters = declare(trial.model, vocab_size, sequence_length).parameters
+    axes = infshapes(trial.model, vocab_size, sequence_length)
+    return {
+        name: scaling(
+            trial.model.parametrization,
+            update_rule_of(trial.optimizer, parameter).name,
+            parameter,
+            axes[name],
+            trial.growth,
+        )
+        for name, parameter in parameters.items()
+    }
+
+
+def forward_scaling(trial: Trial) -> ForwardScaling:
+    """The parametrization's factors of a trial's forward pass."""
+    return PARAMETRIZATIONS[trial.model.parametrization].forward(trial.growth)
+
+
+def forward_factors(trial: Trial) -> dict[str, float]:
+    """Value of each buffer of a trial's network, by name."""
+    return architecture_of(trial.model).factors(trial.model, forward_scaling(trial))

@@ -1,0 +1,140 @@
+"""GPT-2's network under transformers' names, with a factor each on embeddings, attention logits, residual
+branches and logits.
+
+Written after GPT-2's definition (Radford et al. 2019, section 2.3); tests hold it to transformers' own. To
+import that takes 11 s, twice as long as torch, in every process that trains: only an export imports it.
+
+Shapes: B sequences, T tokens, N = B·T, D width, X = 3·D, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mup_tpu.attention import ATTENTION, AttentionFunction
+from mup_tpu.config import ModelConfig
+from mup_tpu.models.base import Forms
+from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What blocks are made of, the same function in each form."""
+
+    attention: AttentionFunction
+    norm: type[nn.LayerNorm]
+    gelu: Callable[[], nn.Module]
+
+
+class _Attention(nn.Module):
+    """Causal self-attention of H heads."""
+
+    def __init__(self, width: int, heads: int, attention: AttentionFunction) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = Conv1D(width, 3 * width), Conv1D(width, width)
+        self.head_size = width // heads
+        self._attention = attention
+
+    def forward(self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor) -> Tensor:
+        qkv_BTX = self.c_attn(x_ND).view(-1, sequence_length, 3 * x_ND.shape[-1])
+        return self.c_proj(self._attention(qkv_BTX, self.head_size, attention_factor).flatten(0, 1))
+
+
+class _Mlp(nn.Module):
+    """Two layers, 4·D wide between."""
+
+    def __init__(self, width: int, gelu: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = Conv1D(width, 4 * width), Conv1D(4 * width, width)
+        self.act = gelu()
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.c_proj(self.act(self.c_fc(x_ND)))
+
+
+class _Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, width: int, heads: int, parts: _Parts) -> None:
+        super().__init__()
+        self.ln_1, self.attn = parts.norm(width), _Attention(width, heads, parts.attention)
+        self.ln_2, self.mlp = parts.norm(width), _Mlp(width, parts.gelu)
+
+    def forward(
+        self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor, residual_factor: Tensor | None
+    ) -> Tensor:
+        x_ND = _join(x_ND, self.attn(self.ln_1(x_ND), sequence_length, attention_factor), residual_factor)
+        return _join(x_ND, self.mlp(self.ln_2(x_ND)), residual_factor)
+
+
+def _join(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
+    """A branch joins the residual stream; no factor saves a multiplication in the backward pass."""
+    return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)
+
+
+class _Transformer(nn.Module):
+    """All of GPT-2 but its readout."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts) -> None:
+        super().__init__()
+        width = config.width
+        self.wte, self.wpe = embedding(vocab_size, width), embedding(sequence_length, width)
+        self.drop = Scale()  # stands where GPT-2 has its (unused) embedding dropout
+        self.h = nn.ModuleList(_Block(width, config.heads, parts) for _ in range(config.depth))
+        self.ln_f = parts.norm(width)
+
+    def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
+        t = tokens_BT.shape[-1]
+        # Rows of one matrix from here on, but within attention: where products, norms and sums differ in
+        # shape, TPUs copy from one layout to the other between them.
+        x_ND = self.drop(self.wte(tokens_BT) + self.wpe.weight[:t]).flatten(0, 1)
+        for block in self.h:
+            x_ND = block(x_ND, t, attention_factor, residual_factor)
+        return self.ln_f(x_ND)
+
+
+class ScaledGPT2(nn.Module):
+    """GPT-2 with its factors as buffers, so that they can differ between the members of a pack."""
+
+    attention_factor: Tensor
+    residual_factor: Tensor | None
+    logit_factor: Tensor
+
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts, scaled_branches: bool
+    ) -> None:
+        super().__init__()
+        self.transformer = _Transformer(config, vocab_size, sequence_length, parts)
+        embedding = self.transformer.wte.weight
+        self.lm_head = Readout(embedding if config.tied else nn.Parameter(torch.empty_like(embedding)))
+        self.register_buffer("attention_factor", torch.ones(()))
+        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
+        self.register_buffer("logit_factor", torch.ones(()))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits_BTV of the token after each of `tokens_BT`."""
+        hidden_ND = self.transformer(tokens_BT, self.attention_factor, self.residual_factor)
+        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
+
+
+def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledGPT2:
+    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+
+    Args:
+        config: its shape; learning rates and factors are not here.
+        vocab_size: tokens of the vocabulary.
+        sequence_length: positions.
+        forms: how it is computed.
+    """
+    parts = _Parts(
+        ATTENTION[forms.attention],
+        OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,
+        FastGelu if forms.fast_gelu else functools.partial(nn.GELU, approximate="tanh"),
+    )
+    with torch.device("meta"):
+        return ScaledGPT2(config, vocab_size, sequence_length, parts, forms.scaled_branches)

@@ -1,0 +1,64 @@
+"""A trial's weights: fresh ones, and trained ones as a stock checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mup_tpu.config import Trial
+from mup_tpu.models import Parameter, architecture_of, forward_scaling
+from mup_tpu.parametrization import Scaling
+
+
+def init_parameters(
+    parameters: Mapping[str, Parameter], scaling: Mapping[str, Scaling], init_std: float, seed: int
+) -> dict[str, Tensor]:
+    """Fresh float32 weights on the CPU, by name: a function of the seed and each parameter's name and shape.
+
+    Args:
+        parameters: as declared.
+        scaling: their factors.
+        init_std: standard deviation at the base, times the architecture's own factor.
+        seed: of the trial.
+    """
+    return {name: _init(name, p, scaling[name], init_std, seed) for name, p in parameters.items()}
+
+
+def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, seed: int) -> Tensor:
+    if parameter.init != "normal":
+        return torch.full(parameter.shape, 1.0 if parameter.init == "ones" else 0.0)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randn(parameter.shape, generator=generator) * (
+        init_std * parameter.init_factor * scaling.init
+    )
+
+
+def export_stock(
+    trial: Trial, weights: Mapping[str, Tensor], vocab_size: int, sequence_length: int, path: str | Path
+) -> Path:
+    """Write a checkpoint folder that transformers' stock class loads with no code of ours.
+
+    Args:
+        trial: what was trained.
+        weights: its trained weights by name.
+        vocab_size: tokens of the vocabulary.
+        sequence_length: positions.
+        path: folder to write config.json and model.safetensors to.
+    """
+    architecture = architecture_of(trial.model)
+    folded = {name: p.detach().to("cpu", torch.float32).clone() for name, p in weights.items()}
+    for fold in architecture.folds(trial.model, forward_scaling(trial)):
+        if fold.parameter in folded:
+            part = slice(fold.slice.start, fold.slice.stop) if fold.slice else slice(None)
+            folded[fold.parameter][..., part] *= fold.factor
+    model = architecture.stock(trial.model, vocab_size, sequence_length)
+    missing, unexpected = model.load_state_dict(folded, strict=False)
+    assert not unexpected and set(missing) <= set(model._tied_weights_keys or ()), (missing, unexpected)
+    model.tie_weights()
+    model.save_pretrained(path)
+    return Path(path)

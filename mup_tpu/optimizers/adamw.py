@@ -1,0 +1,72 @@
+"""AdamW (Loshchilov & Hutter 2019, algorithm 2), in torch's form: p -= lr·(update + λ·p)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from mup_tpu.config import OptimizerConfig
+from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.parametrization import MomentScaling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Betas(NamedTuple):
+    """Decay of the first and of the second moment, as applied."""
+
+    first: float
+    second: float
+
+
+class AdamW(UpdateRule):
+    """AdamW; reads learning_rate, weight_decay, beta1, beta2 and eps."""
+
+    name = "adamw"
+
+    def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        """Both moments."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
+        """Both β."""
+        return Betas(_scaled(config.beta1, moments.beta1), _scaled(config.beta2, moments.beta2))
+
+    def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:
+        """By torch's fused function; its class would import torch's compiler, another 5 s of start-up."""
+        from torch.optim.adamw import adamw
+
+        gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
+        adamw(
+            group.leaves, gradients, group.slots["exp_avg"], group.slots["exp_avg_sq"], [], group.updates,
+            fused=True, amsgrad=False, maximize=False, beta1=constants.first, beta2=constants.second,
+            eps=group.eps, lr=learning_rate * group.lr_factor, weight_decay=group.weight_decay,
+        )  # fmt: skip
+
+    def step_numbers(self, constants: Betas, step: int, learning_rate: float) -> tuple[float, ...]:
+        """The learning rate, the same over 1 - β₁ᵗ, and √(1 - β₂ᵗ), at update t = step + 1."""
+        first, second = (1 - beta ** (step + 1) for beta in constants)
+        return learning_rate, learning_rate / first, second**0.5
+
+    def update_stack(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        constants: Betas,
+        numbers: tuple[Tensor, ...],
+        factors: Factors,
+    ) -> None:
+        """In the order of torch.optim.AdamW."""
+        lr, corrected_lr, root = numbers
+        p.mul_(1 - lr * factors.lr * factors.weight_decay)
+        slots["exp_avg"].lerp_(gradient, 1 - constants.first)
+        slots["exp_avg_sq"].mul_(constants.second).addcmul_(gradient, gradient, value=1 - constants.second)
+        denominator = (slots["exp_avg_sq"].sqrt() / root).add_(factors.eps)
+        p.sub_(corrected_lr * factors.lr * slots["exp_avg"] / denominator)
+
+
+def _scaled(beta: float, factor: float) -> float:
+    """β whose 1 - β is multiplied by the factor; β itself, to the last bit, where that is 1."""
+    return beta if factor == 1 else 1 - (1 - beta) * factor

@@ -1,0 +1,58 @@
+"""SGD with momentum, as torch.optim.SGD: decay joins the gradient, which is also the first buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mup_tpu.config import OptimizerConfig
+from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.parametrization import MomentScaling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SGD(UpdateRule):
+    """SGD; reads learning_rate, weight_decay and momentum."""
+
+    name = "sgd"
+
+    def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        """The momentum's buffer, where there is momentum."""
+        return ("momentum_buffer",) if config.momentum else ()
+
+    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
+        """The momentum."""
+        return config.momentum
+
+    def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
+        """By torch's fused function."""
+        from torch.optim.sgd import sgd
+
+        gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
+        buffers: list[Tensor | None] = [*group.slots.get("momentum_buffer", [None] * len(gradients))]
+        sgd(
+            group.leaves, gradients, buffers, fused=True, nesterov=False, maximize=False, dampening=0.0,
+            momentum=constants, lr=learning_rate * group.lr_factor, weight_decay=group.weight_decay,
+        )  # fmt: skip
+
+    def step_numbers(self, constants: float, step: int, learning_rate: float) -> tuple[float, ...]:
+        """The learning rate."""
+        return (learning_rate,)
+
+    def update_stack(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        constants: float,
+        numbers: tuple[Tensor, ...],
+        factors: Factors,
+    ) -> None:
+        """In the order of torch.optim.SGD."""
+        (lr,) = numbers
+        gradient = gradient + factors.weight_decay * p
+        if constants:  # the first buffer is 0, so that the gradient is left
+            gradient = slots["momentum_buffer"].mul_(constants).add_(gradient)
+        p.sub_(lr * factors.lr * gradient)

@@ -1,0 +1,25 @@
+"""What trials must share to train as one pack. Without torch, for drivers that plan packs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mup_tpu.config import Trial
+from mup_tpu.models import declare
+from mup_tpu.optimizers import update_rule_of
+from mup_tpu.parametrization import PARAMETRIZATIONS
+
+
+def pack_key(trial: Trial) -> tuple[Any, ...]:
+    """Shapes, batches, length, arithmetic, and the constants of the update rules.
+
+    The rest (parametrization, learning rate, decay, schedule, seed, multipliers) may differ by member. Shapes
+    are those that the architecture declares; the vocabulary comes with the data, so that 1 stands for it.
+    """
+    declaration = declare(trial.model, 1, trial.data.sequence_length)
+    moments = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
+    rules = {update_rule_of(trial.optimizer, p) for p in declaration.parameters.values()}
+    constants = sorted((rule.name, rule.constants(trial.optimizer, moments)) for rule in rules)
+    shape = (trial.model.architecture, *declaration.structure)
+    return (shape, trial.data, trial.optimizer.optimizer, *constants, trial.train.steps,
+            trial.train.eval_batches, trial.train.precision)  # fmt: skip

@@ -1,0 +1,138 @@
+"""Update rules with every factor that a parametrization may have, against torch.optim's parameter groups."""
+
+import pytest
+import torch
+
+from mup_tpu import parametrization
+from mup_tpu.config import Trial
+from mup_tpu.models import declare, parameter_scalings
+from mup_tpu.optimizers import UPDATE_RULES
+from mup_tpu.parametrization import MomentScaling, Parametrization, Scaling
+from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_slots
+from mup_tpu.training.schedule import schedule_factor
+
+STEPS = 6
+
+
+def by_role(parameter, infshape, growth) -> Scaling:
+    """Factors that differ between roles in all that a rule may change."""
+    k = 1 + ["token_embedding", "position_embedding", "hidden", "readout", "norm", "bias"].index(
+        parameter.role
+    )
+    return Scaling(learning_rate=1 / k, weight_decay=k / 2, eps=10.0**k)
+
+
+@pytest.fixture
+def trial(monkeypatch) -> Trial:
+    rule = Parametrization(
+        "a rule of this test",
+        {name: by_role for name in UPDATE_RULES},
+        moments=lambda growth: MomentScaling(beta1=growth.batch_size, beta2=growth.batch_size / 2),
+    )
+    monkeypatch.setitem(parametrization.PARAMETRIZATIONS, "by_role", rule)  # type: ignore[arg-type]
+    return Trial().replace(
+        parametrization="by_role", width=32, base_width=32, head_size=16, tied=False, batch_size=4,
+        base_batch_size=2, steps=STEPS, warmup=2.0, weight_decay=0.3, eps=1e-6, momentum=0.8,
+        learning_rate=0.02,
+    )  # fmt: skip
+
+
+def torchs(trial: Trial, values: dict[str, torch.Tensor]) -> torch.optim.Optimizer:
+    """A group a parameter; β as Complete(d)P scales them: 1 - β times the factor."""
+    o = trial.optimizer
+    scalings = parameter_scalings(trial, 16, 8)
+    groups = []
+    for name, p in declare(trial.model, 16, 8).parameters.items():
+        scaling = scalings[name]
+        decay = 0.0 if p.role in ("norm", "bias") else o.weight_decay * scaling.weight_decay
+        group = {
+            "params": [values[name]],
+            "lr": o.learning_rate * scaling.learning_rate,
+            "weight_decay": decay,
+        }
+        if o.optimizer == "adamw":
+            group |= {"eps": o.eps * scaling.eps, "betas": (1 - (1 - o.beta1) * 2, 1 - (1 - o.beta2) * 1)}
+        else:
+            group |= {"momentum": o.momentum}
+        groups.append(group)
+    return (torch.optim.AdamW if o.optimizer == "adamw" else torch.optim.SGD)(groups)
+
+
+def gradients(values: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in values.items()}
+
+
+@pytest.mark.parametrize("form", ["member", "stack"])
+@pytest.mark.parametrize("rule", UPDATE_RULES)
+def test_every_factor_reaches_both_forms_of_every_update_rule(rule, form, trial):
+    trial = trial.replace(optimizer=rule)
+    parameters = declare(trial.model, 16, 8).parameters
+    generator = torch.Generator().manual_seed(0)
+    start = {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in parameters.items()}
+    theirs = {n: p.clone().requires_grad_() for n, p in start.items()}
+    reference = torchs(trial, theirs)
+    peaks = [group["lr"] for group in reference.param_groups]
+    scalings = parameter_scalings(trial, 16, 8)
+    ours = {n: p.clone()[None] for n, p in start.items()}
+    state = {
+        slot: {n: torch.zeros_like(ours[n]) for n in names}
+        for slot, names in state_slots(trial, parameters).items()
+    }
+    stacked = StackedOptimizer([trial], parameters, [scalings], lambda t: t)
+    leaves = {n: p[0].detach().requires_grad_() for n, p in ours.items()}
+    member = MemberOptimizer(
+        trial,
+        parameters,
+        leaves,
+        scalings,
+        {s: {n: t[0] for n, t in ts.items()} for s, ts in state.items()},
+        0,
+    )
+    for step in range(STEPS):
+        given = gradients(theirs, step)
+        for group, peak in zip(reference.param_groups, peaks, strict=True):
+            group["lr"] = peak * schedule_factor(trial.train, step)
+        for n, p in theirs.items():
+            p.grad = given[n].clone()
+        reference.step()
+        if form == "member":
+            for n, leaf in leaves.items():
+                leaf.grad = given[n].clone()
+            member.update(step)
+        else:
+            numbers = stacked.step_numbers(range(step, step + 1))[0]
+            stacked.update(ours, {n: g[None] for n, g in given.items()}, state, stacked.factors_KP3, numbers)
+    for n, p in theirs.items():
+        torch.testing.assert_close(ours[n][0], p.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_that_a_rule_does_not_take_are_adamws_with_its_state_and_rate(trial, monkeypatch):
+    """As Muon will: matrices by one rule at its own rate, the rest by AdamW."""
+
+    class MatricesAlone(type(UPDATE_RULES["sgd"])):  # type: ignore[misc]
+        name = "sgd"
+
+        def takes(self, parameter):
+            return parameter.role == "hidden"
+
+        def learning_rate(self, config):
+            return 3 * config.learning_rate
+
+    monkeypatch.setitem(UPDATE_RULES, "sgd", MatricesAlone())  # type: ignore[arg-type]
+    trial = trial.replace(optimizer="sgd", weight_decay=0.0, schedule="constant", warmup=0.0)
+    parameters = declare(trial.model, 16, 8).parameters
+    hidden = [n for n, p in parameters.items() if p.role == "hidden"]
+    rest = [n for n in parameters if n not in hidden]
+    slots = state_slots(trial, parameters)
+    assert slots == {"momentum_buffer": hidden, "exp_avg": rest, "exp_avg_sq": rest}
+    zeros = {n: torch.zeros(1, *p.shape, dtype=torch.float64) for n, p in parameters.items()}
+    state = {slot: {n: torch.zeros_like(zeros[n]) for n in names} for slot, names in slots.items()}
+    scalings = parameter_scalings(trial, 16, 8)
+    stacked = StackedOptimizer([trial], parameters, [scalings], lambda t: t)
+    ones = {n: torch.ones_like(p) for n, p in zeros.items()}
+    stacked.update(zeros, ones, state, stacked.factors_KP3, stacked.step_numbers(range(1))[0])
+    for n, p in zeros.items():
+        rate = trial.optimizer.learning_rate * scalings[n].learning_rate
+        expected = -3 * rate if n in hidden else -rate / (1 + trial.optimizer.eps * scalings[n].eps)
+        torch.testing.assert_close(p, torch.full_like(p, expected))
