@@ -83,8 +83,8 @@ def main(
                         "low_halving": b.low,
                         "high_halving": b.high,
                         "moved_octaves": b.x - a.x,
-                        "verdict": before.verdict.verdict,
-                        "verdict_halving": after.verdict.verdict,
+                        "verdict": before.verdict.decision,
+                        "verdict_halving": after.verdict.decision,
                     }
                 )
     table = pd.DataFrame(rows)

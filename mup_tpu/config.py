@@ -54,6 +54,20 @@ def _learning_rate_argument(tokens: list[str]) -> float:
         raise ValueError(str(error)) from None
 
 
+def described(default: Any, label: str = "", unit: str = "", column: str = "", as_power: bool = False) -> Any:
+    """A field with what its column in run tables is called, where that does not follow from its name.
+
+    Args:
+        default: of the field.
+        label: what figures and tables for people call it.
+        unit: of its values.
+        column: its name in run tables. A property of that name gives the value where there is one.
+        as_power: whether its values are written as powers of 2.
+    """
+    about = {"label": label, "unit": unit, "column": column, "as_power": as_power}
+    return field(default=default, metadata=about)
+
+
 LearningRate = Annotated[
     float,
     tyro.constructors.PrimitiveConstructorSpec(
@@ -74,7 +88,7 @@ class ModelConfig:
     """Network, of mup_tpu.models."""
     width: int = 128
     """Embedding size (d_model); a multiple of the head size."""
-    depth: int = 2
+    depth: int = described(2, unit="layers")
     """Transformer layers."""
     head_size: int = 32
     """Dimensions of one attention head; at the base width if the head size grows with width."""
@@ -86,15 +100,15 @@ class ModelConfig:
     """A rule of mup_tpu.parametrization: "mup" or "sp"."""
     base_width: int = 64
     """Width at which the parametrizations agree; multipliers are relative to it."""
-    base_depth: int = 0
+    base_depth: int = described(0, unit="layers")
     """Depth at which they agree; 0 is the trial's own, so that depth counts as not grown."""
-    init_std: float = 0.02
+    init_std: float = described(0.02, label="init σ")
     """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
-    alpha_in: float = 1.0
+    alpha_in: float = described(1.0, label="α_in (embeddings)")
     """Multiplier of the summed token and position embeddings."""
-    alpha_out: float = 1.0
+    alpha_out: float = described(1.0, label="α_out (logits)")
     """Multiplier of the logits."""
-    alpha_attn: float = 1.0
+    alpha_attn: float = described(1.0, label="α_attn (attention logits)")
     """Multiplier of the attention logits."""
     readout_zero_init: bool = False
     """Start an untied readout at zero (not possible when tied)."""
@@ -150,9 +164,9 @@ class DataConfig:
     folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
     vocab_size: int = 4096
     """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
-    sequence_length: int = 128
+    sequence_length: int = described(128, unit="tokens")
     """Tokens a sequence."""
-    batch_size: int = 16
+    batch_size: int = described(16, unit="sequences")
     """Sequences a step."""
     data_seed: int = 0
     """Seed of the order of the batches."""
@@ -175,21 +189,21 @@ class OptimizerConfig:
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """Update rule."""
-    learning_rate: LearningRate = 2.0**-8
+    learning_rate: LearningRate = described(2.0**-8, column="lr", as_power=True)
     """Peak learning rate at the base width, plain (not log2): 0.004 or 2^-8."""
     weight_decay: float = 0.0
     """Weight decay λ of matrices and embeddings; biases and norms have none."""
     decay_mode: Literal["coupled", "independent"] = "coupled"
     """"coupled": a step shrinks weights by lr·λ, as in torch; "independent": by schedule·λ alone."""
-    beta1: float = 0.9
+    beta1: float = described(0.9, label="β₁")
     """AdamW's decay of the first moment."""
-    beta2: float = 0.95
+    beta2: float = described(0.95, label="β₂")
     """AdamW's decay of the second moment."""
-    eps: float = 1e-8
-    """AdamW's ε (not scaled with width)."""
+    eps: float = described(1e-8, label="ε")
+    """AdamW's ε at the base; the parametrization may scale it."""
     momentum: float = 0.0
     """SGD's momentum."""
-    grad_clip: float = 1.0
+    grad_clip: float = described(1.0, label="gradient clipping")
     """Largest norm of a trial's gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
@@ -214,9 +228,9 @@ class OptimizerConfig:
 class TrainConfig:
     """How long a trial trains, its learning-rate schedule, and which loss is its result."""
 
-    steps: int = 500
+    steps: int = described(500, label="step count", column="steps_planned")
     """Optimizer steps."""
-    warmup: float = 0.1
+    warmup: float = described(0.1, label="warm-up", unit="steps", column="warmup_steps")
     """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak."""
@@ -230,7 +244,7 @@ class TrainConfig:
     """Batches of held-out text an evaluation takes."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
     """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
-    base_batch_size: int = 0
+    base_batch_size: int = described(0, unit="sequences")
     """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
     base_steps: int = 0
     """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
@@ -354,43 +368,164 @@ _IN_FINGERPRINT = (
 
 
 @dataclass(frozen=True)
+class Axis:
+    """A field of a trial and its values along a sweep."""
+
+    field: str
+    """Name of the field, such as "width" or "weight_decay"."""
+    values: tuple[Any, ...]
+    """Its values, each once."""
+
+    def __post_init__(self) -> None:
+        if self.field not in _part_of_field():
+            raise ConfigError(unknown_key(self.field, _part_of_field()))
+        if not self.values:
+            raise ConfigError(f"{self.field} of the sweep has no values: give at least one")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that it changes: one."""
+        return (self.field,)
+
+    @property
+    def points(self) -> tuple[dict[str, Any], ...]:
+        """What each of its points sets; numbers in ascending order."""
+        values = dict.fromkeys(self.values)
+        return tuple({self.field: v} for v in (sorted(values) if self.is_numeric else values))
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+
+    @property
+    def column(self) -> str:
+        """Column of run tables that it is read from."""
+        return field_column(self.field)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A scale of several fields that change together: width with depth, batch size with steps."""
+
+    points: tuple[dict[str, Any], ...]
+    """What each point sets; all of them the same fields."""
+    measured_by: str = "flops"
+    """What places its points: "params" (without embeddings), "flops" or "tokens" (of the whole run), or one
+    of its fields."""
+
+    is_numeric = True
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ConfigError("ladder has no points: give at least one")
+        for point in self.points:
+            for name in point:
+                if name not in _part_of_field():
+                    raise ConfigError(f"ladder: {unknown_key(name, _part_of_field())}")
+            if set(point) != set(self.fields):
+                raise ConfigError(
+                    f"ladder: the point {point} does not set the first one's fields: {', '.join(self.fields)}"
+                )
+        _require_one_of("measured_by", self.measured_by, (*_MEASURES, *self.fields))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that it changes."""
+        return tuple(self.points[0])
+
+    @property
+    def column(self) -> str:
+        """Column of run tables that it is read from."""
+        return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
+
+
+_MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
+"""What a ladder may be measured by, besides its fields -> column of run tables."""
+
+WIDTHS = (64, 128, 256)
+LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """A known grid of trials: every parametrization × width × learning rate × seed."""
+    """A known grid of trials: everything compared × a scale × a tuned hyperparameter × seeds.
+
+    `widths`, `learning_rates` and `parametrizations` are the short forms of the usual axes.
+    """
 
     experiment: str
     """Name of the experiment; a results folder holds one."""
     base: Trial = field(default_factory=Trial)
     """What all trials share."""
-    parametrizations: tuple[str, ...] = ("sp", "mup")
-    """Parametrizations to compare."""
-    widths: tuple[int, ...] = (64, 128, 256)
-    """Model widths."""
-    learning_rates: tuple[LearningRate, ...] = tuple(2.0**e for e in range(-11, -4))
-    """Peak learning rates at the base width, plain or as 2^-8."""
+    parametrizations: tuple[str, ...] | None = None
+    """Parametrizations to compare; by default ("sp", "mup") along the width, else the base's alone."""
+    widths: tuple[int, ...] | None = None
+    """Model widths; (64, 128, 256) where there is no other scale."""
+    learning_rates: tuple[LearningRate, ...] | None = None
+    """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 where nothing else is tuned."""
     num_seeds: int = 1
     """Seeds per cell: 0 to num_seeds - 1."""
+    scale: Axis | Ladder | None = None
+    """The way of growing, where it is not the width."""
+    tune: Axis | None = None
+    """The hyperparameter that is tuned, where it is not the learning rate."""
+    compare: Axis | None = None
+    """What is compared beside each other, where it is not parametrizations; values need not be numbers."""
 
     def __post_init__(self) -> None:
         require_positive(self, "num_seeds")
-        for name in ("parametrizations", "widths", "learning_rates"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name} of the sweep is empty: give at least one")
+        for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
+            if getattr(self, short) is not None and getattr(self, axis) is not None:
+                raise ConfigError(
+                    f"{short} and {axis} of the sweep were both given: {short} is short for one"
+                )
+            if getattr(self, short) == ():
+                raise ConfigError(f"{short} of the sweep is empty: give at least one")
+        for name in ("scale", "tune"):
+            axis = getattr(self, f"{name}_axis")
+            if not axis.is_numeric:
+                raise ConfigError(
+                    f"{name} {axis.field} of the sweep is not a number; compare its values instead"
+                )
+        fields = [f for axis in self.axes for f in axis.fields]
+        if twice := [f for f in fields if fields.count(f) > 1]:
+            raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
+
+    @property
+    def scale_axis(self) -> Axis | Ladder:
+        """The way of growing."""
+        return self.scale or Axis("width", self.widths or WIDTHS)
+
+    @property
+    def tune_axis(self) -> Axis:
+        """What is tuned at each point of the scale."""
+        return self.tune or Axis("learning_rate", self.learning_rates or LEARNING_RATES)
+
+    @property
+    def compare_axis(self) -> Axis:
+        """What is compared; one value where nothing is."""
+        if self.compare is not None:
+            return self.compare
+        usual = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)
+        return Axis("parametrization", self.parametrizations or usual)
+
+    @property
+    def axes(self) -> tuple[Axis | Ladder, ...]:
+        """Scale, tuned hyperparameter, and what is compared."""
+        return self.scale_axis, self.tune_axis, self.compare_axis
 
     def trials(self) -> list[Trial]:
-        """All trials, narrow widths first.
+        """All trials, small scales first.
 
         Raises:
             ConfigError: a combination is not allowed.
         """
-        grid = itertools.product(
-            sorted(set(self.widths)),
-            dict.fromkeys(self.parametrizations),
-            sorted(set(self.learning_rates)),
-            range(self.num_seeds),
-        )
+        scale, tune, compare = self.axes
+        grid = itertools.product(scale.points, compare.points, tune.points, range(self.num_seeds))
         return [
-            self.base.replace(width=w, parametrization=p, learning_rate=lr, seed=self.base.train.seed + s)
-            for w, p, lr, s in grid
+            self.base.replace(**at, **compared, **tuned, seed=self.base.train.seed + s)
+            for at, compared, tuned, s in grid
         ]
 
 
@@ -416,6 +551,8 @@ class RunOptions:
     """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
     halving: bool = False
     """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
+    tuned: tyro.conf.Suppress[tuple[str, ...]] = ("learning_rate",)
+    """Fields whose values halving compares; a sweep sets those of its tuned axis."""
     checkpoint_every: int = 0
     """Steps between checkpoints, written while training goes on; 0 writes none."""
 
@@ -451,10 +588,19 @@ class SweepOptions:
         return self.ray or self.address is not None
 
 
+PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
+"""The parts of a trial by name."""
+
+
 @functools.cache
 def _part_of_field() -> dict[str, str]:
-    parts = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
-    return {f.name: part for part, cls in parts.items() for f in dataclasses.fields(cls)}
+    return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
+
+
+def field_column(name: str) -> str:
+    """Column of run tables that holds a field of a trial."""
+    fields = {f.name: f for f in dataclasses.fields(PARTS[_part_of_field()[name]])}
+    return fields[name].metadata.get("column") or name
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

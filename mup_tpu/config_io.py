@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+import types
 import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from mup_tpu.config import Sweep, Trial, parse_learning_rate, unknown_key
+from mup_tpu.config import PARTS, Axis, Ladder, Sweep, Trial, parse_learning_rate, unknown_key
 from mup_tpu.errors import ConfigError
 
 T = TypeVar("T")
@@ -26,10 +27,104 @@ def load_trial(path: str | Path) -> Trial:
 def load_sweep(path: str | Path) -> Sweep:
     """A sweep from a TOML file: its own keys at the top, the shared trial under [base.model] and so on.
 
+    Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`; a
+    ladder is a `[[ladder]]` table for each point, with `measured_by` at the top.
+
     Raises:
         ConfigError: as `load_trial`.
     """
-    return from_dict(Sweep, read_toml(path), str(path))
+    values = read_toml(path)
+    points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
+    own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
+    sweep = from_dict(Sweep, values, str(path))
+    try:
+        axes: dict[str, Any] = {name: _axis(value, name) for name, value in own.items()}
+        if points is not None:
+            if "scale" in axes:
+                raise ConfigError("scale and ladder were both given: a sweep grows along one")
+            axes["scale"] = _ladder(points, measured_by)
+        elif measured_by is not None:
+            raise ConfigError(f"measured_by {measured_by!r} is that of a ladder, and there is none")
+        return dataclasses.replace(sweep, **axes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_axis(text: str, option: str) -> Axis:
+    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`.
+
+    Args:
+        text: what was given.
+        option: the option, to name in errors.
+
+    Raises:
+        ConfigError: it is not FIELD=VALUE,VALUE..., or a value is not of the field's type.
+    """
+    name, found, values = text.partition("=")
+    if not found:
+        raise ConfigError(f"{option} {text!r} is not FIELD=VALUE,VALUE,...; write for example depth=2,4,8")
+    return _axis(
+        {name.strip(): [parse_value(name.strip(), v, option) for v in values.split(",") if v]}, option
+    )
+
+
+def parse_value(name: str, text: str, option: str) -> Any:
+    """A value of a trial's field from the command line."""
+    hint = _field_hint(name, option)
+    try:
+        if hint is int:
+            return int(text)
+        if hint is bool:
+            return {"true": True, "false": False}[text.strip().lower()]
+    except (ValueError, KeyError):
+        raise ConfigError(f"{option}: {name} {text!r} is not {_TYPE_NAMES[hint]}") from None
+    return _plain_number(text, f"{option}: {name}") if hint is float else text.strip()
+
+
+def _field_hint(name: str, where: str) -> Any:
+    """Type of a trial's field."""
+    hints = {key: hint for part in PARTS.values() for key, hint in typing.get_type_hints(part).items()}
+    if name not in hints:
+        raise ConfigError(f"{where}: {unknown_key(name, hints)}")
+    return hints[name]
+
+
+def _axis(values: Any, where: str) -> Axis:
+    if not isinstance(values, dict) or len(values) != 1:
+        raise ConfigError(
+            f"{where} {values!r} is not one field with its values, such as {{depth = [2, 4, 8]}}; fields "
+            "that change together are a [[ladder]]"
+        )
+    ((name, points),) = values.items()
+    hint = _field_hint(name, where)
+    if not isinstance(points, list):
+        raise ConfigError(f"{where}: {name} {points!r} is not a list")
+    return Axis(name, tuple(_point(hint, value, f"{where}: {name}") for value in points))
+
+
+def _ladder(points: Any, measured_by: Any) -> Ladder:
+    where = "ladder"
+    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+        raise ConfigError(f"{where} {points!r} is not tables of fields: write [[ladder]] above each point")
+    converted = tuple(
+        {name: _point(_field_hint(name, where), value, f"{where}: {name}") for name, value in point.items()}
+        for point in points
+    )
+    return Ladder(converted) if measured_by is None else Ladder(converted, measured_by)
+
+
+def _point(hint: Any, value: Any, where: str) -> Any:
+    """A value of a field; numbers may be written 2^-8."""
+    return _plain_number(value, where) if hint is float else _convert(hint, value, where)
+
+
+def _plain_number(value: Any, where: str) -> float:
+    if isinstance(value, bool):
+        raise ConfigError(f"{where} {value!r} is not a number")
+    try:
+        return parse_learning_rate(value)
+    except ConfigError:
+        raise ConfigError(f"{where} {value!r} is not a number; write 0.00390625, 3.9e-3 or 2^-8") from None
 
 
 def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration") -> T:
@@ -55,6 +150,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_dict(hint, value, where)
     origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):  # T | None
+        (hint,) = (inner for inner in typing.get_args(hint) if inner is not type(None))
+        return _convert(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} {value!r} is not a list")

@@ -20,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from mup_tpu import columns
 from mup_tpu.analysis.coord_check import by_setting, slopes
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
@@ -38,15 +39,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 _LABELS = {"mup": "μP", "sp": "SP", "all": "all runs"}
-_SEARCHED_LABELS = {
-    "lr": "learning rate",
-    "warmup_steps": "warm-up (steps)",
-    "weight_decay": "weight decay",
-    "init_std": "init σ",
-    "alpha_in": "α_in (embeddings)",
-    "alpha_out": "α_out (logits)",
-    "alpha_attn": "α_attn (attention logits)",
-}
 _INK = "#333333"
 _MARKERS = "osD^v"
 
@@ -106,11 +98,11 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
     for ax, result in zip(axes, results, strict=True):
         _draw_curves(ax, result, scales, top, rail, analysis.scale)
         ax.set_title(
-            f"{label(result.parametrization)}: {result.verdict.verdict}{_alpha(result)}", fontsize=10.5
+            f"{label(result.parametrization)}: {result.verdict.decision}{_alpha(result)}", fontsize=10.5
         )
-        ax.set_xlabel(_hyperparameter_label(analysis.hyperparameter))
+        ax.set_xlabel(columns.title(analysis.hyperparameter))
         ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
-        _log2_axis(ax)
+        _log2_axis(ax, _zero_x(result) if result.at_zero else None)
     axes[0].set_ylabel("loss (nat per token)")
     _legend_below(figure, axes[0])
     return figure
@@ -119,6 +111,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
 def _draw_curves(
     ax: Axes, result: TransferResult, scales: Sequence[float], top: float, rail: float, scale_name: str
 ) -> None:
+    zero_x = _zero_x(result)
     for curve, optimum in zip(result.curves, result.optima, strict=True):
         color = _sequential(scales, curve.scale)
         shown = np.isfinite(curve.mean_G) & (curve.mean_G <= top)
@@ -130,7 +123,7 @@ def _draw_curves(
             color=color,
             ms=3.5,
             lw=1.4,
-            label=f"{scale_name} {curve.scale:g}",
+            label=_at(scale_name, curve.scale),
         )
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
         ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
@@ -142,6 +135,13 @@ def _draw_curves(
             ax.plot(
                 curve.x_G[lost] + offset, np.full(lost.sum(), rail), marker, color=color, ms=size, mew=edge,
                 mfc="none",
+            )  # fmt: skip
+        zero = next((z for z in result.at_zero if z.scale == curve.scale), None)
+        if zero is not None:
+            is_shown = zero.loss <= top
+            ax.plot(
+                zero_x + offset, zero.loss if is_shown else rail, "D" if is_shown else "^", color=color, ms=5,
+                mfc="none", mew=1.3,
             )  # fmt: skip
         if optimum.is_bracketed:
             low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
@@ -157,12 +157,20 @@ def _draw_curves(
         ax.axvline(first.x, color=_INK, lw=0.9, ls=":", zorder=0)
     ax.axhline(rail, color=_INK, lw=0.5, alpha=0.4)
     legend = "× diverged   △ above the axis"
+    if result.at_zero:
+        legend = f"◇ at 0   {legend}"
+        ax.axvline(zero_x + 0.5, color=_INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
     if any(curve.stopped_G.any() for curve in result.curves):
         legend = f"□ stopped early   {legend}"
     ax.annotate(
         legend, (0.98, rail), xycoords=("axes fraction", "data"), fontsize=7.5,
         ha="right", va="bottom", color=_INK, xytext=(0, 2), textcoords="offset points",
     )  # fmt: skip
+
+
+def _zero_x(result: TransferResult) -> float:
+    """Where 0 is drawn: left of the smallest other value, by more than a step of the grid."""
+    return min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5
 
 
 def _visible_top(result: TransferResult) -> float:
@@ -205,7 +213,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
                 down = o.status == "at lower edge"
                 ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
     _scale_axis(ax, analysis)
-    ax.set_ylabel(f"best {_hyperparameter_label(analysis.hyperparameter)}")
+    ax.set_ylabel(f"best {columns.title(analysis.hyperparameter)}")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=9)
@@ -230,12 +238,12 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             dark = np.isfinite(r.value) and r.value > 0.6 * largest
             ax.text(j, i, text, ha="center", va="center", fontsize=8.5, color="white" if dark else _INK)
         ax.imshow(grid, cmap="YlOrRd", vmin=0, vmax=max(largest, 0.01))
-        ax.set_xticks(range(len(scales)), [f"{s:g}" for s in scales])
-        ax.set_yticks(range(len(scales)), [f"{s:g}" for s in scales])
-        ax.set_xlabel(f"trained at {analysis.scale}")
+        ax.set_xticks(range(len(scales)), [_number(s) for s in scales])
+        ax.set_yticks(range(len(scales)), [_number(s) for s in scales])
+        ax.set_xlabel(f"trained at {columns.label(analysis.scale)}")
         ax.set_title(label(result.parametrization), fontsize=10.5)
         ax.grid(False)
-    axes[0].set_ylabel(f"tuned at {analysis.scale}")
+    axes[0].set_ylabel(f"tuned at {columns.label(analysis.scale)}")
     figure.suptitle("regret (nat per token)", fontsize=10.5)
     return figure
 
@@ -283,7 +291,7 @@ def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) 
     if moved and first is not None:
         ax.plot(
             list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {scale} {first:g}",
+            label=f"{name}, optimum of {_at(scale, first)}",
         )  # fmt: skip
 
 
@@ -341,14 +349,12 @@ def collapse_figure(analysis: TransferAnalysis) -> Figure:
             moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
             ax.plot(
                 moved_G[shown], (curve.mean_G - curve.mean_G.min())[shown], "o-", ms=3.5, lw=1.3,
-                color=_sequential(scales, curve.scale), label=f"{analysis.scale} {curve.scale:g}",
+                color=_sequential(scales, curve.scale), label=_at(analysis.scale, curve.scale),
             )  # fmt: skip
-        title = f"{label(result.parametrization)}: moved by {analysis.scale}$^{{{beta:.2f}}}$"
+        title = f"{label(result.parametrization)}: moved by {columns.label(analysis.scale)}$^{{{beta:.2f}}}$"
         ax.set_title(title.replace("-", "−"), fontsize=10.5)
         ax.set_ylim(-0.02, 0.8)
-        ax.set_xlabel(
-            f"{_hyperparameter_label(analysis.hyperparameter)}, moved to {analysis.scale} {scales[0]:g}"
-        )
+        ax.set_xlabel(f"{columns.title(analysis.hyperparameter)}, moved to {_at(analysis.scale, scales[0])}")
         _log2_axis(ax)
     axes[0].set_ylabel("loss above the best (nat per token)")
     _legend_below(figure, axes[0])
@@ -365,7 +371,7 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
         for curve in result.learning_curves:
             ax.plot(
                 curve.steps, curve.losses, "-", lw=1.5, color=_sequential(scales, curve.scale),
-                label=f"{analysis.scale} {curve.scale:g} at $2^{{{curve.x:g}}}$",
+                label=f"{_at(analysis.scale, curve.scale)} at $2^{{{curve.x:g}}}$",
             )  # fmt: skip
         ax.set_title(label(result.parametrization), fontsize=10.5)
         ax.set_xlabel("step")
@@ -427,13 +433,14 @@ def search_figure(trials: pd.DataFrame) -> Figure:
     varied = list(trials.columns[3:])
     finished = trials[trials["status"] == "finished"]
     stopped = trials[(trials["status"] == "stopped") & np.isfinite(trials["loss"])]
-    columns = min(3, len(varied))
-    rows = -(-len(varied) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.6 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flat
+    across = min(3, len(varied))
+    rows = -(-len(varied) // across)
+    figure = Figure(figsize=(3.2 * across, 2.6 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, across, sharey=True, squeeze=False).flat
     for ax, name in zip(axes, varied, strict=False):
         spread = trials[name].max() / max(trials[name].min(), 1e-12)
-        x = trials[name] if name != "lr" else np.log2(trials[name])
+        powers = columns.COLUMNS[name].as_power
+        x = np.log2(trials[name]) if powers else trials[name]
         ax.scatter(
             x[stopped.index],
             stopped["loss"],
@@ -444,16 +451,16 @@ def search_figure(trials: pd.DataFrame) -> Figure:
         )
         ax.scatter(x[finished.index], finished["loss"], s=26, color=_categorical(0), marker="o")
         ax.scatter(x[finished.index[:1]], finished["loss"][:1], s=120, color=_INK, marker="*", zorder=3)
-        if name == "lr":
+        if powers:
             _log2_axis(ax)
         elif trials[name].dtype.kind == "f" and trials[name].min() > 0 and spread > 5:
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
             ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_xlabel(_SEARCHED_LABELS.get(name, name))
+        ax.set_xlabel(columns.title(name))
     for ax in list(axes)[len(varied) :]:
         ax.remove()
-    for ax in figure.axes[::columns]:
+    for ax in figure.axes[::across]:
         ax.set_ylabel("loss (nat per token)")
     marks: dict[str, dict[str, Any]] = {
         "best": {"marker": "*", "color": _INK, "s": 120},
@@ -522,9 +529,21 @@ def _legend_below(figure: Figure, ax: Axes) -> None:
 def _scale_axis(ax: Axes, analysis: TransferAnalysis) -> None:
     scales = sorted({o.scale for r in analysis.results for o in r.optima})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(scales, [f"{s:g}" for s in scales])
+    ax.set_xticks(scales, [_number(s) for s in scales])
     ax.minorticks_off()
-    ax.set_xlabel(analysis.scale)
+    ax.set_xlabel(columns.title(analysis.scale))
+
+
+def _at(scale: str, value: float) -> str:
+    return f"{columns.label(scale)} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    """A scale for people: widths as they are, FLOP and parameters with a prefix."""
+    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}"
+    return f"{value:g}"
 
 
 def _sequential(scales: Sequence[float], scale: float) -> tuple:
@@ -543,10 +562,15 @@ def _alpha(result: TransferResult) -> str:
     return f", α = {drift.alpha:.2f} [{drift.low:.2f}, {drift.high:.2f}]".replace("-", "−")
 
 
-def _hyperparameter_label(name: str) -> str:
-    return "learning rate" if name == "lr" else name.replace("_", " ")
+def _log2_axis(ax: Axes, zero_x: float | None = None) -> None:
+    """Powers of 2; and 0 at its edge, where it is drawn."""
 
+    def tick(v: float, _: object) -> str:
+        is_power = zero_x is None or v > zero_x + 0.5
+        return f"$2^{{{v:g}}}$" if is_power else ""
 
-def _log2_axis(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
+    ax.xaxis.set_major_formatter(FuncFormatter(tick))
+    if zero_x is not None:
+        ax.set_xticks([zero_x], ["0"], minor=True)
+        ax.tick_params(axis="x", which="minor", length=3.5)

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from mup_tpu import plots
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.columns import CONFIGURED, label
 
 Cells = dict[str, Sequence[Any]]
 """A table for people: "headings", and "rows" of as many cells."""
@@ -33,29 +34,9 @@ _TITLES = {
     "learning_curves": "Learning curves at the optima",
 }
 _MADE = (
-    "dataset",
-    "data_fingerprint",
-    "loss_kind",
-    "steps_planned",
-    "tokens",
-    "batch_size",
-    "sequence_length",
-    "optimizer",
-    "schedule",
-    "warmup_steps",
-    "weight_decay",
-    "grad_clip",
-    "depth",
-    "head_size",
-    "growing",
-    "tied",
-    "base_width",
-    "init_std",
-    "precision",
-    "device",
-    "versions",
-    "git_commit",
-)
+    "dataset", "data_fingerprint", "tokens", *(name for name in CONFIGURED if name != "corpus"), "device",
+    "versions", "git_commit",
+)  # fmt: skip
 
 
 def render(
@@ -78,15 +59,15 @@ def render(
     figures = plots.transfer_figures(analysis).items()
     return environment.get_template("report.html.j2").render(
         name=analysis.name,
-        scale=analysis.scale,
-        hyperparameter=analysis.hyperparameter,
+        scale=label(analysis.scale),
+        hyperparameter=label(analysis.hyperparameter),
         notes=analysis.notes,
         results=[
             {
                 "parametrization": plots.label(result.parametrization),
                 "verdict": result.verdict,
                 "details": details(result),
-                "optima": optima_cells(result, analysis.scale),
+                "optima": optima_cells(result, label(analysis.scale)),
                 "regrets": regret_cells(result),
             }
             for result in analysis.results
@@ -102,6 +83,7 @@ def render(
 def details(result: TransferResult) -> list[str]:
     """What else to say below a verdict."""
     lines = [f"to settle it: {result.verdict.settle}"] if result.verdict.settle else []
+    lines += [_zero_line(zero, result) for zero in result.at_zero]
     wider, headline = result.wider_is_better, result.headline_regret
     if wider.pairs:
         lines.append(f"wider is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
@@ -111,6 +93,15 @@ def details(result: TransferResult) -> list[str]:
     elif headline is not None and headline.status == "estimated":
         lines.append(f"compute-equivalent of that regret not given: {result.law.why_not}")
     return lines
+
+
+def _zero_line(zero: AtZero, result: TransferResult) -> str:
+    """How the loss without the hyperparameter stands to the best one with it."""
+    best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
+    line = f"at 0, scale {zero.scale:g}: loss {zero.loss:.4f} ± {zero.error:.4f}, left out of the fit"
+    if math.isfinite(best) and zero.loss < best - 2 * zero.error:
+        return f"{line}; {best - zero.loss:.4f} below the best of the others: the best value may be 0"
+    return line
 
 
 def optima_cells(result: TransferResult, scale: str) -> Cells:
@@ -159,7 +150,7 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
         if column in source:
             values = [_readable(column, v) for v in sorted(source[column].dropna().unique().tolist())]
             if values:
-                made.append((column.replace("_", " "), ", ".join(dict.fromkeys(values))))
+                made.append((label(column), ", ".join(dict.fromkeys(values))))
     return made
 
 

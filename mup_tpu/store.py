@@ -2,7 +2,7 @@
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json        which experiment, which format
+    results/lr_transfer/store.json        which experiment, along which axes, which format
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
@@ -18,12 +18,15 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mup_tpu.columns import COLUMNS, complete
+from mup_tpu.config import Sweep
 from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import Folder
 
@@ -32,56 +35,7 @@ FORMAT = 1
 FINAL = ("finished", "diverged", "stopped")
 """Statuses that are results; "failed" and "preempted" trials are run again."""
 
-_RUN_TYPES = {
-    "experiment": pa.string(),
-    "trial_id": pa.string(),
-    "parametrization": pa.string(),
-    "width": pa.int64(),
-    "base_width": pa.int64(),
-    "depth": pa.int64(),
-    "heads": pa.int64(),
-    "head_size": pa.int64(),
-    "growing": pa.string(),
-    "tied": pa.bool_(),
-    "params": pa.int64(),
-    "params_non_embedding": pa.int64(),
-    "optimizer": pa.string(),
-    "lr": pa.float64(),
-    "weight_decay": pa.float64(),
-    "decay_mode": pa.string(),
-    "schedule": pa.string(),
-    "warmup_steps": pa.int64(),
-    "grad_clip": pa.float64(),
-    "eps": pa.float64(),
-    "beta1": pa.float64(),
-    "beta2": pa.float64(),
-    "init_std": pa.float64(),
-    "alpha_in": pa.float64(),
-    "alpha_out": pa.float64(),
-    "alpha_attn": pa.float64(),
-    "readout_zero_init": pa.bool_(),
-    "seed": pa.int64(),
-    "data_seed": pa.int64(),
-    "batch_size": pa.int64(),
-    "sequence_length": pa.int64(),
-    "steps_planned": pa.int64(),
-    "steps_done": pa.int64(),
-    "tokens": pa.int64(),
-    "dataset": pa.string(),
-    "data_fingerprint": pa.string(),
-    "loss": pa.float64(),
-    "loss_kind": pa.string(),
-    "status": pa.string(),
-    "reason": pa.string(),
-    "wall_time_s": pa.float64(),
-    "device": pa.string(),
-    "precision": pa.string(),
-    "pack_size": pa.int64(),
-    "versions": pa.string(),
-    "git_commit": pa.string(),
-    "config": pa.string(),
-    "finished_at": pa.string(),
-}
+_ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _CURVE_TYPES = {
     "trial_id": pa.string(),
     "step": pa.int64(),
@@ -89,7 +43,36 @@ _CURVE_TYPES = {
     "split": pa.string(),
     "loss": pa.float64(),
 }
-_SCHEMAS = {"runs": pa.schema(list(_RUN_TYPES.items())), "curves": pa.schema(list(_CURVE_TYPES.items()))}
+_SCHEMAS = {
+    "runs": pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS.values()]),
+    "curves": pa.schema(list(_CURVE_TYPES.items())),
+}
+
+
+@dataclass(frozen=True)
+class StoredAxis:
+    """An axis of a stored sweep: the column that it is read from, and the fields that change along it."""
+
+    column: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredAxes:
+    """The axes of a stored sweep; those of stores that say nothing of them are these."""
+
+    scale: StoredAxis = StoredAxis("width", ("width",))
+    tune: StoredAxis = StoredAxis("lr", ("learning_rate",))
+    compare: StoredAxis = StoredAxis("parametrization", ("parametrization",))
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> StoredAxes:
+        """Those of a sweep."""
+        return cls(*(StoredAxis(axis.column, axis.fields) for axis in sweep.axes))
+
+    def __str__(self) -> str:
+        scale = " with ".join(self.scale.fields)
+        return f"{self.tune.fields[0]} by {scale}, comparing {self.compare.fields[0]}"
 
 
 class Store:
@@ -98,20 +81,27 @@ class Store:
     Args:
         path: local folder or fsspec URL; made where it is not there.
         experiment: name of the experiment whose rows it takes.
+        axes: those of the sweep whose rows it takes; None for rows that are no sweep's.
 
     Raises:
-        StoreError: the folder cannot be written, or holds another experiment.
+        StoreError: the folder cannot be written, or holds another experiment or a sweep along other axes.
     """
 
-    def __init__(self, path: str | os.PathLike[str], experiment: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], experiment: str, axes: StoredAxes | None = None) -> None:
         self.folder = results_folder(path)
         self.experiment = experiment
         held = _read_header(self.folder)
         if held is None:
-            _write(self.folder, "store.json", json.dumps(_header(experiment)).encode())
+            header = {"experiment": experiment, "format": FORMAT} | ({"axes": asdict(axes)} if axes else {})
+            _write(self.folder, "store.json", json.dumps(header).encode())
         elif held["experiment"] != experiment:
             raise StoreError(
                 f"results folder {self.folder} holds experiment {held['experiment']!r}, not {experiment!r}; "
+                "give this one a folder of its own"
+            )
+        elif axes is not None and axes != (found := _axes(held)):
+            raise StoreError(
+                f"results folder {self.folder} holds a sweep of {found}, not of {axes}; "
                 "give this one a folder of its own"
             )
 
@@ -172,8 +162,14 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     runs = _read_table(folder, "runs")
     if runs.empty:
         raise StoreError(f"results folder {path} holds no runs yet")
-    order = ["parametrization", "width", "lr", "seed", "trial_id"]
+    axes = load_axes(path)
+    order = [axes.compare.column, axes.scale.column, axes.tune.column, "seed", "trial_id"]
     return runs.sort_values(order, ignore_index=True)
+
+
+def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
+    """The axes of the sweep that a results folder holds; of older ones, width and learning rate."""
+    return _axes(_read_header(results_folder(path)) or {})
 
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -183,8 +179,9 @@ def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
     )
 
 
-def _header(experiment: str) -> dict[str, Any]:
-    return {"experiment": experiment, "format": FORMAT}
+def _axes(header: Mapping[str, Any]) -> StoredAxes:
+    named = header.get("axes", {})
+    return StoredAxes(**{name: StoredAxis(a["column"], tuple(a["fields"])) for name, a in named.items()})
 
 
 def _read_header(folder: Folder) -> dict[str, Any] | None:
@@ -224,6 +221,7 @@ def _read_table(folder: Folder, table: str) -> pd.DataFrame:
     frame = whole.to_pandas()
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
+    frame = complete(frame)
     # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
     rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from mup_tpu.config import DataConfig, ModelConfig, OptimizerConfig, Sweep, TrainConfig, Trial
-from mup_tpu.config_io import from_dict, load_sweep, load_trial
+from mup_tpu.config import Axis, DataConfig, Ladder, ModelConfig, OptimizerConfig, Sweep, TrainConfig, Trial
+from mup_tpu.config_io import from_dict, load_sweep, load_trial, parse_axis
 from mup_tpu.errors import ConfigError
 
 
@@ -119,11 +119,11 @@ def test_trial_id_names_what_decides_the_result():
 
 
 def test_a_later_field_changes_the_trial_id_only_where_it_differs_from_its_default():
-    later = [("base_depth", int, dataclasses.field(default=0))]
+    later = [("later", int, dataclasses.field(default=0))]
     Later = dataclasses.make_dataclass("Later", later, bases=(ModelConfig,), frozen=True)
     model = dataclasses.asdict(Trial().model)
     assert Trial(model=Later(**model)).trial_id("data") == Trial().trial_id("data")
-    assert Trial(model=Later(**model, base_depth=2)).trial_id("data") != Trial().trial_id("data")
+    assert Trial(model=Later(**model, later=2)).trial_id("data") != Trial().trial_id("data")
     wider = dataclasses.replace(Trial().model, width=256)
     assert Trial(model=Later(**dataclasses.asdict(wider))).trial_id("data") != Trial().trial_id("data")
 
@@ -139,3 +139,102 @@ def test_heads_and_head_size():
     assert (grown.heads, grown.actual_head_size, grown.width_multiplier) == (8, 32, 4)
     stretched = ModelConfig(width=256, head_size=32, base_width=64, growing="head_size")
     assert (stretched.heads, stretched.actual_head_size) == (2, 128)
+
+
+AXES = """
+experiment = "mine"
+scale = {depth = [4, 2]}
+tune = {weight_decay = [0.1, 0, "2^-4"]}
+compare = {precision = ["float32", "bf16"]}
+"""
+
+
+def sweep_of(tmp_path, toml: str) -> Sweep:
+    path = tmp_path / "sweep.toml"
+    path.write_text(toml)
+    return load_sweep(path)
+
+
+def test_a_sweep_is_any_scale_against_any_hyperparameter(tmp_path):
+    sweep = sweep_of(tmp_path, AXES)
+    assert [axis.column for axis in sweep.axes] == ["depth", "weight_decay", "precision"]
+    trials = sweep.trials()
+    points = [(t.model.depth, t.train.precision, t.optimizer.weight_decay) for t in trials]
+    assert points == [(d, p, wd) for d in (2, 4) for p in ("float32", "bf16") for wd in (0.0, 0.0625, 0.1)]
+    assert {t.model.parametrization for t in trials} == {"mup"}, "nothing but the precision is compared"
+
+
+def test_a_ladder_sets_several_fields_at_each_point(tmp_path):
+    toml = 'experiment = "l"\nmeasured_by = "tokens"\n[[ladder]]\nbatch_size = 4\nsteps = 50\n'
+    sweep = sweep_of(tmp_path, toml + "[[ladder]]\nbatch_size = 8\nsteps = 100\n")
+    assert sweep.scale_axis == Ladder(
+        ({"batch_size": 4, "steps": 50}, {"batch_size": 8, "steps": 100}), "tokens"
+    )
+    assert sweep.scale_axis.column == "tokens_planned"
+    assert {(t.data.batch_size, t.train.steps) for t in sweep.trials()} == {(4, 50), (8, 100)}
+    assert Ladder(({"width": 64, "depth": 2},), measured_by="depth").column == "depth"
+
+
+def test_parametrizations_are_compared_by_default_where_they_differ():
+    """Along the width; at one width SP and μP are one and the same, or differ as they do everywhere."""
+    assert Sweep("x").compare_axis.values == ("sp", "mup")
+    assert Sweep("x", scale=Axis("depth", (2, 4))).compare_axis.values == ("mup",)
+    assert Sweep("x", scale=Ladder(({"width": 64, "depth": 2},))).compare_axis.values == ("sp", "mup")
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
+        ("scale = {depth = 2}", "scale: depth 2 is not a list"),
+        ("scale = {depth = []}", "depth of the sweep has no values"),
+        ("scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
+        ("scale = {depth = [2], width = [64]}", r"is not one field with its values.*\[\[ladder\]\]"),
+        ("scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
+        ("tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
+        ("tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
+        ("widths = [64]\nscale = {depth = [2]}", "widths and scale of the sweep were both given"),
+        ("scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
+        ("scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
+        ("ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
+        (
+            "ladder = [{depth = 2}]\nmeasured_by = 'time'",
+            "measured_by 'time' is not one of 'params', 'flops'",
+        ),
+        ("ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
+        ("ladder = []", "ladder has no points"),
+        ("measured_by = 'flops'", "measured_by 'flops' is that of a ladder, and there is none"),
+    ],
+)
+def test_bad_axes_are_refused_in_one_sentence(toml, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        sweep_of(tmp_path, f'experiment = "x"\n{toml}\n')
+    assert "\n" not in str(caught.value) and "sweep.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("depth=2,4,8", Axis("depth", (2, 4, 8))),
+        ("weight_decay=0,0.01,2^-3", Axis("weight_decay", (0.0, 0.01, 0.125))),
+        ("tied=true,false", Axis("tied", (True, False))),
+        ("parametrization=mup,sp", Axis("parametrization", ("mup", "sp"))),
+    ],
+)
+def test_axes_from_the_command_line(text, axis):
+    assert parse_axis(text, "scale") == axis
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("depth", "scale 'depth' is not FIELD=VALUE,VALUE"),
+        ("depth=two", "scale: depth 'two' is not a whole number"),
+        ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
+        ("tied=maybe", "scale: tied 'maybe' is not true or false"),
+        ("depth=", "depth of the sweep has no values"),
+    ],
+)
+def test_bad_axes_on_the_command_line(text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse_axis(text, "scale")

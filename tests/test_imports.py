@@ -16,6 +16,7 @@ LIGHT_ROOMS = (
     "config",
     "config_io",
     "config_search",
+    "columns",
     "optimizers",
     "store",
     "analysis",
@@ -24,7 +25,7 @@ LIGHT_ROOMS = (
 )
 
 # What each room may import from the package, besides itself; the command line and experiments may use all.
-CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search"}
+CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search", "columns"}
 MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
 TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
@@ -32,6 +33,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "parametrization": {"errors"},
     "config": {"errors", "parametrization"},
+    "columns": {"errors", "parametrization", "config"},
     "config_io": CONFIGURATION,
     "config_search": CONFIGURATION,
     "attention": set(),

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.analysis.search import ranking
 from mup_tpu.store import load_runs
@@ -183,3 +183,18 @@ def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_be
     finished = figure.axes[0].collections[1].get_offsets()
     best = figure.axes[0].collections[2].get_offsets()
     assert best[0][1] == finished[:, 1].min()
+
+
+def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
+    rows = [
+        {"width": w, "weight_decay": v, "loss": 2.5 + 0.05 * (np.log2(v) + 4) ** 2 if v else 2.6}
+        for w in (64, 128)
+        for v in (0.0, *(2.0**x for x in range(-7, 0)))
+    ]
+    table = check_table(pd.DataFrame(rows), Columns(hyperparameter="weight_decay"))
+    (ax,) = plots.transfer_figure(analyze(table)).axes
+    diamonds = [line for line in ax.lines if line.get_marker() == "D"]
+    assert [line.get_ydata()[0] for line in diamonds] == [2.6, 2.6]
+    assert all(line.get_xdata()[0] < -7.5 for line in diamonds)
+    assert [label.get_text() for label in ax.get_xticklabels(minor=True)] == ["0"]
+    assert any("◇ at 0" in text.get_text() for text in ax.texts)

@@ -17,8 +17,6 @@ TOGETHER = sorted({path.parent for path in STORES if path.parent != RESULTS})
 """Folders of several sweeps, with figures of all of them."""
 SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
-COMPARED = {"bf16_vs_float32": "precision"}
-"""What a sweep compares, where that is not the parametrization."""
 
 
 def assert_close(found, stored, where="analysis"):
@@ -49,8 +47,7 @@ def test_a_search_s_figure_comes_out_of_the_stored_rows(folder, tmp_path, capsys
 
 @pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
 def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_path):
-    compared = COMPARED.get(folder.name, "parametrization")
-    main(["plot", str(folder), "--out", str(tmp_path), "--parametrization-col", compared])
+    main(["plot", str(folder), "--out", str(tmp_path)])
     found, stored = (json.loads((f / "analysis.json").read_text()) for f in (tmp_path, folder / "figures"))
     assert_close(found, stored)
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}

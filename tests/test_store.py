@@ -8,8 +8,9 @@ import sys
 import pandas as pd
 import pytest
 
+from mup_tpu.config import Axis, Sweep
 from mup_tpu.errors import StoreError
-from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.store import Store, StoredAxes, StoredAxis, load_axes, load_curves, load_runs
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -173,3 +174,20 @@ def test_urls_work_like_folders():
 def test_a_url_that_cannot_be_opened_is_named():
     with pytest.raises(StoreError, match="results folder nothing://x cannot be opened: Protocol not known"):
         Store("nothing://x", "x")
+
+
+def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_path):
+    depth = Sweep("x", scale=Axis("depth", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)))
+    Store(tmp_path / "new", "x", StoredAxes.of(depth)).append([row("a")])
+    assert load_axes(tmp_path / "new") == StoredAxes(
+        StoredAxis("depth", ("depth",)), StoredAxis("weight_decay", ("weight_decay",))
+    )
+    Store(tmp_path / "old", "x").append([row("a")])
+    assert load_axes(tmp_path / "old") == StoredAxes.of(Sweep("x")) == StoredAxes()
+    Store(tmp_path / "old", "x", StoredAxes.of(Sweep("x")))
+    for folder, held in (("new", "weight_decay by depth"), ("old", "learning_rate by width")):
+        other = StoredAxes.of(Sweep("x", scale=Axis("batch_size", (2, 4))))
+        with pytest.raises(
+            StoreError, match=f"holds a sweep of {held}, .*not of learning_rate by batch_size"
+        ):
+            Store(tmp_path / folder, "x", other)

@@ -1,14 +1,39 @@
 """Run tables to verdicts: optimum, transfer, scaling law, coordinate check. Needs no torch and no ray."""
 
+from mup_tpu.analysis.drift import Drift, WiderIsBetter
+from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import Columns, RunTable, check_table, load_table
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
+from mup_tpu.analysis.transfer import (
+    AtZero,
+    FittedLaw,
+    LearningCurve,
+    TransferAnalysis,
+    TransferResult,
+    analyze,
+)
+from mup_tpu.analysis.verdict import Verdict
 
 __all__ = [
+    "AtZero",
     "Columns",
+    "Drift",
+    "FittedLaw",
+    "LearningCurve",
+    "LossCurve",
+    "Noise",
+    "Optimum",
+    "Prediction",
+    "Regret",
     "RunTable",
+    "ScalingLaw",
     "TransferAnalysis",
     "TransferResult",
+    "Verdict",
+    "WiderIsBetter",
     "analyze",
     "check_table",
+    "fit_scaling_law",
     "load_table",
 ]

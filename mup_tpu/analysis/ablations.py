@@ -34,7 +34,7 @@ def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
                     "high": drift.high,
                     **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
                     "best_loss": last.loss,
-                    "verdict": result.verdict.verdict,
+                    "verdict": result.verdict.decision,
                 }
             )
     return pd.DataFrame(rows).sort_values(["regret", "name"], ascending=[False, True], ignore_index=True)

@@ -6,37 +6,39 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from mup_tpu.columns import CONFIGURED, label
+from mup_tpu.config import field_column
 from mup_tpu.errors import TableError
-from mup_tpu.store import load_curves, load_runs
+from mup_tpu.store import load_axes, load_curves, load_runs
 
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
 
 _HISTORY = ["parametrization", "scale", "x", "seed", "step", "loss"]
 
+_FILES: dict[str, Callable[..., pd.DataFrame]] = {
+    ".csv": pd.read_csv,
+    ".parquet": pd.read_parquet,
+    ".pq": pd.read_parquet,
+}
+"""How to read a table that is a file, by its suffix."""
+
 _NO_LOSS = ("failed", "preempted")
 """Statuses that say nothing of the trial."""
 
-_SAME = {
-    "dataset": ("dataset", "data_fingerprint"),
-    "step count": ("steps_planned", "steps"),
-    "batch size": ("batch_size",),
-    "sequence length": ("sequence_length",),
-    "width": ("width",),
-    "depth": ("depth",),
-    "learning rate": ("lr",),
-    "weight decay": ("weight_decay",),
-    "init std": ("init_std",),
-    "loss kind": ("loss_kind",),
-    "optimizer": ("optimizer",),
-}
-"""What a comparison must hold fixed, unless it is what is compared: a name for people, and the columns."""
+_SAME = (
+    "dataset", "data_fingerprint", "steps_planned", "steps", "batch_size", "sequence_length", "width",
+    "depth", "lr", "weight_decay", "init_std", "loss_kind", "optimizer",
+)  # fmt: skip
+"""Columns of any table that a comparison must hold fixed, unless they are what is compared. In a store, where
+every column is known, all that were configured are, but for seeds."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Columns:
     """Names of the columns of a table that is not ours."""
 
     scale: str = "width"
-    """What the model is scaled by."""
+    """What grows: of the model or of its training."""
     hyperparameter: str = "lr"
-    """What is tuned; positive, compared on a log2 axis."""
+    """What is tuned; compared on a log2 axis, where 0 is a point of its own."""
     loss: str = "loss"
     """Result of a run, nat per token; empty or infinite where it diverged."""
     loss_error: str = "loss_err"
@@ -63,6 +65,21 @@ class Columns:
     """Parameters without embeddings; optional."""
     tokens: str = "tokens"
     """Tokens a run was trained on; optional."""
+    along: tuple[str, ...] = ()
+    """Other columns that change along the scale with it, as on a ladder."""
+
+
+def default_columns(path: str | Path) -> Columns:
+    """The columns of a table where none are named: those of a results folder's sweep, or width and lr."""
+    if Path(str(path)).suffix.lower() in _FILES:
+        return Columns()
+    axes = load_axes(path)
+    along = tuple(
+        field_column(field) for axis in (axes.scale, axes.tune, axes.compare) for field in axis.fields
+    )
+    data = {"corpus", "max_documents", "text_column", "tokenizer", "vocab_size", "validation_fraction"}
+    along += ("dataset", "data_fingerprint") if data & {*axes.scale.fields, *axes.compare.fields} else ()
+    return Columns(axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along)
 
 
 @dataclass(frozen=True)
@@ -81,43 +98,43 @@ class RunTable:
     """Training losses on the way, where known: parametrization, scale, x, seed, step, loss."""
     stored: pd.DataFrame | None = field(default=None, repr=False)
     """The rows as they are stored, where the table is a store; they say how the runs were made."""
+    zeros: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    """Runs whose hyperparameter is 0, which has no place on a log2 axis; columns as `runs`, without x."""
 
 
-def load_table(path: str | Path, columns: Columns = Columns(), chance: float | None = None) -> RunTable:
+def load_table(path: str | Path, columns: Columns | None = None, chance: float | None = None) -> RunTable:
     """Read and check a results folder, a CSV or a Parquet file.
 
     Args:
         path: results folder (or fsspec URL), or a file.
-        columns: names of its columns.
+        columns: names of its columns; a results folder knows its own.
         chance: loss of guessing; runs at or above it count as diverged.
 
     Raises:
         TableError: it is no table, or cannot be analysed as it is.
         StoreError: the results folder holds no runs.
     """
-    curves, command, stored = None, None, None
-    suffix = Path(str(path)).suffix.lower()
+    name, suffix = Path(str(path)).name, Path(str(path)).suffix.lower()
+    columns = columns or default_columns(path)
     try:
-        if suffix == ".csv":
-            table = pd.read_csv(path)
-        elif suffix in (".parquet", ".pq"):
-            table = pd.read_parquet(path)
-        else:
-            table, curves = load_runs(path), load_curves(path)
-            stored = table
-            experiment = str(table["experiment"].iloc[0])
-            script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
-            preset = " --preset h200" if experiment.endswith("_h200") else ""
-            if (Path(__file__).parents[2] / script).exists():
-                command = f"python {script}{preset} --results {path}"
+        if suffix in _FILES:
+            return check_table(_FILES[suffix](path), columns, chance, name)
     except (OSError, ValueError) as error:
         raise TableError(f"table {path} cannot be read: {error}") from None
-    checked = check_table(table, columns, chance, name=Path(str(path)).name)
-    history = checked.history
-    if curves is not None:
-        on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
-        history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
-    return replace(checked, command=command, history=history, stored=stored)
+    stored, curves = load_runs(path), load_curves(path)
+    checked = check_table(stored, columns, chance, name)
+    on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
+    history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
+    return replace(checked, command=_command(path, stored), history=history, stored=stored)
+
+
+def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
+    """Command line that adds runs to a store, where a script of this checkout made it."""
+    experiment = str(stored["experiment"].iloc[0])
+    script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
+    preset = " --preset h200" if experiment.endswith("_h200") else ""
+    is_there = (Path(__file__).parents[2] / script).exists()
+    return f"python {script}{preset} --results {path}" if is_there else None
 
 
 def check_table(
@@ -135,13 +152,48 @@ def check_table(
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
     notes: list[str] = []
+    runs = _standard_form(table, columns)
+    _check_positive(table, runs, columns)
+    has_result = ~runs["status"].isin(_NO_LOSS)
+    _note_excluded(runs[~has_result], notes)
+    _check_same(table.loc[has_result], columns)
+    runs = _judge_losses(runs.loc[has_result].copy(), chance, notes)
+    zeros = runs[runs["value"] == 0].drop(columns=["status", "value", "step"])
+    runs = runs[runs["value"] > 0].copy()
+    if len(zeros):
+        notes.append(
+            f"{len(zeros)} runs at {columns.hyperparameter} 0 are a point of their own: 0 has no log2, and "
+            "no fit uses them"
+        )
+    if runs.empty:
+        raise TableError(f"{columns.hyperparameter} is 0 in every run: give runs above 0 to fit")
+    runs["x"] = np.log2(runs["value"])
+    _merge_close(runs, notes)
+    history = None
+    if runs["step"].notna().any():
+        history = runs[_HISTORY].sort_values(_HISTORY[:-1], ignore_index=True)
+        runs = _last_steps(runs, columns.step)
+    runs = _drop_duplicates(runs, notes)
+    _note_unequal_seeds(runs, notes)
+    runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
+    return RunTable(runs, tuple(notes), columns, name, history=history, zeros=zeros.reset_index(drop=True))
+
+
+def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    """The columns that an analysis needs, under its names for them."""
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
     if missing:
         raise TableError(
             f"table has no column {', '.join(map(repr, missing))}; it has {', '.join(table.columns)}"
         )
-    runs = pd.DataFrame(
+    numbers = {
+        "loss_error": columns.loss_error,
+        "params": columns.params,
+        "tokens": columns.tokens,
+        "step": columns.step,
+    }
+    return pd.DataFrame(
         {
             "parametrization": _optional(table, columns.parametrization, "all").astype(str),
             "scale": pd.to_numeric(table[columns.scale], errors="coerce"),
@@ -151,36 +203,38 @@ def check_table(
             "status": _optional(table, columns.status, "finished").astype(str),
             **{
                 part: pd.to_numeric(_optional(table, column, np.nan), errors="coerce")
-                for part, column in (
-                    ("loss_error", columns.loss_error),
-                    ("params", columns.params),
-                    ("tokens", columns.tokens),
-                    ("step", columns.step),
-                )
+                for part, column in numbers.items()
             },
             "trial_id": _optional(table, "trial_id", ""),
         }
     )
-    for column, part in ((columns.scale, "scale"), (columns.hyperparameter, "value")):
-        bad = table.index[~(runs[part] > 0)].tolist()
+
+
+def _check_positive(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> None:
+    """Scales must be above 0, values of the hyperparameter 0 or more."""
+    for column, part, allowed, words in (
+        (columns.scale, "scale", runs["scale"] > 0, "above 0"),
+        (columns.hyperparameter, "value", runs["value"] >= 0, "0 or more"),
+    ):
+        bad = table.index[~allowed].tolist()
         if bad:
             value = table.loc[bad[0], column]
             hint = " (are these log2 values? the column takes plain ones)" if part == "value" else ""
-            raise TableError(f"{column} must be above 0, but row {bad[0]} has {value}{_more(bad)}{hint}")
-    excluded = runs["status"].isin(_NO_LOSS)
-    if excluded.any():
-        counts = ", ".join(
-            f"{n} {status}" for status, n in runs.loc[excluded, "status"].value_counts().items()
-        )
+            raise TableError(f"{column} must be {words}, but row {bad[0]} has {value}{_more(bad)}{hint}")
+
+
+def _note_excluded(runs: pd.DataFrame, notes: list[str]) -> None:
+    if len(runs):
+        counts = ", ".join(f"{n} {status}" for status, n in runs["status"].value_counts().items())
         notes.append(f"{counts} runs left out: they say nothing of their trial")
-    _check_same(table.loc[~excluded], (columns.scale, columns.hyperparameter))
-    runs = runs.loc[~excluded].copy()
-    if runs.empty:
-        raise TableError("table has no finished run")
-    runs["stopped"] = runs["status"] == "stopped"
+
+
+def _judge_losses(runs: pd.DataFrame, chance: float | None, notes: list[str]) -> pd.DataFrame:
+    """Runs that diverged or were stopped get a loss of +inf; stopped ones are marked."""
     whole = ~runs["status"].isin(("diverged", "stopped"))
     if not whole.any():
         raise TableError("table has no finished run")
+    runs["stopped"] = runs["status"] == "stopped"
     runs["loss"] = runs["loss"].where(whole, np.inf).fillna(np.inf)
     if runs["stopped"].any():
         notes.append(
@@ -194,21 +248,16 @@ def check_table(
         runs.loc[at_chance, "loss"] = np.inf
     if diverged.any():
         notes.append(f"{int(diverged.sum())} diverged runs kept, as +inf")
-    runs["x"] = np.log2(runs["value"])
-    _merge_close(runs, notes)
-    history = None
-    if runs["step"].notna().any():
-        history = runs[_HISTORY].sort_values(_HISTORY[:-1], ignore_index=True)
-        runs = _last_steps(runs, columns.step)
-    runs = _drop_duplicates(runs, notes)
+    return runs
+
+
+def _note_unequal_seeds(runs: pd.DataFrame, notes: list[str]) -> None:
     seeds = runs.groupby(["parametrization", "scale", "x"])["x"].count()
     if seeds.nunique() > 1:
         notes.append(
             f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; "
             "means come from a model with an effect of each seed"
         )
-    runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
-    return RunTable(runs, tuple(notes), columns, name, history=history)
 
 
 def _last_steps(runs: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -231,15 +280,20 @@ def _more(rows: list) -> str:
     return f", and {len(rows) - 1} more rows" if len(rows) > 1 else ""
 
 
-def _check_same(table: pd.DataFrame, compared: tuple[str, ...]) -> None:
-    for what, candidates in _SAME.items():
-        for column in candidates:
-            if column in table and column not in compared and table[column].dropna().nunique() > 1:
-                values = ", ".join(map(str, sorted(table[column].dropna().unique())[:4]))
-                raise TableError(
-                    f"table mixes several {what}s (column {column!r}: {values}); "
-                    "compare runs of one kind, e.g. by filtering that column first"
-                )
+def _check_same(table: pd.DataFrame, columns: Columns) -> None:
+    """Runs must be of one kind but for what is compared."""
+    compared = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
+    held: tuple[str, ...] = _SAME
+    if {"trial_id", "config"} <= set(table):
+        seeds = ("seed", "data_seed", "corpus")  # the fingerprint of the data stands for the corpus
+        held = (*_SAME, *(name for name in CONFIGURED if name not in seeds))
+    for column in dict.fromkeys(held):
+        if column in table and column not in compared and table[column].dropna().nunique() > 1:
+            values = ", ".join(map(str, sorted(table[column].dropna().unique())[:4]))
+            raise TableError(
+                f"table mixes several {label(column)}s (column {column!r}: {values}); "
+                "compare runs of one kind, e.g. by filtering that column first"
+            )
 
 
 def _merge_close(runs: pd.DataFrame, notes: list[str]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-SEARCHED = (
-    "lr", "warmup_steps", "weight_decay", "init_std", "alpha_in", "alpha_out", "alpha_attn", "eps", "beta1",
-    "beta2", "grad_clip", "steps_planned", "batch_size", "depth", "width",
-)  # fmt: skip
-"""Columns of the run table that a space may hold."""
+from mup_tpu.columns import CONFIGURED
+
+_PARTS = ("optimizer", "train", "model", "data")
+"""What is searched first comes first."""
 
 
 def ranking(runs: pd.DataFrame) -> pd.DataFrame:
@@ -18,9 +17,14 @@ def ranking(runs: pd.DataFrame) -> pd.DataFrame:
         runs: a run table.
 
     Returns:
-        status, steps_done, loss (nat per token) and every column of `SEARCHED` that varies.
+        status, steps_done, loss (nat per token) and every configured number that varies, but for seeds.
     """
-    varied = [column for column in SEARCHED if runs[column].nunique() > 1]
+    columns = sorted(CONFIGURED.values(), key=lambda column: _PARTS.index(column.part))
+    varied = [
+        c.name
+        for c in columns
+        if c.type in (int, float) and c.field not in ("seed", "data_seed") and runs[c.name].nunique() > 1
+    ]
     order = runs["status"].map({"finished": 0, "stopped": 1, "diverged": 2}).fillna(3)
     ranked = runs.assign(order=order).sort_values(
         ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True

@@ -58,6 +58,18 @@ class LearningCurve:
 
 
 @dataclass(frozen=True)
+class AtZero:
+    """Runs of one scale whose hyperparameter is 0: a point of its own, in no fit."""
+
+    scale: float
+    loss: float
+    """Mean, nat per token; +inf where half of the runs diverged or were stopped."""
+    error: float
+    """Standard error of the mean, from the noise near the optimum."""
+    runs: int
+
+
+@dataclass(frozen=True)
 class TransferResult:
     """All that one parametrization's runs say about transfer."""
 
@@ -74,6 +86,8 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...]
     """Of each scale at the grid point nearest to its optimum, where the table knows them."""
     verdict: Verdict
+    at_zero: tuple[AtZero, ...] = ()
+    """Of each scale that was tried without the hyperparameter."""
 
     @property
     def headline_regret(self) -> Regret | None:
@@ -84,7 +98,7 @@ class TransferResult:
         """Plain values: all that the figures show."""
         return {
             "parametrization": self.parametrization,
-            "verdict": asdict(self.verdict),
+            "verdict": self.verdict.to_dict(),
             "drift": asdict(self.drift),
             "noise": asdict(self.noise),
             "curves": [curve_to_dict(c, self.noise) for c in self.curves],
@@ -94,7 +108,7 @@ class TransferResult:
             "collapse_exponent": self.collapse_exponent,
             "law": self.law.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
-        }
+        } | ({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {})
 
 
 @dataclass(frozen=True)
@@ -141,49 +155,62 @@ def analyze(
         noise = pooled_noise(curves, rounding)
         if noise.source == "lack of fit":
             notes.append(f"{parametrization}: one run a cell, so intervals come from the fits' lack of fit")
-        results.append(_analyze_one(str(parametrization), runs, curves, noise, table, epsilon, delta, seed))
+        results.append(_analyze_one(str(parametrization), table, curves, noise, epsilon, delta, seed))
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
 
 
 def _analyze_one(
     parametrization: str,
-    runs: pd.DataFrame,
+    table: RunTable,
     curves: list[LossCurve],
     noise: Noise,
-    table: RunTable,
     epsilon: float,
     delta: float,
     seed: int,
 ) -> TransferResult:
+    def own(frame: pd.DataFrame) -> pd.DataFrame:
+        return frame[frame["parametrization"] == parametrization]
+
     generator = np.random.default_rng(seed)
     estimates = [estimate(curve, noise, generator) for curve in curves]
     optima = [e.optimum for e in estimates]
     drift = fit_drift(optima, noise.df)
     regrets = [regret(source, target) for source, target in itertools.combinations(estimates, 2)]
+    runs = own(table.runs)
     law = fit_law(runs, optima)
     if law.law is not None:
         regrets = [_with_compute(r, law.law, runs) for r in regrets]
-    history = table.history
-    if history is not None:
-        history = history[history["parametrization"] == parametrization]
+    history = own(table.history) if table.history is not None else None
     headline = _headline(optima, regrets)
-    verdict, sentence = decide(parametrization, optima, drift, headline, table.columns, epsilon, delta)
-    open_ = verdict == "INCONCLUSIVE"
-    remedy = settle(parametrization, curves, optima, table.columns, table.command) if open_ else ""
+    decision, sentence = decide(parametrization, optima, drift, headline, table.columns, epsilon, delta)
+    is_open = decision == "INCONCLUSIVE"
+    remedy = settle(parametrization, curves, optima, table.columns, table.command) if is_open else ""
     return TransferResult(
-        parametrization,
-        tuple(curves),
-        noise,
-        tuple(optima),
-        drift,
-        tuple(regrets),
-        wider_is_better(curves, history),
-        collapse_exponent(curves),
-        law,
-        learning_curves(optima, history),
-        Verdict(verdict, sentence, remedy),
+        parametrization=parametrization,
+        curves=tuple(curves),
+        noise=noise,
+        optima=tuple(optima),
+        drift=drift,
+        regrets=tuple(regrets),
+        wider_is_better=wider_is_better(curves, history),
+        collapse_exponent=collapse_exponent(curves),
+        law=law,
+        learning_curves=learning_curves(optima, history),
+        verdict=Verdict(decision, sentence, remedy),
+        at_zero=_at_zero(own(table.zeros), noise) if len(table.zeros) else (),
     )
+
+
+def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
+    points = []
+    for scale in sorted(runs["scale"].unique().tolist()):
+        group = runs[runs["scale"] == scale]
+        losses = group["loss"].to_numpy()
+        finite = losses[np.isfinite(losses)]
+        loss = float(finite.mean()) if 2 * len(finite) > len(losses) else np.inf
+        points.append(AtZero(scale, loss, noise.sigma / np.sqrt(max(1, len(finite))), len(losses)))
+    return tuple(points)
 
 
 def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | None:

@@ -22,10 +22,14 @@ _NEEDED = 3
 class Verdict:
     """TRANSFERS, DRIFTS or INCONCLUSIVE, why, and what would settle it."""
 
-    verdict: str
+    decision: str
     sentence: str
     settle: str
     """What to run to settle it, a command line where the experiment is ours; "" where it is settled."""
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain values."""
+        return {"verdict": self.decision, "sentence": self.sentence, "settle": self.settle}
 
 
 def decide(
@@ -111,7 +115,8 @@ def settle(
         grid, seeds = sorted(near), 2 * seeds
     values = " ".join(f"2^{x:.4g}" for x in grid)
     numbers = " ".join(f"{s:g}" for s in scales)
-    if command is not None and columns == Columns():
+    flags = {"parametrization": "--parametrizations", "width": "--widths", "lr": "--learning-rates"}
+    if command is not None and {columns.parametrization, columns.scale, columns.hyperparameter} == set(flags):
         return (
             f"{command} --parametrizations {parametrization} --widths {numbers} "
             f"--num-seeds {seeds} --learning-rates {values}"

@@ -7,7 +7,6 @@ packages are imported inside the command that needs them, so that help and repla
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import os
 import re
@@ -18,7 +17,8 @@ from typing import Any, NoReturn
 import tyro
 from rich.console import Console
 
-from mup_tpu.config import LearningRate, RunOptions, Sweep, SweepOptions, Trial, unknown_key
+from mup_tpu.cli.grid import GridOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
@@ -66,11 +66,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
 
     def experiment(
         preset: str = "cpu",
-        width: int | None = None,
-        widths: tuple[int, ...] | None = None,
-        learning_rates: tuple[LearningRate, ...] | None = None,
-        parametrizations: tuple[str, ...] | None = None,
-        num_seeds: int | None = None,
+        grid: GridOptions = GridOptions(),
         results: str | None = None,
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
@@ -79,11 +75,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
 
         Args:
             preset: The grid to start from: cpu, for hours on two cores, or for some experiments h200.
-            width: Run this width alone.
-            widths: Model widths to run, in place of the preset's.
-            learning_rates: Peak learning rates at the base width, plain or as 2^-8, in place of the preset's.
-            parametrizations: Parametrizations to compare, in place of the preset's.
-            num_seeds: Seeds of every cell, from 0, in place of the preset's.
+            grid: What to run in place of the preset's.
             results: Results folder (or fsspec URL); what is stored there is not run again. By default
                 results/NAME, or results/NAME_h200.
             run: How each trial is run.
@@ -94,14 +86,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
             raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
         from mup_tpu.cli.training import run_and_show
 
-        given: dict[str, Any] = {
-            "widths": widths if width is None else (width,),
-            "learning_rates": learning_rates,
-            "parametrizations": parametrizations,
-            "num_seeds": num_seeds,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        run_and_show(dataclasses.replace(presets[preset], **changes), results, where, run)
+        run_and_show(grid.change(presets[preset]), results, where, run)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
@@ -116,8 +101,7 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
 
     def experiment(
         names: tuple[str, ...] = tuple(sweeps),
-        widths: tuple[int, ...] | None = None,
-        num_seeds: int | None = None,
+        grid: GridOptions = GridOptions(),
         results: str = "results/ablations",
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
@@ -126,8 +110,7 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
 
         Args:
             names: Sweeps to run.
-            widths: Model widths to run, in place of each sweep's own.
-            num_seeds: Seeds of every cell, in place of each sweep's own.
+            grid: What to run in place of each sweep's own.
             results: Results folder; what is stored there is not run again.
             run: How each trial is run.
             where: Where the sweeps run.
@@ -139,11 +122,7 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
         from mup_tpu.tuning.sweep import run_sweep
 
         for name in names:
-            sweep = sweeps[name]
-            chosen = dataclasses.replace(
-                sweep, widths=widths or sweep.widths, num_seeds=num_seeds or sweep.num_seeds
-            )
-            run_sweep(chosen, f"{results}/{name}", where, run, Console())
+            run_sweep(grid.change(sweeps[name]), f"{results}/{name}", where, run, Console())
         replay.show_ablations(results)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))

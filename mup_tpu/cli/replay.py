@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu.config import format_learning_rate
+from mup_tpu import columns
+from mup_tpu.config import field_column
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import Folder
 
@@ -35,7 +36,7 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False) -> None:
         csv: File to export the whole table to, every column.
         compact: Merge the folder's parts into one file each, as for committing it.
     """
-    from mup_tpu.store import Store, load_runs
+    from mup_tpu.store import Store, load_axes, load_runs
 
     table = load_runs(path)
     console = Console()
@@ -49,20 +50,19 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False) -> None:
         console.print(f"{len(table)} runs exported to {csv}", highlight=False)
         return
     shown = Table(title=f"{table['experiment'].iloc[0]}: {len(table)} runs")
-    columns = {
-        "parametrization": "parametrization",
-        "width": "width",
-        "lr": "lr",
+    axes = load_axes(path)
+    varied = [field_column(field) for axis in (axes.compare, axes.scale, axes.tune) for field in axis.fields]
+    shown_columns = dict(zip(varied, varied, strict=True)) | {
         "seed": "seed",
         "loss": "loss",
         "status": "status",
         "steps_done": "steps",
         "wall_time_s": "seconds",
     }
-    for column, heading in columns.items():
+    for column, heading in shown_columns.items():
         shown.add_column(heading, justify="right" if table[column].dtype.kind in "if" else "left")
-    for row in table[list(columns)].itertuples(index=False):
-        shown.add_row(*(_cell(name, value) for name, value in zip(columns, row, strict=True)))
+    for row in table[list(shown_columns)].itertuples(index=False):
+        shown.add_row(*(_cell(name, value) for name, value in zip(shown_columns, row, strict=True)))
     console.print(shown)
 
 
@@ -70,16 +70,17 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False) -> None:
 class TableOptions:
     """How to read a table, and what to compare in it."""
 
-    width_col: str = "width"
-    """Column of the model width."""
-    lr_col: str = "lr"
-    """Column of the learning rate (plain, not log2)."""
+    width_col: str | None = None
+    """Column of what grows. By default width; in a results folder its sweep's scale."""
+    lr_col: str | None = None
+    """Column of the learning rate (plain, not log2). By default lr; in a results folder what was tuned."""
     loss_col: str = "loss"
     """Column of the loss."""
     seed_col: str = "seed"
     """Column of the seed; not needed."""
-    parametrization_col: str = "parametrization"
-    """Column of the parametrization; not needed."""
+    parametrization_col: str | None = None
+    """Column of what is compared; not needed. By default parametrization; in a results folder what its sweep
+    compared."""
     status_col: str = "status"
     """Column that says how a run ended; not needed."""
     step_col: str = "step"
@@ -109,14 +110,17 @@ class TableOptions:
 
     def load(self, path: str) -> RunTable:
         """Read and check a results folder or table."""
-        from mup_tpu.analysis import Columns, load_table
+        from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.run_table import default_columns
 
-        columns = Columns(
-            scale=self.scale or self.width_col,
-            hyperparameter=self.hyperparameter or self.lr_col,
+        usual = default_columns(path)
+        columns = replace(
+            usual,
+            scale=self.scale or self.width_col or usual.scale,
+            hyperparameter=self.hyperparameter or self.lr_col or usual.hyperparameter,
+            parametrization=self.parametrization_col or usual.parametrization,
             loss=self.loss_col,
             seed=self.seed_col,
-            parametrization=self.parametrization_col,
             status=self.status_col,
             step=self.step_col,
             params=self.params_col,
@@ -334,11 +338,9 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
 
 
 def _cell(column: str, value: Any) -> str:
-    if column == "lr":
-        return format_learning_rate(value)
-    if column == "loss":
-        return f"{value:.4f}"
-    return f"{value:.1f}" if column == "wall_time_s" else str(value)
+    if column in ("loss", "wall_time_s"):
+        return f"{value:.4f}" if column == "loss" else f"{value:.1f}"
+    return columns.write(column, value)
 
 
 def _to_json(value: Any) -> str:

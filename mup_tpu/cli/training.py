@@ -16,7 +16,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, format_learning_rate
+from mup_tpu.cli.grid import GridOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, Preempted, StoreError, reason
 
@@ -162,6 +163,7 @@ def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) 
 
 def sweep(
     file: Annotated[Path, tyro.conf.Positional],
+    grid: GridOptions = GridOptions(),
     results: str | None = None,
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
@@ -170,14 +172,17 @@ def sweep(
 
     Args:
         file: TOML file: experiment, widths, learning_rates, parametrizations, num_seeds, and the shared trial
-            under [base.model], [base.data], [base.optimizer], [base.train].
+            under [base.model], [base.data], [base.optimizer], [base.train]. Other axes are
+            scale = {depth = [2, 4, 8]}, tune = {weight_decay = [0, 0.01]}, compare = {precision = [...]}, and
+            [[ladder]] tables for fields that grow together.
+        grid: What to run in place of the file's.
         results: Results folder (or fsspec URL); by default results/EXPERIMENT.
         run: How each trial is run.
         where: Where the sweep runs.
     """
     from mup_tpu.config_io import load_sweep
 
-    run_and_show(load_sweep(file), results, where, run)
+    run_and_show(grid.change(load_sweep(file)), results, where, run)
 
 
 def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions) -> None:
@@ -232,6 +237,7 @@ def search_and_show(
     search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
 ) -> None:
     """Run a search, then print how it ended, its best trial, and how to go on."""
+    from mup_tpu.columns import write
     from mup_tpu.tuning.search import run_search
     from mup_tpu.tuning.transfer import best_trials
 
@@ -246,7 +252,7 @@ def search_and_show(
         console.print(line, highlight=False, soft_wrap=True)
     if outcome.counts["finished"]:
         best = best_trials(folder)[0]
-        point = ", ".join(f"{name} {_field_text(best.trial, name)}" for name in search.space)
+        point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
         console.print(f"best: loss {best.loss:.4f} at {point}", style="bold", highlight=False, soft_wrap=True)
         width = 4 * search.base.model.width
         console.print(f"transfer it with: mup-tpu transfer {folder} --width {width}", highlight=False)
@@ -256,7 +262,8 @@ def search_and_show(
 
 def transfer(
     path: Annotated[str, tyro.conf.Positional],
-    width: int,
+    width: int | None = None,
+    to: tuple[str, ...] = (),
     top: int = 1,
     num_seeds: int = 1,
     steps: int | None = None,
@@ -267,49 +274,59 @@ def transfer(
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
 ) -> None:
-    """Train the target width with the best trials of a search, zero-shot, and say what each reached.
+    """Train a larger model, or for longer, with the best trials of a search, and say what each reached.
 
     Args:
         path: Results folder of the search (or of a sweep).
-        width: Width of the target.
+        width: Width of the target; short for --to width=WIDTH.
+        to: Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8.
         top: How many of the best trials to transfer.
         num_seeds: Seeds of each.
         steps: Train the target for so many steps instead of the search's.
         batch_size: Train it with this batch size instead of the search's.
         parametrizations: mup is the transfer; sp, with the same hyperparameters, is what it would be without.
         results: Results folder; by default PATH_transfer.
-        sweep: Results folder of a sweep at the target width, to give the regret against its optimum.
+        sweep: Results folder of a sweep at the target, to give the regret against its optimum.
         run: How each trial is run.
         where: Where they run.
     """
+    from mup_tpu.columns import configured, write
+    from mup_tpu.config import field_column
     from mup_tpu.store import load_runs
     from mup_tpu.tuning import transfer as rules
+    from mup_tpu.tuning.plan import describe
     from mup_tpu.tuning.sweep import run_trials
 
     console = Console()
+    target = ({} if width is None else {"width": width}) | _assignments(to)
+    if not target:
+        raise ConfigError("transfer needs a target: give --width, or --to FIELD=VALUE such as --to depth=8")
     found = rules.best_trials(path, top)
     trials = rules.target_trials(
-        found, width, parametrizations, num_seeds, steps=steps, batch_size=batch_size
+        found, target, parametrizations, num_seeds, steps=steps, batch_size=batch_size
     )
     for warning in rules.transfer_warnings(found[0].trial, trials[0]):
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     folder = results or f"{path.rstrip('/')}_transfer"
-    run_trials(f"{Path(path).name}_transfer", trials, folder, where, run, console)
+    run_trials(f"{Path(path).name}_transfer", trials, tuple(target), folder, where, run, console)
     runs = load_runs(folder)
-    runs = runs[runs["width"] == width]
-    small = found[0].trial.model.width
-    console.print(f"width {small}, searched: loss {found[0].loss:.4f} nat/token", highlight=False)
+    for name in target:
+        column = field_column(name)
+        runs = runs[runs[column] == configured(trials[0])[column]]
+    at = describe(trials[0], tuple(target))
+    small = describe(found[0].trial, tuple(target))
+    console.print(f"{small}, searched: loss {found[0].loss:.4f} nat/token", highlight=False)
     rows: list[dict[Any, Any]] = runs.sort_values("loss").to_dict("records")
     for row in rows:
         console.print(
-            f"width {row['width']}, {row['parametrization']}, lr {format_learning_rate(row['lr'])}, "
+            f"{at}, {row['parametrization']}, lr {write('lr', row['lr'])}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token",
             highlight=False,
         )
     if sweep is not None:
         for row in rules.regret_against_sweep(runs, sweep):
             console.print(
-                f"{row['parametrization']}: regret {row['regret']:+.4f} nat at width {row['width']} against "
+                f"{row['parametrization']}: regret {row['regret']:+.4f} nat at {at} against "
                 f"the best of {sweep} there ({row['best']:.4f})",
                 style="bold",
                 highlight=False,
@@ -317,9 +334,17 @@ def transfer(
             )
 
 
-def _field_text(trial: Trial, name: str) -> str:
-    value = trial.flat()[name]
-    return format_learning_rate(value) if name == "learning_rate" else f"{value:.4g}"
+def _assignments(given: Sequence[str]) -> dict[str, Any]:
+    """Values by field, from FIELD=VALUE."""
+    from mup_tpu.config_io import parse_value
+
+    values = {}
+    for text in given:
+        name, found, value = text.partition("=")
+        if not found:
+            raise ConfigError(f"to {text!r} is not FIELD=VALUE; write for example depth=8")
+        values[name] = parse_value(name, value, "to")
+    return values
 
 
 def coord_check(

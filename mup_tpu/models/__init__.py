@@ -32,6 +32,7 @@ __all__ = [
     "forward_factors",
     "forward_scaling",
     "parameter_scalings",
+    "training_flops",
 ]
 
 ARCHITECTURES: Mapping[str, Architecture] = {architecture.name: architecture for architecture in (GPT2(),)}
@@ -80,6 +81,15 @@ def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> d
         )
         for name, parameter in parameters.items()
     }
+
+
+def training_flops(trial: Trial, vocab_size: int) -> float:
+    """Arithmetic of the whole training, FLOP; see `Declaration.flops_per_token`."""
+    data = trial.data
+    per_token = declare(trial.model, vocab_size, data.sequence_length).flops_per_token(
+        vocab_size, data.sequence_length
+    )
+    return per_token * trial.train.steps * data.batch_size * data.sequence_length
 
 
 def forward_scaling(trial: Trial) -> ForwardScaling:

@@ -158,9 +158,6 @@ class Forms:
     """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
 
 
-PLAIN = Forms()
-
-
 class Architecture(ABC):
     """One architecture: all that the rest of the package asks of it."""
 
@@ -177,7 +174,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = PLAIN
+        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
     ) -> nn.Module:
         """Its module without weights (meta device), tokens_BT to logits_BTV; parameters as declared."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import (
-    PLAIN,
     ActivationMemory,
     Architecture,
     Declaration,
@@ -94,7 +93,7 @@ class GPT2(Architecture):
         }
 
     def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = PLAIN
+        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
     ) -> nn.Module:
         """Its module without weights (meta device)."""
         from mup_tpu.models.gpt2_network import build

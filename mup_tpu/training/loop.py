@@ -227,9 +227,11 @@ class PackRun:
         self._end("diverged", {k: (first, f"loss not finite at step {first}") for k, first in firsts.items()})
 
     def _end_hopeless(self, done: int, limit: float) -> None:
-        """End members too far behind the best of those that differ in learning rate and seed alone."""
+        """End members too far behind the best of those that differ in what is tuned and the seed alone."""
         recent_SK = self.losses_SK[max(0, done - max(1, int(RECENT * self.total))) : done].numpy()
-        groups = [trial.replace(learning_rate=1.0, seed=0) for trial in self.pack.trials]
+        first = self.pack.trials[0].flat()
+        alike = {name: first[name] for name in (*self.options.tuned, "seed")}
+        groups = [trial.replace(**alike) for trial in self.pack.trials]
         gaps_K = behind_best(recent_SK, groups)
         hopeless = {
             k: (done, f"halving: {gap:.2f} nat behind the best at step {done}")
@@ -266,7 +268,8 @@ class PackRun:
         trials, trial_id = self.pack.trials, self._trial_ids()[0]
         what = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
         at = f"from step {self.pack.steps_done} of {self.total} on {self.device.name}"
-        _log.info("%s of width %d, %s, goes on %s", what, trials[0].model.width, trial_id, at)
+        size = f"{self.pack.declaration.total / 1e6:.3g} M parameters"
+        _log.info("%s of %s, %s, goes on %s", what, size, trial_id, at)
 
     def _epoch(self, step: int) -> int:
         """Whole passes over the training text after a step; 0 where its length is not known."""
@@ -308,7 +311,6 @@ class PackRun:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows and curves of all members, given their final held-out losses and how they ended."""
         rows, curves = [], []
-        declaration = self.pack.declaration
         for k, trial in enumerate(self.pack.trials):
             ended, status = ended_at[k], statuses[k]
             trained = self.losses_SK[:ended, k].tolist()
@@ -323,12 +325,8 @@ class PackRun:
             rows.append(
                 run_row(
                     trial,
-                    trial_id=trial_id,
-                    params=declaration.total,
-                    params_non_embedding=declaration.non_embedding,
+                    self.dataset,
                     steps_done=ended,
-                    dataset=self.dataset.name,
-                    data_fingerprint=self.dataset.fingerprint,
                     loss=_result(trial.train.loss_kind, status, final[k], trained, validation),
                     status=status,
                     reason=self.reasons[k],

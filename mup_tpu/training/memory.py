@@ -89,9 +89,10 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
     fits = members
     while fits > 1 and needed(fits) > free:
         fits -= 1
+    size = declare(trial.model, vocab_size, trial.data.sequence_length).total
     each = " on each device" if device.mesh != ONE_DEVICE else ""
     raise PackTooLarge(
-        f"{members} trials of width {trial.model.width} need about {_size(needed(members))}{each}, "
+        f"{members} trials of {size / 1e6:.3g} M parameters need about {_size(needed(members))}{each}, "
         f"and {_size(free)} are free on {device.name}",
         fits,
     )

@@ -77,6 +77,11 @@ class Report:
 
 
 @dataclass(frozen=True)
+class PackStarted:
+    """A pack has gone to a worker."""
+
+
+@dataclass(frozen=True)
 class PackResult:
     """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
 
@@ -103,8 +108,8 @@ class PackFailure:
     reason: str
 
 
-PackEvent = Report | PackResult | PackFailure | PackSplit
-"""What a pack in another process says of itself; after all but a Report it says no more."""
+PackEvent = PackStarted | Report | PackResult | PackFailure | PackSplit
+"""What there is to know of a pack in another process; after the last three it says no more."""
 
 
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:

@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mup_tpu.columns import configured
 from mup_tpu.config import Trial
 from mup_tpu.data import TokenDataset
+from mup_tpu.models import declare, training_flops
 
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 
@@ -44,49 +46,27 @@ def git_commit() -> str:
         return ""
 
 
-def run_row(trial: Trial, **outcome: Any) -> dict[str, Any]:
+def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, Any]:
     """One row of the run table: the trial's configuration in columns, and how it went.
 
     Args:
         trial: what was run.
+        dataset: on what.
         outcome: the columns that only running tells; a divergence gets loss = +inf.
     """
-    m, d, o, t = trial.model, trial.data, trial.optimizer, trial.train
+    model, sequence_length = trial.model, trial.data.sequence_length
+    declaration = declare(model, dataset.vocab_size, sequence_length)
     return {
-        "parametrization": m.parametrization,
-        "width": m.width,
-        "base_width": m.base_width,
-        "depth": m.depth,
-        "heads": m.heads,
-        "head_size": m.actual_head_size,
-        "growing": m.growing,
-        "tied": m.tied,
-        "optimizer": o.optimizer,
-        "lr": o.learning_rate,
-        "weight_decay": o.weight_decay,
-        "decay_mode": o.decay_mode,
-        "schedule": t.schedule,
-        "warmup_steps": t.warmup_steps,
-        "grad_clip": o.grad_clip,
-        "eps": o.eps,
-        "beta1": o.beta1,
-        "beta2": o.beta2,
-        "init_std": m.init_std,
-        "alpha_in": m.alpha_in,
-        "alpha_out": m.alpha_out,
-        "alpha_attn": m.alpha_attn,
-        "readout_zero_init": m.readout_zero_init,
-        "seed": t.seed,
-        "data_seed": d.data_seed,
-        "batch_size": d.batch_size,
-        "sequence_length": d.sequence_length,
-        "steps_planned": t.steps,
-        "tokens": outcome["steps_done"] * d.batch_size * d.sequence_length,
-        "loss_kind": t.loss_kind,
-        "precision": t.precision,
+        **configured(trial),
+        "trial_id": trial.trial_id(dataset.fingerprint),
+        "dataset": dataset.name,
+        "data_fingerprint": dataset.fingerprint,
+        "params": declaration.total,
+        "params_non_embedding": declaration.non_embedding,
+        "flops": training_flops(trial, dataset.vocab_size),
+        "tokens": outcome["steps_done"] * trial.data.batch_size * sequence_length,
         "versions": versions(),
         "git_commit": git_commit(),
-        "config": json.dumps(trial.to_dict(), sort_keys=True),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **outcome,
     }
@@ -98,10 +78,8 @@ def failed_row(
     """The row of a trial that could not be run to a result, with the reason; the next call tries it again."""
     return run_row(
         trial,
-        trial_id=trial.trial_id(dataset.fingerprint),
+        dataset,
         steps_done=steps_done,
-        dataset=dataset.name,
-        data_fingerprint=dataset.fingerprint,
         loss=math.nan,
         status="failed",
         reason=reason,

@@ -67,5 +67,5 @@ class Lost:
         """What becomes of its pack after so many attempts; None to try it again, which is logged."""
         if attempt >= MAX_ATTEMPTS:
             return PackFailure(f"{self.reason}, the last of {MAX_ATTEMPTS} attempts")
-        _log.warning("a pack of width %d is tried again (%s)", pack[0].model.width, self.reason)
+        _log.warning("a pack of %d trials is tried again (%s)", len(pack), self.reason)
         return None

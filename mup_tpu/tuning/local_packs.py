@@ -20,7 +20,7 @@ from typing import Any
 from mup_tpu import data
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import MupTpuError, PackTooLarge, Preempted, first_line
-from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, Report
+from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.tuning.heartbeat import Heartbeats, Lost
 from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.this_machine import is_cpu, start_process
@@ -48,12 +48,11 @@ def run_packs(
     checkpoints: Callable[[list[Trial]], str | None],
     results: str | None,
     heartbeat: float = SweepOptions.heartbeat,
-) -> Generator[tuple[int, PackEvent | None]]:
-    """Run packs, yielding (pack index, event) as events come; None says that it has started.
+) -> Generator[tuple[int, PackEvent]]:
+    """Run packs, yielding (pack index, event) as events come.
 
     Args:
-        packs: on the same data, in the order to start them; the parts of those that do not fit in memory are
-            added.
+        packs: in the order to start them; the parts of those that do not fit in memory are added.
         options: how each is run, threads included.
         workers: packs at once; with 1 they run in this process.
         checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
@@ -74,17 +73,19 @@ def _in_this_process(
     options: RunOptions,
     checkpoints: Callable[[list[Trial]], str | None],
     results: str | None,
-) -> Generator[tuple[int, PackEvent | None]]:
+) -> Generator[tuple[int, PackEvent]]:
     from mup_tpu.training.host_log import host_log
 
     waiting = list(range(len(packs)))
-    dataset = data.load(packs[0][0].data)
+    load = functools.cache(data.load)
     with host_log(results):
         while waiting:
             index = waiting.pop(0)
-            yield index, None
+            yield index, PackStarted()
             try:
-                for event in _train(packs[index], dataset, checkpoints(packs[index]), options):
+                for event in _train(
+                    packs[index], load(packs[index][0].data), checkpoints(packs[index]), options
+                ):
                     yield index, event
             except PackTooLarge as error:
                 parts = split_pack(packs, index, error)
@@ -219,7 +220,7 @@ def _side_by_side(
     checkpoints: Callable[[list[Trial]], str | None],
     results: str | None,
     heartbeat: float,
-) -> Generator[tuple[int, PackEvent | None]]:
+) -> Generator[tuple[int, PackEvent]]:
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
     at_end: list[tuple[int, PackResult]] = []
@@ -229,7 +230,7 @@ def _side_by_side(
                 index = waiting.pop(0)
                 attempts[index] += 1
                 crew.start(index, packs[index], checkpoints(packs[index]))
-                yield index, None
+                yield index, PackStarted()
             for index, event in crew.events():
                 if isinstance(event, Lost):
                     failure = None if told else event.outcome(packs[index], attempts[index])

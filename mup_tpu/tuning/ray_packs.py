@@ -17,7 +17,7 @@ import ray
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, PackTooLarge, first_line
-from mup_tpu.training.report import PackEvent, PackFailure, PackSplit, Report
+from mup_tpu.training.report import PackEvent, PackFailure, PackSplit, PackStarted, Report
 from mup_tpu.tuning.cluster import Slots, slots
 from mup_tpu.tuning.heartbeat import MAX_ATTEMPTS, Heartbeats, Lost
 from mup_tpu.tuning.plan import split_pack
@@ -137,8 +137,8 @@ def run_packs(
     checkpoints: Callable[[list[Trial]], str | None] = lambda pack: None,
     results: str | None = None,
     heartbeat: float = SweepOptions.heartbeat,
-) -> Generator[tuple[int, PackEvent | None]]:
-    """Run packs on the cluster, yielding (pack index, event) as events come; None says that it has started.
+) -> Generator[tuple[int, PackEvent]]:
+    """Run packs on the cluster, yielding (pack index, event) as events come.
 
     Args:
         packs: in the order to start them; the parts of those that do not fit in memory are added.
@@ -161,7 +161,7 @@ def run_packs(
                 index = waiting.pop(0)
                 attempts[index] += 1
                 workers.start(index, packs[index], checkpoints(packs[index]))
-                yield index, None
+                yield index, PackStarted()
             for index, event in workers.events():
                 if isinstance(event, Lost):
                     failure = event.outcome(packs[index], attempts[index])

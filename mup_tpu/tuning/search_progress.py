@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mup_tpu.config import format_learning_rate
+from mup_tpu.columns import write
 
 KEY = "_key"
 """Where a proposal carries its number in the search's log."""
@@ -114,8 +114,4 @@ class SearchProgress(tune.Callback):
 
 
 def _point(config: dict[str, Any]) -> str:
-    shown = (
-        (name, format_learning_rate(value) if name == "learning_rate" else f"{value:.3g}")
-        for name, value in point_of(config).items()
-    )
-    return " ".join(f"{name} {value}" for name, value in shown)
+    return " ".join(f"{name} {write(name, value)}" for name, value in point_of(config).items())

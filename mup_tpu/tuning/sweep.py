@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Console
 
 from mup_tpu import data
+from mup_tpu.columns import configured, label, write
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder
-from mup_tpu.store import Store
-from mup_tpu.training.report import PackResult, PackSplit, Report
+from mup_tpu.models import declare, training_flops
+from mup_tpu.store import Store, StoredAxes
+from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning import local_packs, this_machine
-from mup_tpu.tuning.plan import make_packs, missing_trials
+from mup_tpu.tuning.plan import describe, make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
 
@@ -42,97 +44,178 @@ def run_sweep(
         How many trials ended how in this call; empty where nothing was missing.
 
     Raises:
-        ConfigError: a trial of the grid is not allowed, or the device or cluster is not there.
-        StoreError: the results folder cannot be written or holds another experiment.
+        ConfigError: a trial of the grid is not allowed, two points of its scale measure the same, or the
+            device or cluster is not there.
+        StoreError: the results folder cannot be written, or holds another experiment or other axes.
         DataError: the corpus cannot be used.
     """
-    return run_trials(sweep.experiment, sweep.trials(), results, options, run, console)
+    trials = sweep.trials()
+    check_measure(sweep)
+    store = Store(results, sweep.experiment, StoredAxes.of(sweep))
+    run = replace(run, tuned=sweep.tune_axis.fields)
+    return _run(store, trials, sweep.scale_axis.fields, options, run, console)
 
 
 def run_trials(
     experiment: str,
     trials: list[Trial],
+    scale: Sequence[str],
     results: str,
     options: SweepOptions,
     run: RunOptions,
     console: Console,
 ) -> Counter[str]:
-    """Run what is missing of any trials that share their data, as `run_sweep` does.
+    """Run what is missing of any trials, as `run_sweep` does; fields of `scale` tell their sizes."""
+    return _run(Store(results, experiment), trials, scale, options, run, console)
+
+
+def check_measure(sweep: Sweep) -> None:
+    """Points of the scale must differ in what measures it, or an analysis would take two for one.
 
     Raises:
-        ConfigError: the trials do not share one DataConfig; else as `run_sweep`.
+        ConfigError: two of them measure the same.
     """
-    if len({trial.data for trial in trials}) != 1:
-        raise ConfigError("the trials of one sweep must share one DataConfig")
-    store = Store(results, experiment)
-    dataset = data.load(trials[0].data)
-    missing = missing_trials(trials, store.done(stopped=run.halving), dataset.fingerprint)
+    axis, seen = sweep.scale_axis, dict[float, str]()
+    for point in axis.points:
+        trial = sweep.base.replace(**point)
+        declaration = declare(trial.model, trial.data.vocab_size, trial.data.sequence_length)
+        values = {
+            **configured(trial),
+            "params_non_embedding": declaration.non_embedding,
+            "flops": training_flops(trial, trial.data.vocab_size),
+        }
+        at = describe(trial, axis.fields)
+        if values[axis.column] in seen:
+            raise ConfigError(
+                f"scale: {seen[values[axis.column]]} and {at} have the same {label(axis.column)} "
+                f"({write(axis.column, values[axis.column])}), by which the sweep is measured; "
+                "give a measured_by that tells them apart"
+            )
+        seen[values[axis.column]] = at
+
+
+def _run(
+    store: Store,
+    trials: list[Trial],
+    scale: Sequence[str],
+    options: SweepOptions,
+    run: RunOptions,
+    console: Console,
+) -> Counter[str]:
+    """Run what the store misses of some trials."""
+    corpora = _Corpora(trials)
+    missing = missing_trials(trials, store.done(stopped=run.halving), corpora.trial_id)
     console.print(
-        f"{experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, {len(missing)} to run",
+        f"{store.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
+        f"{len(missing)} to run",
         highlight=False,
     )
-    outcome: Counter[str] = Counter()
     if not missing:
-        return outcome
-    folders = _CheckpointFolders(store.folder, dataset.fingerprint, run)
+        return Counter()
     if run.tpu_trial != "host" and not options.on_ray:
         raise ConfigError(f"tpu_trial {run.tpu_trial!r} needs Ray: add --ray or --address")
+    folders = _CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
-        SweepProgress(missing, console) as progress,
+        SweepProgress(missing, scale, console) as progress,
     ):
+        keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console)
         for index, event in events:
-            if event is None:
-                progress.started(index, packs[index])
-            elif isinstance(event, Report):
-                progress.reported(index, event)
-            elif isinstance(event, PackSplit):
-                progress.split(index)
-                console.print(f"{event.reason}: split into {len(event.packs)} packs", highlight=False)
-            else:
-                if isinstance(event, PackResult):
-                    result = event
-                else:
-                    failed = [
-                        failed_row(t, dataset, event.reason, run.device, len(packs[index]))
-                        for t in packs[index]
-                    ]
-                    result = PackResult(failed, [], None, None)
-                    console.print(
-                        f"[red]a pack of width {packs[index][0].model.width} failed:[/] {event.reason}"
-                    )
-                store.append(result.rows, result.curves)
-                statuses = count_statuses(result)
-                progress.finished(index, result)
-                outcome += statuses
-                if statuses["preempted"]:
-                    kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
-                    raise Preempted(
-                        f"preempted in a pack of width {packs[index][0].model.width}, {kept}; "
-                        f"the rest is stored in {results}, and the same command goes on"
-                    )
-                folders.remove(packs[index])
+            keeper.take(index, event)
     console.print(progress.summary(), highlight=False, soft_wrap=True)
-    if not outcome["failed"]:
+    if not keeper.outcome["failed"]:
         folders.remove_all(trials)
-    return outcome
+    return keeper.outcome
+
+
+class _Corpora:
+    """The data of some trials, which may differ in batches or in text."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._datasets = {config: data.load(config) for config in dict.fromkeys(t.data for t in trials)}
+
+    def of(self, trial: Trial) -> data.TokenDataset:
+        return self._datasets[trial.data]
+
+    def trial_id(self, trial: Trial) -> str:
+        return trial.trial_id(self.of(trial).fingerprint)
+
+
+class _Keeper:
+    """Shows what packs say of themselves, and stores what they leave."""
+
+    def __init__(
+        self,
+        store: Store,
+        corpora: _Corpora,
+        folders: _CheckpointFolders,
+        packs: list[list[Trial]],
+        scale: Sequence[str],
+        run: RunOptions,
+        progress: SweepProgress,
+        console: Console,
+    ) -> None:
+        self._store, self._corpora, self._folders, self._packs = store, corpora, folders, packs
+        self._scale, self._run, self._progress, self._console = scale, run, progress, console
+        self.outcome: Counter[str] = Counter()
+        """Trials by how they ended."""
+
+    def take(self, index: int, event: PackEvent) -> None:
+        """Take an event of a pack.
+
+        Raises:
+            Preempted: the pack was; what ended before is stored.
+        """
+        match event:
+            case PackStarted():
+                self._progress.started(index, self._packs[index])
+            case Report():
+                self._progress.reported(index, event)
+            case PackSplit():
+                self._progress.split(index)
+                self._console.print(f"{event.reason}: split into {len(event.packs)} packs", highlight=False)
+            case PackFailure():
+                size = describe(self._packs[index][0], self._scale)
+                self._console.print(f"[red]a pack of {size} failed:[/] {event.reason}")
+                self._store_result(index, self._failed(index, event.reason))
+            case PackResult():
+                self._store_result(index, event)
+
+    def _failed(self, index: int, reason: str) -> PackResult:
+        pack, device = self._packs[index], self._run.device
+        rows = [failed_row(t, self._corpora.of(t), reason, device, len(pack)) for t in pack]
+        return PackResult(rows, [], None, None)
+
+    def _store_result(self, index: int, result: PackResult) -> None:
+        pack = self._packs[index]
+        self._store.append(result.rows, result.curves)
+        self._progress.finished(index, result)
+        statuses = count_statuses(result)
+        self.outcome += statuses
+        if statuses["preempted"]:
+            kept = "its checkpoint is kept" if self._run.checkpoint_every else "without --checkpoint-every"
+            raise Preempted(
+                f"preempted in a pack of {describe(pack[0], self._scale)}, {kept}; "
+                f"the rest is stored in {self._store.folder}, and the same command goes on"
+            )
+        self._folders.remove(pack)
 
 
 class _CheckpointFolders:
     """A folder for each pack's checkpoints, named by its first member: same trials, same packs."""
 
-    def __init__(self, results: Folder, fingerprint: str, run: RunOptions) -> None:
+    def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
         self._root = results / "checkpoints" if run.checkpoint_every else None
-        self._fingerprint = fingerprint
+        self._trial_id = trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
-        return str(self._root / pack[0].trial_id(self._fingerprint)) if self._root else None
+        return str(self._root / self._trial_id(pack[0])) if self._root else None
 
     def remove(self, pack: list[Trial]) -> None:
         if self._root is not None:
             with contextlib.suppress(OSError):
-                self._root.remove(pack[0].trial_id(self._fingerprint))
+                self._root.remove(self._trial_id(pack[0]))
 
     def remove_all(self, trials: list[Trial]) -> None:
         """Drop what is left of these trials: packs of an earlier, killed call may have been others.
@@ -141,7 +224,7 @@ class _CheckpointFolders:
         """
         if self._root is None:
             return
-        own = {trial.trial_id(self._fingerprint) for trial in trials}
+        own = {self._trial_id(trial) for trial in trials}
         with contextlib.suppress(OSError):
             self._root.remove(*own.intersection(self._root.names()))
             if self._root.is_local:

@@ -1,13 +1,14 @@
-"""From the best of a search at a small width to the target width, zero-shot.
+"""From the best of a search at a small scale to the target, zero-shot.
 
 What μP transfers across width: learning rate, schedule, init, multipliers. What it does not: regularisation
 (weight decay, dropout), which depends on model and data size. Yang et al. 2022 (Tensor Programs V), table 2.
+Other parametrizations say along which scales theirs stay.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,22 @@ import pandas as pd
 from mup_tpu.config import Trial
 from mup_tpu.config_io import from_dict
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import load_runs
+from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.store import load_axes, load_runs
 
 SOURCE = "Yang et al. 2022, Tensor Programs V, table 2"
-_UNMOVED = {
+_MOVES = {
+    "width": "without a rule for width the best learning rate falls with it",
+    "depth": "a rule for width says nothing of depth",
     "steps": "training time moves the optimum, by less in μP than in SP, but it moves",
     "batch_size": "the best learning rate depends on the batch size, and μP says nothing of it",
     "sequence_length": "the sequence length changes the batch in tokens",
     "corpus": "another corpus may have another optimum",
 }
+
+
+_SCALE_OF = {"steps": "tokens"}
+"""Fields whose scale goes by another name."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +61,31 @@ def best_trials(results: str, count: int = 1) -> list[Found]:
 
 def target_trials(
     found: Sequence[Found],
-    width: int,
+    target: Mapping[str, Any],
     parametrizations: Sequence[str],
     num_seeds: int = 1,
     **changes: int | str | None,
 ) -> list[Trial]:
-    """The same hyperparameters at the target width.
+    """The same hyperparameters at the target.
 
     Args:
         found: trials to transfer from.
-        width: target width.
+        target: fields that grow, with their values there, such as {"width": 256} or {"depth": 8}.
         parametrizations: "mup" is the transfer; others, with the same hyperparameters, are for comparison.
         num_seeds: seeds of each.
-        changes: fields of the trial that are to differ (None leaves one as it is).
+        changes: other fields that are to differ (None leaves one as it is).
 
     Raises:
-        ConfigError: the target is not wider, or not allowed.
+        ConfigError: the target is not larger, or not allowed.
     """
-    small = max(f.trial.model.width for f in found)
-    if width <= small:
-        raise ConfigError(f"width {width} is not above the search's width {small}; give the target's")
+    for name, value in target.items():
+        found[0].trial.replace(**{name: value})  # says what is wrong with the name or the value
+        small = max(f.trial.flat()[name] for f in found)
+        if not value > small:
+            raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give the target's")
     changed = {name: value for name, value in changes.items() if value is not None}
     return [
-        f.trial.replace(width=width, parametrization=p, seed=seed, **changed)
+        f.trial.replace(parametrization=p, seed=seed, **changed, **target)
         for f in found
         for p in parametrizations
         for seed in range(num_seeds)
@@ -83,9 +93,10 @@ def target_trials(
 
 
 def transfer_warnings(source: Trial, target: Trial) -> list[str]:
-    """What of the step from source to target μP does not vouch for, each with its reason."""
+    """What of the step from source to target the parametrization does not vouch for, each with its reason."""
     warnings = []
-    if source.model.parametrization != "mup":
+    rule = PARAMETRIZATIONS[source.model.parametrization]
+    if not rule.transfers:
         warnings.append(
             f"the search was in {source.model.parametrization}: only μP keeps the optimum in place"
         )
@@ -95,29 +106,31 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
             f"model and data size, and μP does not transfer it ({SOURCE})"
         )
     before_all, after_all = source.flat(), target.flat()
-    for name, why in _UNMOVED.items():
+    for name, why in _MOVES.items():
         before, after = before_all[name], after_all[name]
-        if before != after:
+        is_said = not rule.transfers and name == "width"
+        if before != after and _SCALE_OF.get(name, name) not in rule.transfers and not is_said:
             warnings.append(f"{name} {before} became {after}: {why} ({SOURCE})")
     return warnings
 
 
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
-    """Loss of transferred trials over the best of a sweep at the same width and parametrization.
+    """Loss of transferred trials over the best of a sweep at the same scale and parametrization.
 
     Args:
         runs: rows of transferred trials.
         sweep: results folder of the sweep.
 
     Returns:
-        One row a parametrization that the sweep has at that width: loss, best and regret (nat per token).
+        One row a parametrization that the sweep has at that scale: loss, best and regret (nat per token).
 
     Raises:
         StoreError: no such sweep.
     """
-    known = load_runs(sweep)
-    best = known[known["status"] == "finished"].groupby(["parametrization", "width", "lr"])["loss"].mean()
-    best = best.groupby(["parametrization", "width"]).min()
-    reached = runs.groupby(["parametrization", "width"])["loss"].mean()
+    known, axes = load_runs(sweep), load_axes(sweep)
+    cell = ["parametrization", axes.scale.column]
+    best = known[known["status"] == "finished"].groupby([*cell, axes.tune.column])["loss"].mean()
+    best = best.groupby(cell).min()
+    reached = runs.groupby(cell)["loss"].mean()
     table = pd.DataFrame({"loss": reached}).join(best.rename("best"), how="inner")
     return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")

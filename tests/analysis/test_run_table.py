@@ -51,7 +51,7 @@ def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"lr": -8.0}, "lr must be above 0, but row 0 has -8.0, and 11 more rows .*log2"),
+        ({"lr": -8.0}, "lr must be 0 or more, but row 0 has -8.0, and 11 more rows .*log2"),
         ({"width": 0}, "width must be above 0, but row 0 has 0"),
         (
             {"steps_planned": [100] * 11 + [200]},
@@ -60,7 +60,7 @@ def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
         ({"dataset": ["a", "b"] * 6}, "mixes several datasets"),
         ({"batch_size": [8, 16] * 6}, "mixes several batch sizes"),
         ({"depth": [2, 4] * 6}, "mixes several depths"),
-        ({"init_std": [0.02, 0.04] * 6}, "mixes several init stds"),
+        ({"init_std": [0.02, 0.04] * 6}, "mixes several init σs"),
         ({"loss_kind": ["validation_final", "train_mean"] * 6}, "several loss kinds"),
         ({"seed": 0}, "two runs of all, scale 64, 2\\^-9, seed 0 have different losses"),
         ({"status": "failed"}, "no finished run"),

@@ -4,12 +4,13 @@ import math
 
 import pandas as pd
 
-from mup_tpu.analysis.search import SEARCHED, ranking
+from mup_tpu.analysis.search import ranking
+from mup_tpu.columns import CONFIGURED
 
 
 def trials() -> pd.DataFrame:
     """Five trials that vary learning rate and init alone."""
-    same = dict.fromkeys(SEARCHED, 1.0)
+    same = dict.fromkeys(CONFIGURED, 1.0)
     rows = [
         ("stopped", 100, 2.4, 0.001, 0.1),
         ("finished", 500, 1.7, 0.004, 0.2),

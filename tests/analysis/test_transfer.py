@@ -9,6 +9,8 @@ import pytest
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.drift import collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.optimum import Optimum, loss_curve
+from mup_tpu.errors import TableError
+from mup_tpu.report import details
 
 REFERENCE = Path(__file__).parents[1] / "reference_runs"
 WIDTHS = (64, 128, 256, 512)
@@ -35,14 +37,14 @@ def result_of(frame):
 
 def test_a_fixed_optimum_transfers():
     result = result_of(swept(0.0))
-    assert result.verdict.verdict == "TRANSFERS"
+    assert result.verdict.decision == "TRANSFERS"
     assert result.drift.low < 0 < result.drift.high
     assert result.verdict.settle == ""
 
 
 def test_a_moving_optimum_drifts_by_its_exponent_and_costs_what_the_parabola_says():
     result = result_of(swept(-1.0))
-    assert result.verdict.verdict == "DRIFTS"
+    assert result.verdict.decision == "DRIFTS"
     assert result.drift.alpha == pytest.approx(-1.0, abs=0.05)
     assert result.drift.low < -1.0 < result.drift.high
     # At width 512 the optimum lies 3 octaves lower: 0.04 * 3² nat.
@@ -54,21 +56,21 @@ def test_a_moving_optimum_drifts_by_its_exponent_and_costs_what_the_parabola_say
 
 def test_two_widths_are_inconclusive_and_more_widths_would_settle_it():
     result = result_of(swept(0.0, widths=(64, 128)))
-    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert result.verdict.decision == "INCONCLUSIVE"
     assert "2 of 2 widths have a bracketed optimum, and 3 are needed" in result.verdict.sentence
     assert "at width 256" in result.verdict.settle
 
 
 def test_noise_is_inconclusive_and_seeds_would_settle_it():
     result = result_of(swept(0.0, sigma=0.08, curvature=0.02, seeds=2))
-    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert result.verdict.decision == "INCONCLUSIVE"
     assert "4 seeds" in result.verdict.settle
 
 
 def test_an_optimum_at_the_edge_is_not_a_number():
     result = result_of(swept(-2.0, grid=range(-11, -4)))
     assert [o.status for o in result.optima] == ["bracketed", "bracketed", "at lower edge", "at lower edge"]
-    assert result.verdict.verdict == "INCONCLUSIVE"
+    assert result.verdict.decision == "INCONCLUSIVE"
     assert "2^-12" in result.verdict.settle
     statuses = {(r.source, r.target): r.status for r in result.regrets}
     assert statuses[64, 512] == "not bracketed"
@@ -94,7 +96,7 @@ def test_regret_at_a_learning_rate_that_diverges_is_infinite_and_drifts():
     result = result_of(frame)
     assert {r.status for r in result.regrets if r.source == 64 and r.target >= 256} == {"diverged"}
     assert result.headline_regret.value == np.inf
-    assert result.verdict.verdict == "DRIFTS"
+    assert result.verdict.decision == "DRIFTS"
     assert "diverges at 512" in result.verdict.sentence
 
 
@@ -103,7 +105,7 @@ def test_regret_at_a_learning_rate_that_was_stopped_early_drifts_too():
     behind = (frame["width"] >= 256) & (frame["lr"] > 2.0**-9 * 256 / frame["width"])
     result = result_of(frame.assign(status=np.where(behind, "stopped", "finished")))
     assert {r.status for r in result.regrets if r.source == 64 and r.target >= 256} == {"stopped early"}
-    assert result.verdict.verdict == "DRIFTS"
+    assert result.verdict.decision == "DRIFTS"
     assert "was stopped early at 512" in result.verdict.sentence
 
 
@@ -204,3 +206,22 @@ def test_published_sp_sweep_is_not_wider_is_better():
     assert found["mup"].p_value < 0.01
     assert found["sp"].share < 0.5
     assert found["sp"].p_value > 0.5
+
+
+def test_zero_is_a_point_of_its_own_and_in_no_fit():
+    """Runs without weight decay beside a sweep of it: the fit's numbers stay, and the loss at 0 is said."""
+    frame = swept(0.0)
+    at_zero = pd.DataFrame(
+        [{"width": w, "lr": 0.0, "seed": s, "loss": 2.0 + s / 100} for w in WIDTHS for s in range(3)]
+    )
+    plain = result_of(frame)
+    analysis = analyze(check_table(pd.concat([frame, at_zero])))
+    (result,) = analysis.results
+    assert any(note.startswith("12 runs at lr 0 are a point of their own") for note in analysis.notes)
+    assert result.optima == plain.optima and result.verdict == plain.verdict
+    assert [(z.scale, z.runs) for z in result.at_zero] == [(w, 3) for w in WIDTHS]
+    assert [z.loss for z in result.at_zero] == pytest.approx([2.01] * 4)
+    assert "at_zero" not in plain.to_dict() and len(result.to_dict()["at_zero"]) == 4
+    assert sum("the best value may be 0" in line for line in details(result)) == 4
+    with pytest.raises(TableError, match="lr is 0 in every run"):
+        check_table(at_zero)

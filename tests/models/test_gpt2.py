@@ -11,7 +11,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.models import Forms, architecture_of, declare, forward_factors, parameter_scalings
-from mup_tpu.models.base import PLAIN
 from mup_tpu.models.weights import export_stock, init_parameters
 from mup_tpu.parametrization import ForwardScaling, Parametrization
 
@@ -35,7 +34,7 @@ def weights(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> dict[str
     }
 
 
-def logits(config: ModelConfig, parameters: dict[str, torch.Tensor], forms: Forms = PLAIN) -> torch.Tensor:
+def logits(config: ModelConfig, parameters: dict[str, torch.Tensor], forms: Forms = Forms()) -> torch.Tensor:
     network = architecture_of(config).network(config, VOCAB, T, forms)
     values = forward_factors(Trial(model=config))
     buffers = {name: torch.tensor(values[name]) for name, _ in network.named_buffers()}

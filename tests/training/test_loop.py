@@ -75,6 +75,14 @@ def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(tiny, dataset):
             assert after["reason"].startswith("halving: ")
 
 
+def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset):
+    """A sweep of the init: far too large an init is stopped, far too small a learning rate is not."""
+    trials = [tiny.replace(width=64, steps=80, init_std=std) for std in (0.05, 0.08, 3.0)]
+    other_rate = tiny.replace(width=64, steps=80, learning_rate=1e-5)
+    halved = run([*trials, other_rate], dataset, halving=True, tuned=("init_std",))
+    assert [row["status"] for row in halved.rows] == ["finished", "finished", "stopped", "finished"]
+
+
 @pytest.mark.parametrize("way", ["loop", "vmap"])
 def test_divergence_is_a_result_and_ends_that_member_alone(way, tiny, dataset):
     wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)

@@ -13,7 +13,7 @@ SWEEP = Sweep(
 def test_only_what_has_no_result_is_missing():
     trials = SWEEP.trials()
     done = {trial.trial_id("data") for trial in trials[::3]}
-    missing = missing_trials(trials + trials, done, "data")
+    missing = missing_trials(trials + trials, done, lambda trial: trial.trial_id("data"))
     assert {t.trial_id("data") for t in missing} == {t.trial_id("data") for t in trials} - done
     assert len(missing) == len(trials) - len(done)
 

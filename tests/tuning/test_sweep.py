@@ -14,9 +14,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu import data
+from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.report import PackFailure, PackResult, Report
 from mup_tpu.tuning import cluster, local_packs, ray_packs
 from mup_tpu.tuning.sweep import run_sweep
@@ -293,3 +295,36 @@ def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
     )
     subprocess.run([sys.executable, str(script)], check=True, timeout=300)
     assert load_runs(tmp_path / "results")["status"].tolist() == ["finished"]
+
+
+def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
+    """Several DataConfigs of one text, in this process and in several."""
+    sweep = Sweep(
+        "batches", tiny, scale=Axis("batch_size", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2
+    )
+    for name, run in (("alone", ALONE), ("workers", RunOptions(threads=1))):
+        outcome = run_sweep(sweep, str(tmp_path / name), SweepOptions(), run, Console(quiet=True))
+        assert outcome == {"finished": 8}
+    pd.testing.assert_frame_equal(results_of(tmp_path / "alone"), results_of(tmp_path / "workers"))
+    runs = load_runs(tmp_path / "alone")
+    assert runs.groupby("batch_size")["tokens"].first().to_dict() == {2: 30 * 2 * 32, 4: 30 * 4 * 32}
+    assert runs["data_fingerprint"].nunique() == 1
+    alone = tiny.replace(batch_size=2, weight_decay=0.1, seed=1)
+    row = run_to_end(train_pack([alone], data.load(alone.data), RunOptions(threads=1))).rows[0]
+    stored = runs.set_index("trial_id").loc[row["trial_id"]]
+    assert stored["loss"] == row["loss"]
+
+
+def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
+    points = ({"width": 32, "depth": 1}, {"width": 32, "depth": 2})
+    same_tokens = Sweep("x", tiny, scale=Ladder(points, measured_by="tokens"))
+    sentence = "width 32 depth 1 and width 32 depth 2 have the same training tokens .3840.*give a measured_by"
+    with pytest.raises(ConfigError, match=sentence):
+        run_sweep(same_tokens, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_takes_no_sweep_along_other_axes(tiny, in_process):
+    other = Sweep("small", tiny, scale=Axis("depth", (1, 2)))
+    with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
+        run_sweep(other, str(in_process), SweepOptions(), ALONE, Console(quiet=True))

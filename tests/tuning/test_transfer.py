@@ -33,7 +33,7 @@ def test_the_best_trials_are_those_of_least_loss(small):
 
 def test_the_target_differs_in_width_alone(small, tiny):
     found = best_trials(small[32])
-    targets = target_trials(found, 64, ("mup", "sp"), 2)
+    targets = target_trials(found, {"width": 64}, ("mup", "sp"), 2)
     assert len(targets) == 4
     source = found[0].trial
     for target in targets:
@@ -41,9 +41,17 @@ def test_the_target_differs_in_width_alone(small, tiny):
         assert same == source
 
 
+def test_the_target_may_grow_along_any_scale_and_what_no_rule_vouches_for_is_said(small):
+    found = best_trials(small[32])
+    (target,) = target_trials(found, {"depth": 6, "width": 64}, ("mup",))
+    assert (target.model.depth, target.model.width) == (6, 64)
+    said = transfer_warnings(found[0].trial, target)
+    assert [w.partition(":")[0] for w in said] == ["depth 2 became 6"]
+
+
 def test_transferred_trials_run_and_their_regret_is_against_the_sweep(small, tmp_path):
-    targets = target_trials(best_trials(small[32]), 64, ("mup", "sp"))
-    run_trials("t", targets, str(tmp_path), ALONE, RunOptions(), QUIET)
+    targets = target_trials(best_trials(small[32]), {"width": 64}, ("mup", "sp"))
+    run_trials("t", targets, ("width",), str(tmp_path), ALONE, RunOptions(), QUIET)
     runs = load_runs(tmp_path)
     rows = {row["parametrization"]: row for row in regret_against_sweep(runs, small[64])}
     assert set(rows) == {"mup", "sp"}
@@ -68,9 +76,13 @@ def test_what_mup_does_not_transfer_is_said_with_its_source(tiny):
 
 def test_targets_that_are_no_targets(small, tmp_path):
     with pytest.raises(ConfigError, match="width 32 is not above the search's width 32"):
-        target_trials(best_trials(small[32]), 32, ("mup",))
+        target_trials(best_trials(small[32]), {"width": 32}, ("mup",))
     with pytest.raises(ConfigError, match="width 100 is not a multiple"):
-        target_trials(best_trials(small[32]), 100, ("mup",))
+        target_trials(best_trials(small[32]), {"width": 100}, ("mup",))
+    with pytest.raises(ConfigError, match="depth 2 is not above the search's depth 2"):
+        target_trials(best_trials(small[32]), {"depth": 2}, ("mup",))
+    with pytest.raises(ConfigError, match="unknown key 'dept'; the nearest known key is 'depth'"):
+        target_trials(best_trials(small[32]), {"dept": 4}, ("mup",))
     Store(tmp_path, "empty")
     with pytest.raises(StoreError, match="holds no runs yet"):
         best_trials(str(tmp_path))

@@ -1,0 +1,57 @@
+"""Options that narrow, extend or replace the axes of a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from mup_tpu.config import LearningRate, Sweep
+from mup_tpu.config_io import parse_axis
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """What to run in place of a sweep's own grid."""
+
+    width: int | None = None
+    """Run this width alone."""
+    widths: tuple[int, ...] | None = None
+    """Model widths; short for --scale width=..."""
+    learning_rates: tuple[LearningRate, ...] | None = None
+    """Peak learning rates at the base, plain or as 2^-8; short for --tune learning_rate=..."""
+    parametrizations: tuple[str, ...] | None = None
+    """Parametrizations to compare; short for --compare parametrization=..."""
+    scale: str | None = None
+    """Another way of growing, any number of a trial: depth=2,4,8."""
+    tune: str | None = None
+    """Another hyperparameter, any number of a trial: weight_decay=0,0.01,0.1."""
+    compare: str | None = None
+    """What to compare: precision=float32,bf16."""
+    num_seeds: int | None = None
+    """Seeds of every cell, from 0."""
+
+    def change(self, sweep: Sweep) -> Sweep:
+        """The sweep with what was given in place of its own.
+
+        Raises:
+            ConfigError: a short form and the long one of an axis were both given, or an axis is not one.
+        """
+        if self.width is not None and self.widths is not None:
+            raise ConfigError("width and widths were both given: give one of them")
+        short = {
+            "scale": ("widths", self.widths if self.width is None else (self.width,)),
+            "tune": ("learning_rates", self.learning_rates),
+            "compare": ("parametrizations", self.parametrizations),
+        }
+        changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
+        for axis, (name, values) in short.items():
+            text = getattr(self, axis)
+            if text is not None and values is not None:
+                raise ConfigError(f"{axis} and {name} were both given: {name} is short for one")
+            if text is not None:
+                changes |= {axis: parse_axis(text, axis), name: None}
+            elif values is not None:
+                changes |= {axis: None, name: values}
+        return dataclasses.replace(sweep, **changes)

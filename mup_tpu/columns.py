@@ -1,0 +1,152 @@
+"""The columns of a run table: one for each field of a trial, and those that only running tells.
+
+Rows, the store's schema, what a search shows, labels of figures and reports all come from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.config import PARTS, Trial, field_column, format_learning_rate
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column."""
+
+    name: str
+    type: type
+    """str, int, float or bool."""
+    label: str
+    """What people call it."""
+    unit: str = ""
+    part: str = ""
+    """Part of the trial that its field belongs to; "" for columns that are not a field's."""
+    field: str = ""
+    as_power: bool = False
+    """Whether values are written as powers of 2."""
+
+    @property
+    def title(self) -> str:
+        """Label and unit, as on an axis."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def _fields() -> list[Column]:
+    """A column for each field of a trial, in their order."""
+    columns = []
+    for part, cls in PARTS.items():
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            name, about = field_column(f.name), f.metadata
+            kind = type(getattr(cls(), name)) if hasattr(cls, name) else hints[f.name]
+            kind = str if typing.get_origin(kind) is typing.Literal else kind
+            label = about.get("label") or f.name.replace("_", " ")
+            unit, as_power = about.get("unit", ""), about.get("as_power", False)
+            columns.append(Column(name, kind, label, unit, part, f.name, as_power))
+    return columns
+
+
+_OUTCOME = [
+    Column("experiment", str, "experiment"),
+    Column("trial_id", str, "trial"),
+    Column("heads", int, "heads"),
+    Column("actual_head_size", int, "head size at this width"),
+    Column("params", int, "parameters"),
+    Column("params_non_embedding", int, "parameters without embeddings"),
+    Column("tokens_planned", int, "training tokens"),
+    Column("flops", float, "compute", "FLOP"),
+    Column("steps_done", int, "steps done"),
+    Column("tokens", int, "tokens trained on"),
+    Column("dataset", str, "dataset"),
+    Column("data_fingerprint", str, "fingerprint of the data"),
+    Column("loss", float, "loss", "nat per token"),
+    Column("status", str, "status"),
+    Column("reason", str, "reason"),
+    Column("wall_time_s", float, "time", "s"),
+    Column("device", str, "device"),
+    Column("pack_size", int, "trials in the pack"),
+    Column("versions", str, "versions"),
+    Column("git_commit", str, "git commit"),
+    Column("config", str, "configuration"),
+    Column("finished_at", str, "finished at"),
+]
+CONFIGURED = {column.name: column for column in _fields()}
+"""Columns that are fields of a trial, by name."""
+COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
+"""All columns of a run table that this package writes, by name."""
+
+
+def title(name: str) -> str:
+    """Label and unit of a column; of a table that is not ours, its name."""
+    return COLUMNS[name].title if name in COLUMNS else name.replace("_", " ")
+
+
+def label(name: str) -> str:
+    """Label of a column; of a table that is not ours, its name."""
+    return COLUMNS[name].label if name in COLUMNS else name.replace("_", " ")
+
+
+def write(name: str, value: Any) -> str:
+    """A value of a column or field for people."""
+    column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
+    if column is not None and column.as_power:
+        return format_learning_rate(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def configured(trial: Trial) -> dict[str, Any]:
+    """The columns of a trial's configuration, and those that follow from it alone."""
+    m, d, t = trial.model, trial.data, trial.train
+    parts = {name: getattr(trial, name) for name in PARTS}
+    values = {
+        c.name: getattr(parts[c.part], c.name if hasattr(parts[c.part], c.name) else c.field)
+        for c in CONFIGURED.values()
+    }
+    return values | {
+        "heads": m.heads,
+        "actual_head_size": m.actual_head_size,
+        "tokens_planned": t.steps * d.batch_size * d.sequence_length,
+        "config": json.dumps(trial.to_dict(), sort_keys=True),
+    }
+
+
+def complete(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rows that an earlier version stored, with the columns that came since, from their configuration.
+
+    Until then `head_size` was the size of a head at the trial's width; now it is the configured one.
+    """
+    old = runs["actual_head_size"].isna() & runs["config"].notna()
+    if not old.any():
+        return runs
+    runs = runs.copy()
+    flat = [_flat(json.loads(config)) for config in runs.loc[old, "config"]]
+    runs["actual_head_size"] = runs["actual_head_size"].where(~old, runs["head_size"])
+    tokens = runs["steps_planned"] * runs["batch_size"] * runs["sequence_length"]
+    runs["tokens_planned"] = runs["tokens_planned"].where(~old, tokens)
+    for column in CONFIGURED.values():
+        missing = runs.loc[old, column.name].isna().any() or column.field == "head_size"
+        if missing and column.field == column.name:
+            default = getattr(PARTS[column.part](), column.field)
+            values = pd.Series([row.get(column.field, default) for row in flat], runs.index[old])
+            runs[column.name] = runs[column.name].astype(object)
+            runs.loc[old, column.name] = values
+    kinds = {int: "int64", float: "float64", bool: "bool", str: "str"}
+    return runs.astype(
+        {
+            c.name: kinds[c.type]
+            for c in (*CONFIGURED.values(), COLUMNS["actual_head_size"], COLUMNS["tokens_planned"])
+            if c.type in kinds and runs[c.name].notna().all()
+        }
+    )
+
+
+def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for part in config.values() for name, value in part.items()}

@@ -1,0 +1,61 @@
+"""One list of columns: every field of a trial has one; rows of earlier versions get those that came since."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu import columns
+from mup_tpu.config import PARTS, Trial
+from mup_tpu.store import load_runs
+
+RESULTS = Path(__file__).parents[1] / "results"
+FIELDS = [(part, f.name) for part, cls in PARTS.items() for f in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize(("part", "field"), FIELDS)
+def test_every_field_of_a_trial_has_a_column_that_holds_its_value(part, field):
+    (column,) = (c for c in columns.CONFIGURED.values() if (c.part, c.field) == (part, field))
+    value = columns.configured(Trial())[column.name]
+    assert isinstance(value, column.type)
+    if field != "warmup":  # a share of the steps, or steps; its column holds steps
+        assert value == getattr(getattr(Trial(), part), field)
+
+
+def test_titles_say_the_unit_and_other_peoples_columns_their_name():
+    assert columns.title("flops") == "compute (FLOP)"
+    assert columns.title("batch_size") == "batch size (sequences)"
+    assert columns.title("d_model") == "d model"
+    assert columns.write("lr", 2**-7) == columns.write("learning_rate", 2**-7) == "2^-7"
+    assert columns.write("weight_decay", 0.1) == "0.1"
+
+
+def test_rows_of_earlier_versions_are_completed_from_their_configuration():
+    runs = load_runs(RESULTS / "nanogpt_mup")
+    for name in columns.CONFIGURED:
+        assert runs[name].notna().all(), name
+    flat = [
+        {k: v for part in json.loads(config).values() for k, v in part.items()} for config in runs["config"]
+    ]
+    for name in ("momentum", "final_lr_fraction", "eval_batches", "vocab_size"):
+        assert runs[name].tolist() == [row[name] for row in flat]
+    assert (runs["base_depth"] == 0).all(), "a field that came later has its default"
+    assert (runs["tokens_planned"] == 122 * 8 * 256).all()
+
+
+def test_head_size_is_the_configured_one_and_the_actual_one_has_a_column_of_its_own():
+    runs = load_runs(RESULTS / "ablations" / "growing_head_size")
+    assert set(runs["head_size"]) == {32}
+    assert (runs["actual_head_size"] == runs["width"] // 2).all()
+    grown = Trial().replace(width=256, base_width=64, head_size=32, growing="head_size")
+    row = columns.configured(grown)
+    assert (row["head_size"], row["actual_head_size"]) == (32, 128)
+
+
+def test_new_rows_and_tables_of_others_stay_as_they_are():
+    row = pd.DataFrame([columns.configured(Trial())])
+    pd.testing.assert_frame_equal(columns.complete(row), row)
+    other = pd.DataFrame({"actual_head_size": [None], "config": [None], "lr": [0.1]})
+    pd.testing.assert_frame_equal(columns.complete(other), other)
