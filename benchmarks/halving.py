@@ -30,7 +30,7 @@ def replay(runs: pd.DataFrame, curves: pd.DataFrame) -> tuple[pd.DataFrame, floa
     steps = int(runs["steps_planned"].iloc[0])
     losses = curves[curves["split"] == "train"].pivot(index="step", columns="trial_id", values="loss")
     saved, stopped = 0, set()
-    for pack in make_packs(list(trials), workers=2, way="loop"):
+    for pack in make_packs(list(trials), workers=2, execution="loop"):
         groups = [trial.replace(learning_rate=1.0, seed=0) for trial in pack]
         names = [trials[trial].trial_id for trial in pack]
         for rung, limit in rungs(steps).items():

@@ -31,7 +31,7 @@ class Case:
 
     device: str
     width: int
-    way: Literal["loop", "vmap"]
+    execution: Literal["loop", "vmap"]
     compile: bool
     members: int
     sequence_length: int
@@ -73,7 +73,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     one_batch = device.place_stack(torch.randint(0, 256, (1, 16, case.sequence_length + 1)), "data", 1)
     peak = peak_flops(device, case.precision)
     before = device.peak_memory_bytes()
-    pack = Pack(trials, 256, device, case.way, case.compile)
+    pack = Pack(trials, 256, device, case.execution, case.compile)
 
     def timed(act: object) -> float:
         began = time.perf_counter()
@@ -92,6 +92,8 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     evaluation = median(timed(lambda: pack.evaluate(one_batch)) for _ in range(3))
     rate = case.members * 16 * case.sequence_length / median(steps)
     arithmetic = pack.declaration.flops_per_token(256, case.sequence_length)
+    on_xla = case.device == "xla"
+    estimated = estimate_pack_bytes(base, 256, case.members, case.execution, by_xla=on_xla)
     return {
         **asdict(case),
         "first_step_s": first,
@@ -100,8 +102,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
         "peak_gflops": peak / 1e9,
         "peak_mib": after / 2**20,
         "added_mib": (after - before) / 2**20,
-        "estimate_mib": estimate_pack_bytes(base, 256, case.members, case.way, by_xla=case.device == "xla")
-        / 2**20,
+        "estimate_mib": estimated / 2**20,
         "evaluate_share": evaluation / median(steps),
     }
 
@@ -129,11 +130,11 @@ def main(
         out: CSV file for the table.
     """
     console, rows = Console(), []
-    ways: tuple[Literal["loop", "vmap"], ...] = ("vmap",) if device == "xla" else ("loop", "vmap")
+    executions: tuple[Literal["loop", "vmap"], ...] = ("vmap",) if device == "xla" else ("loop", "vmap")
     compiled = (False,) if device == "xla" else (False, True)
     cases = [
-        Case(device, width, way, by_torch, k, sequence_length, precision, threads)
-        for width, way, by_torch, k in itertools.product(widths, ways, compiled, members)
+        Case(device, width, execution, by_torch, k, sequence_length, precision, threads)
+        for width, execution, by_torch, k in itertools.product(widths, executions, compiled, members)
     ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:

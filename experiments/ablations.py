@@ -20,7 +20,7 @@ BASE = Trial().replace(
     warmup=0.3,
     eval_batches=16,
 )
-GROWING_HEAD_SIZE = {"growing": "head_size"}
+GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}
 
 ABLATIONS = {
     name: Sweep(

@@ -1,4 +1,4 @@
-"""Causal attention in several forms, the same function to rounding: what is fast differs by device and way.
+"""Causal attention in several forms, the same function to rounding: each is the fastest somewhere.
 
 Each form takes query, key and value side by side (B, T, 3·D), the head size d and a factor, and returns
 (B, T, D). Logits are factor/√d times query times key.
@@ -48,7 +48,7 @@ class _BlockAttention(torch.autograd.Function):
     """Some rows of all heads at a time, against no keys but those up to their end.
 
     torch's fused kernel for CPUs takes one head after another and makes its weights anew in backward. They
-    are kept here: half a number for each head and pair of tokens (`benchmarks/attention.py`).
+    are kept here: T²/2 weights per head (the causal half) (`benchmarks/attention.py`).
     """
 
     @staticmethod

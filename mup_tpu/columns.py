@@ -94,6 +94,15 @@ def label(name: str) -> str:
     return COLUMNS[name].label if name in COLUMNS else name.replace("_", " ")
 
 
+def write_scale(name: str, value: float) -> str:
+    """A point of a scale for people: widths as they are, FLOP and parameters with a prefix."""
+    unit = COLUMNS[name].unit if name in COLUMNS else ""
+    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}{unit}"
+    return f"{value:g}"
+
+
 def write(name: str, value: Any) -> str:
     """A value of a column or field for people."""
     column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
@@ -121,31 +130,33 @@ def configured(trial: Trial) -> dict[str, Any]:
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
     """Rows that an earlier version stored, with the columns that came since, from their configuration.
 
-    Until then `head_size` was the size of a head at the trial's width; now it is the configured one.
+    In the first version `head_size` was that at the trial's width; now it is the configured one.
     """
-    old = runs["actual_head_size"].isna() & runs["config"].notna()
+    configured = [column for column in CONFIGURED.values() if column.name in runs]
+    old = runs[[column.name for column in configured]].isna().any(axis=1) & runs["config"].notna()
     if not old.any():
         return runs
     runs = runs.copy()
     flat = [_flat(json.loads(config)) for config in runs.loc[old, "config"]]
-    runs["actual_head_size"] = runs["actual_head_size"].where(~old, runs["head_size"])
+    first = old & runs["actual_head_size"].isna()
+    runs["actual_head_size"] = runs["actual_head_size"].where(~first, runs["head_size"])
+    runs["head_size"] = runs["head_size"].where(~first)
     tokens = runs["steps_planned"] * runs["batch_size"] * runs["sequence_length"]
     runs["tokens_planned"] = runs["tokens_planned"].where(~old, tokens)
-    for column in CONFIGURED.values():
-        missing = runs.loc[old, column.name].isna().any() or column.field == "head_size"
-        if missing and column.field == column.name:
+    for column in configured:
+        missing = old & runs[column.name].isna()
+        if missing.any():
             default = getattr(PARTS[column.part](), column.field)
-            values = pd.Series([row.get(column.field, default) for row in flat], runs.index[old])
-            runs[column.name] = runs[column.name].astype(object)
-            runs.loc[old, column.name] = values
-    kinds = {int: "int64", float: "float64", bool: "bool", str: "str"}
-    return runs.astype(
-        {
-            c.name: kinds[c.type]
-            for c in (*CONFIGURED.values(), COLUMNS["actual_head_size"], COLUMNS["tokens_planned"])
-            if c.type in kinds and runs[c.name].notna().all()
-        }
-    )
+            known = pd.Series([row.get(column.field, default) for row in flat], runs.index[old])
+            runs[column.name] = runs[column.name].astype(object).where(~missing, known)
+    return runs.astype({c.name: _PANDAS[c.type] for c in COLUMNS.values() if _is_whole(runs, c)})
+
+
+_PANDAS = {int: "int64", float: "float64", bool: "bool", str: "str"}
+
+
+def _is_whole(runs: pd.DataFrame, column: Column) -> bool:
+    return column.name in runs and bool(runs[column.name].notna().all())
 
 
 def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,16 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from mup_tpu.config import PARTS, Axis, Ladder, Sweep, Trial, parse_learning_rate, unknown_key
+from mup_tpu.config import (
+    PARTS,
+    Axis,
+    Ladder,
+    Sweep,
+    Trial,
+    current_names,
+    parse_learning_rate,
+    unknown_key,
+)
 from mup_tpu.errors import ConfigError
 
 T = TypeVar("T")
@@ -95,7 +104,8 @@ def _axis(values: Any, where: str) -> Axis:
             f"{where} {values!r} is not one field with its values, such as {{depth = [2, 4, 8]}}; fields "
             "that change together are a [[ladder]]"
         )
-    ((name, points),) = values.items()
+    ((given, points),) = values.items()
+    name = current_names().get(given) or given
     hint = _field_hint(name, where)
     if not isinstance(points, list):
         raise ConfigError(f"{where}: {name} {points!r} is not a list")
@@ -136,6 +146,8 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration"
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {values!r} is not a table of keys")
     hints = typing.get_type_hints(cls)
+    if cls in PARTS.values():
+        values = {current_names().get(key, key): value for key, value in values.items()}
     for key in values:
         if key not in hints:
             raise ConfigError(f"{where}: {unknown_key(key, hints)}")

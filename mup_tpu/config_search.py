@@ -73,7 +73,7 @@ class SearchOptions:
     """How a search is done."""
 
     algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
-    """Who proposes trials: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
+    """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
     scheduler: Literal["asha", "none"] = "asha"
     """Stop hopeless trials early by asynchronous successive halving, or never."""
     num_samples: int = 32

@@ -107,7 +107,7 @@ _LIBTPU = re.compile(r"libtpu==([\w.]+)")
 
 
 def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
-    """TPU chips, who holds them, and the environment that torch_xla and Ray read."""
+    """TPU chips, the processes that hold them, and the environment that torch_xla and Ray read."""
     pjrt = environment.get("PJRT_DEVICE")
     problem = ""  # where PJRT_DEVICE is not set, torch_xla looks for chips itself
     if chips and pjrt not in ("TPU", None):
@@ -121,9 +121,9 @@ def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Findin
             yield Finding(
                 str(chip), f"open in process {holder}", f"{chip} is held by process {holder}; end that first"
             )
-    told = {n: v for n, v in sorted(environment.items()) if n.startswith("TPU_")}
-    if told:
-        yield Finding("TPU environment", " ".join(f"{name}={value}" for name, value in told.items()))
+    found = {n: v for n, v in sorted(environment.items()) if n.startswith("TPU_")}
+    if found:
+        yield Finding("TPU environment", " ".join(f"{name}={value}" for name, value in found.items()))
 
 
 def held_by(device: Path) -> int | None:

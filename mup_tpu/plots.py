@@ -2,7 +2,7 @@
 bytes.
 
 Width is a sequential colour (viridis), parametrizations are panels that share axes, and learning rates lie on
-a log2 axis. Colours are told apart by the colour-blind; nothing is told by colour alone.
+a log2 axis. Colours are safe for colour-blind readers, and nothing depends on colour alone.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
     figure, axes = _panels(len(results), width=4.6, height=4.3)
     tops = [_visible_top(result) for result in results]
     bottom = min(c.mean_G.min() for r in results for c in r.curves)
+    bottom = min(bottom, *(z.loss for r in results for z in r.at_zero), bottom)
     top = max(*tops, bottom + 0.05)
     rail = top + 0.06 * (top - bottom)
     scales = sorted({c.scale for r in results for c in r.curves})
@@ -238,8 +239,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             dark = np.isfinite(r.value) and r.value > 0.6 * largest
             ax.text(j, i, text, ha="center", va="center", fontsize=8.5, color="white" if dark else _INK)
         ax.imshow(grid, cmap="YlOrRd", vmin=0, vmax=max(largest, 0.01))
-        ax.set_xticks(range(len(scales)), [_number(s) for s in scales])
-        ax.set_yticks(range(len(scales)), [_number(s) for s in scales])
+        ax.set_xticks(range(len(scales)), [columns.write_scale(analysis.scale, s) for s in scales])
+        ax.set_yticks(range(len(scales)), [columns.write_scale(analysis.scale, s) for s in scales])
         ax.set_xlabel(f"trained at {columns.label(analysis.scale)}")
         ax.set_title(label(result.parametrization), fontsize=10.5)
         ax.grid(False)
@@ -523,27 +524,22 @@ def _panels(count: int, width: float, height: float, share_x: bool = True) -> tu
 
 def _legend_below(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, max(1, len(labels))))
+    # A line of a key takes about six letters, and an inch of the figure's width about twelve in all.
+    longest = max((len(text) for text in labels), default=0) + 6
+    fits = max(1, int(12 * figure.get_figwidth() / longest))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, fits, max(1, len(labels))))
 
 
 def _scale_axis(ax: Axes, analysis: TransferAnalysis) -> None:
     scales = sorted({o.scale for r in analysis.results for o in r.optima})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(scales, [_number(s) for s in scales])
+    ax.set_xticks(scales, [columns.write_scale(analysis.scale, s) for s in scales])
     ax.minorticks_off()
     ax.set_xlabel(columns.title(analysis.scale))
 
 
 def _at(scale: str, value: float) -> str:
-    return f"{columns.label(scale)} {_number(value)}"
-
-
-def _number(value: float) -> str:
-    """A scale for people: widths as they are, FLOP and parameters with a prefix."""
-    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
-        if value >= 10**power:
-            return f"{value / 10**power:.3g} {prefix}"
-    return f"{value:g}"
+    return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
 
 
 def _sequential(scales: Sequence[float], scale: float) -> tuple:

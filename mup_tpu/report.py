@@ -20,7 +20,7 @@ from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA, EPSILON
-from mup_tpu.columns import CONFIGURED, label
+from mup_tpu.columns import CONFIGURED, label, write_scale
 
 Cells = dict[str, Sequence[Any]]
 """A table for people: "headings", and "rows" of as many cells."""
@@ -67,8 +67,8 @@ def render(
                 "parametrization": plots.label(result.parametrization),
                 "verdict": result.verdict,
                 "details": details(result),
-                "optima": optima_cells(result, label(analysis.scale)),
-                "regrets": regret_cells(result),
+                "optima": optima_cells(result, analysis.scale),
+                "regrets": regret_cells(result, analysis.scale),
             }
             for result in analysis.results
         ],
@@ -89,16 +89,19 @@ def details(result: TransferResult) -> list[str]:
         lines.append(f"wider is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
     if headline is not None and math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"
-        lines.append(f"that regret is like training the model of {headline.target:g} with {share}")
+        lines.append(
+            f"that regret is like training the model of {write_scale('', headline.target)} with {share}"
+        )
     elif headline is not None and headline.status == "estimated":
         lines.append(f"compute-equivalent of that regret not given: {result.law.why_not}")
     return lines
 
 
 def _zero_line(zero: AtZero, result: TransferResult) -> str:
-    """How the loss without the hyperparameter stands to the best one with it."""
+    """The loss without the hyperparameter, beside the best one with it."""
     best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
-    line = f"at 0, scale {zero.scale:g}: loss {zero.loss:.4f} ± {zero.error:.4f}, left out of the fit"
+    at = write_scale("", zero.scale)
+    line = f"at 0, scale {at}: loss {zero.loss:.4f} ± {zero.error:.4f}, left out of the fit"
     if math.isfinite(best) and zero.loss < best - 2 * zero.error:
         return f"{line}; {best - zero.loss:.4f} below the best of the others: the best value may be 0"
     return line
@@ -106,13 +109,13 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
 
 def optima_cells(result: TransferResult, scale: str) -> Cells:
     """A row a scale: its optimum with interval, the loss there, and what to know of it."""
-    headings = (scale, "optimum", "95 % interval", "loss there", "near-optimal", "status")
-    return {"headings": headings, "rows": [_optimum_row(o) for o in result.optima]}
+    headings = (label(scale), "optimum", "95 % interval", "loss there", "near-optimal", "status")
+    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in result.optima]}
 
 
-def _optimum_row(o: Optimum) -> tuple[str, ...]:
+def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
     return (
-        f"{o.scale:g}",
+        write_scale(scale, o.scale),
         f"2^{o.x:.2f}" if o.is_bracketed else "-",
         "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
         f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
@@ -121,17 +124,17 @@ def _optimum_row(o: Optimum) -> tuple[str, ...]:
     )
 
 
-def regret_cells(result: TransferResult) -> Cells:
+def regret_cells(result: TransferResult, scale: str) -> Cells:
     """A row a pair of scales: regret with interval, in nat, relative to the gain, and as compute."""
     headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
-    return {"headings": headings, "rows": [_regret_row(r) for r in result.regrets]}
+    return {"headings": headings, "rows": [_regret_row(r, scale) for r in result.regrets]}
 
 
-def _regret_row(r: Regret) -> tuple[str, ...]:
+def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
     known = r.status == "estimated"
     return (
-        f"{r.source:g}",
-        f"{r.target:g}",
+        write_scale(scale, r.source),
+        write_scale(scale, r.target),
         f"{r.value:.4f}" if known else r.status,
         f"{r.low:.4f} to {r.high:.4f}" if known and math.isfinite(r.high) else "-",
         f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from mup_tpu.cli import main
 from mup_tpu.config import DataConfig
+from mup_tpu.config_io import load_sweep
 from mup_tpu.data import load
-from mup_tpu.store import Store, load_runs
+from mup_tpu.store import Store, StoredAxes, load_axes, load_runs
+from mup_tpu.training.checkpoint import load_latest, save
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--width", 32, "--base-width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4]
@@ -74,6 +78,25 @@ def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     assert "step 4/12" not in second
     summary = first.splitlines()[-1].split(" nat/token")[0]
     assert summary in second
+
+
+def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_path, capfd):
+    """A checkpoint said to be better than any end, of weights that are told from all others."""
+    from transformers import GPT2LMHeadModel
+
+    common = [*SMALL, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
+    common += ["--eval-every", 4, "--export", tmp_path / "out", "--export-best"]
+    assert outcome(capfd, "train", *common)[0] == 0
+    last = load_latest(tmp_path / "c")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in last.tensors.items()}
+    meta = {name: value for name, value in last.meta.items() if name not in ("step", "sha256")}
+    save(tmp_path / "c", 2, zeros, meta | {"evaluation_loss": 0.5})
+    code, out, _ = outcome(capfd, "train", *common)
+    assert code == 0 and "of step 2, held-out loss 0.5000" in out
+    exported = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    assert all(not p.any() for p in exported.parameters())
+    code, _, error = outcome(capfd, "train", *SMALL, "--export", tmp_path / "out", "--export-best")
+    assert code == 2 and "--export-best needs --export, --checkpoints and --eval-every" in error
 
 
 def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, capfd):
@@ -154,6 +177,56 @@ def test_search_then_transfer_to_a_wider_model(corpus, tmp_path, capfd):
     assert "width 64, mup" in out
     assert "width 64, sp" in out
     assert len(load_runs(tmp_path / "found_transfer")) == 2
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "experiments" / "examples").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, capfd):
+    """Each file as it is but for the corpus, fewer steps and one seed: ten lines, to verdict and figures."""
+    text = file.read_text()
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
+    short = re.sub(r"steps = \d+", "steps = 8", text).replace(
+        "base.data = {", f"base.data = {{corpus = {str(corpus)!r}, "
+    )
+    (tmp_path / file.name).write_text(short)
+    results = tmp_path / "results"
+    code, out, _ = outcome(capfd, "sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results)
+    assert code == 0 and re.search(r"mup: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
+    assert (results / "figures" / "transfer.png").exists()
+    assert load_axes(results) == StoredAxes.of(load_sweep(file))
+
+
+def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(corpus, tmp_path, capfd):
+    toml = tmp_path / "sweep.toml"
+    toml.write_text(SWEEP_TOML.format(corpus=str(corpus)))
+    results = tmp_path / "r"
+    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--parametrizations", "mup"]
+    code, out, _ = outcome(capfd, "sweep", toml, *axes, "--results", results)
+    assert code == 0 and "at 0, scale 2: loss" in out
+    runs = load_runs(results)
+    assert sorted(zip(runs["depth"], runs["weight_decay"], strict=True)) == [
+        (1, 0),
+        (1, 0.1),
+        (2, 0),
+        (2, 0.1),
+    ]
+    code, out, _ = outcome(capfd, "runs", results)
+    assert "depth" in out and "width" not in out
+    arguments = ["transfer", results, "--to", "depth=3", "--parametrizations", "mup", "--sweep", results]
+    code, out, _ = outcome(capfd, *arguments)
+    assert code == 0 and "a rule for width says nothing of depth" in out
+    assert "depth 3, mup, weight_decay 0" in out
+    for bad, sentence in (
+        (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
+        (["sweep", toml, "--widths", "32", "--scale", "depth=1"], "scale and widths were both given"),
+        (["sweep", toml, "--width", "32", "--widths", "32"], "width and widths were both given"),
+        (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
+        (["transfer", results], "transfer needs a target: give --width, or --to"),
+        (["transfer", results, "--to", "depth"], "to 'depth' is not FIELD=VALUE"),
+    ):
+        code, _, error = outcome(capfd, *bad)
+        assert code == 2 and sentence in error.replace("\n", " ")
 
 
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):

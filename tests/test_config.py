@@ -23,7 +23,7 @@ from mup_tpu.errors import ConfigError
             "base_width 40 is not a multiple of head_size 32; nearest allowed: 32, 64",
         ),
         (
-            lambda: ModelConfig(width=63, growing="head_size"),
+            lambda: ModelConfig(width=63, growing_dimension="head_size"),
             "width 63 is not a multiple of the number of heads 2",
         ),
         (lambda: ModelConfig(depth=0), "depth 0 is not allowed"),
@@ -137,7 +137,7 @@ def test_warmup_in_steps_or_as_a_fraction():
 def test_heads_and_head_size():
     grown = ModelConfig(width=256, head_size=32, base_width=64)
     assert (grown.heads, grown.actual_head_size, grown.width_multiplier) == (8, 32, 4)
-    stretched = ModelConfig(width=256, head_size=32, base_width=64, growing="head_size")
+    stretched = ModelConfig(width=256, head_size=32, base_width=64, growing_dimension="head_size")
     assert (stretched.heads, stretched.actual_head_size) == (2, 128)
 
 
@@ -194,6 +194,7 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
         ("tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
         ("tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
         ("widths = [64]\nscale = {depth = [2]}", "widths and scale of the sweep were both given"),
+        ("scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
         ("scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
         ("scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
         ("ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
@@ -238,3 +239,12 @@ def test_axes_from_the_command_line(text, axis):
 def test_bad_axes_on_the_command_line(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         parse_axis(text, "scale")
+
+
+def test_a_field_that_was_renamed_is_known_by_its_former_name(tmp_path):
+    """In TOML, in stored configurations and to `replace`; and `trial_id` still goes by it."""
+    path = tmp_path / "trial.toml"
+    path.write_text("[model]\ngrowing = 'head_size'\n")
+    trial = load_trial(path)
+    assert trial == Trial().replace(growing="head_size") == Trial().replace(growing_dimension="head_size")
+    assert trial.trial_id("data") != Trial().trial_id("data")

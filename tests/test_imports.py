@@ -27,10 +27,11 @@ LIGHT_ROOMS = (
 # What each room may import from the package, besides itself; the command line and experiments may use all.
 CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search", "columns"}
 MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
-TRAINING = MODEL | {"files", "data", "devices", "training"}
+TRAINING = MODEL | {"files", "signals", "data", "devices", "training"}
 MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
+    "signals": set(),
     "parametrization": {"errors"},
     "config": {"errors", "parametrization"},
     "columns": {"errors", "parametrization", "config"},

@@ -53,7 +53,7 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
     )
     theirs = mup_group_values(model, optimizer, lr=0.1, wd=0.2)
     trial = Trial().replace(
-        width=width, base_width=32, head_size=16, tied=tied, growing=growing, optimizer=optimizer,
+        width=width, base_width=32, head_size=16, tied=tied, growing_dimension=growing, optimizer=optimizer,
         learning_rate=0.1, weight_decay=0.2,
     )  # fmt: skip
     ours = parameter_scalings(trial, VOCAB, T)
@@ -74,7 +74,8 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
 def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
     trial = Trial().replace(
-        architecture=architecture, parametrization=name, optimizer=optimizer, growing=growing, width=32,
+        architecture=architecture, parametrization=name, optimizer=optimizer, width=32,
+        growing_dimension=growing,
         base_width=32, head_size=16, depth=3, base_depth=3, batch_size=8, base_batch_size=8, steps=50,
         base_steps=50, tied=False,
     )  # fmt: skip
@@ -86,8 +87,8 @@ def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optim
 
 def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_given():
     trial = Trial().replace(
-        width=96, base_width=32, head_size=16, growing="head_size", depth=6, base_depth=2, batch_size=24,
-        base_batch_size=8, steps=500, base_steps=100,
+        growing_dimension="head_size", width=96, base_width=32, head_size=16, depth=6, base_depth=2,
+        batch_size=24, base_batch_size=8, steps=500, base_steps=100,
     )  # fmt: skip
     assert trial.growth == Growth(width=3, head_size=3, depth=3, batch_size=3, tokens=15)
     assert Trial().replace(width=64, depth=5, batch_size=7, steps=99).growth == Growth()
@@ -99,7 +100,7 @@ def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_giv
 def test_what_is_declared_is_what_mup_infers(architecture, tied, growing):
     """Fans and roles against the axes that mup's shape inference finds to grow."""
     config = ModelConfig(
-        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied, growing=growing
+        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied, growing_dimension=growing
     )
     base = declare(ModelConfig(**(vars(config) | {"width": 32})), VOCAB, T).parameters
     inferred = infshapes(config, VOCAB, T)

@@ -93,7 +93,7 @@ class Optimum:
 
     @property
     def is_known(self) -> bool:
-        """Whether its loss is that of a model as well trained as it is meant to be."""
+        """Whether `loss` is that of a tuned model: the optimum is bracketed, or nothing was to be tuned."""
         return self.is_bracketed or self.status == "one value"
 
     def sentence(self) -> str:

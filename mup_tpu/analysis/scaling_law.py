@@ -93,12 +93,6 @@ class ScalingLaw:
         gap = self.loss(parameters) - self.irreducible
         return float((gap / (gap + regret)) ** (1 / self.exponents[0]))
 
-    @property
-    def compute_optimal_exponents(self) -> tuple[float, float]:
-        """Exponents of compute in the optimal N and D (Hoffmann et al., equation 4): β/(α+β), α/(α+β)."""
-        alpha, beta = self.exponents
-        return beta / (alpha + beta), alpha / (alpha + beta)
-
 
 def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -> ScalingLaw:
     """Fit L = E + A·N^-α, or L = E + A·N^-α + B·D^-β if two variables are given.

@@ -10,6 +10,7 @@ from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import Columns
+from mup_tpu.columns import write_scale
 
 EPSILON = 0.01
 """Regret that does not matter, nat per token."""
@@ -61,17 +62,18 @@ def decide(
             f"and {_NEEDED} are needed"
         )
         return "INCONCLUSIVE", f"{parametrization}: INCONCLUSIVE: {why}."
+    source, target = (write_scale(columns.scale, s) for s in (regret.source, regret.target))
     cost = {
-        "diverged": f"diverges at {regret.target:g}",
-        "stopped early": f"was stopped early at {regret.target:g}, far behind the best",
-        "outside the grid": f"lies outside the grid of {regret.target:g}",
+        "diverged": f"diverges at {target}",
+        "stopped early": f"was stopped early at {target}, far behind the best",
+        "outside the grid": f"lies outside the grid of {target}",
     }.get(
         regret.status,
-        f"costs {regret.value:.3f} nat at {regret.target:g} (95 % {regret.low:.3f} to {_nat(regret.high)})",
+        f"costs {regret.value:.3f} nat at {target} (95 % {regret.low:.3f} to {_nat(regret.high)})",
     )
     numbers = (
         f"{columns.hyperparameter}* ∝ {columns.scale}^{drift.alpha:.2f} "
-        f"(95 % {drift.low:.2f} to {drift.high:.2f}); the optimum of {regret.source:g} {cost}"
+        f"(95 % {drift.low:.2f} to {drift.high:.2f}); the optimum of {source} {cost}"
     )
     verdict = "INCONCLUSIVE"
     if regret.high < epsilon and -delta < drift.low and drift.high < delta:

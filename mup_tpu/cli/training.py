@@ -9,6 +9,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,8 @@ from mup_tpu.errors import ConfigError, Preempted, StoreError, reason
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mup_tpu.training.report import PackResult
+
 
 def train(
     trial: Trial = Trial(),
@@ -32,6 +35,7 @@ def train(
     results: str | None = None,
     checkpoints: str | None = None,
     export: Path | None = None,
+    export_best: bool = False,
     xla_report: bool = False,
     profile: Path | None = None,
 ) -> None:
@@ -45,48 +49,19 @@ def train(
         results: Results folder (or fsspec URL) to store the row and the learning curve in.
         checkpoints: Folder (or fsspec URL) to checkpoint to and to go on from, every tenth of the run unless
             --checkpoint-every. The last two are kept, and the best of those that --eval-every evaluated.
-        export: Folder to write the trained model to, as a stock Hugging Face GPT-2.
+        export: Folder to write the trained model to, as a stock Hugging Face model.
+        export_best: Export the checkpoint of least held-out loss in place of the last weights.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
-    import dataclasses
-
-    import torch
-
-    from mup_tpu import data
-    from mup_tpu.config_io import load_trial
-    from mup_tpu.models.weights import export_stock
-    from mup_tpu.store import Store
-    from mup_tpu.training.loop import PackRun
-    from mup_tpu.training.report import Report
-
     console = Console()
-    if config is not None:
-        if trial != Trial():
-            raise ConfigError(
-                f"--config {config} and options of the trial were both given; change the file instead"
-            )
-        trial = load_trial(config)
     if xla_report and run.device != "xla":
         raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
-    if checkpoints is not None and not run.checkpoint_every:
-        run = dataclasses.replace(run, checkpoint_every=max(1, trial.train.steps // 10))
-    store = Store(results, "train") if results else None
-    dataset = data.load(trial.data)
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    with console.status("starting") as status, _log_lines(console, results):
-        training = PackRun([trial], dataset, run, checkpoints, None)
-        with training.preemptible(), _profiler(profile) as next_interval:
-            for event in training.steps():
-                if isinstance(event, Report):
-                    status.update(str(event))
-                    next_interval()
-                else:
-                    result = event
+    if export_best and not (export and checkpoints and run.eval_every):
+        raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
+    trial = _trial_of(config, trial)
+    result = _train(trial, run, results, checkpoints, profile, console)
     row = result.rows[0]
-    if store is not None:
-        store.append(result.rows, result.curves)
     if row["status"] == "preempted":
         kept = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
         raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {kept}")
@@ -104,10 +79,76 @@ def train(
     if xla_report:
         _print_xla_report(console, row, result.rates.input_wait if result.rates else 0.0)
     if export is not None:
-        assert result.pack is not None
-        parameters = result.pack.member_parameters(0)
-        path = export_stock(trial, parameters, dataset.vocab_size, trial.data.sequence_length, export)
-        console.print(f"exported a stock GPT-2 to {path}", highlight=False)
+        _export(trial, result, export, checkpoints if export_best else None, console)
+
+
+def _trial_of(config: Path | None, trial: Trial) -> Trial:
+    """The trial of a TOML file, or that of the options.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    from mup_tpu.config_io import load_trial
+
+    if config is None:
+        return trial
+    if trial != Trial():
+        raise ConfigError(
+            f"--config {config} and options of the trial were both given; change the file instead"
+        )
+    return load_trial(config)
+
+
+def _train(
+    trial: Trial,
+    run: RunOptions,
+    results: str | None,
+    checkpoints: str | None,
+    profile: Path | None,
+    console: Console,
+) -> PackResult:
+    """Train a trial under a live line of its progress, and store what comes of it."""
+    import torch
+
+    from mup_tpu import data
+    from mup_tpu.store import Store
+    from mup_tpu.training.loop import PackRun, run_to_end
+    from mup_tpu.training.report import Report
+
+    if checkpoints is not None and not run.checkpoint_every:
+        run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
+    store = Store(results, "train") if results else None
+    dataset = data.load(trial.data)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    with console.status("starting") as status, _log_lines(console, results):
+        training = PackRun([trial], dataset, run, checkpoints)
+        with training.preemptible(), _profiler(profile) as next_interval:
+
+            def show(report: Report) -> None:
+                status.update(str(report))
+                next_interval()
+
+            result = run_to_end(training.steps(), show)
+    if store is not None:
+        store.append(result.rows, result.curves)
+    return result
+
+
+def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None, console: Console) -> None:
+    """Write the trained weights, or those of the best checkpoint of a folder, as a stock model."""
+    from mup_tpu.models.weights import export_stock
+    from mup_tpu.training.checkpoint import load_best
+
+    assert result.pack is not None
+    weights, which = result.pack.member_parameters(0), ""
+    best = load_best(checkpoints) if checkpoints is not None else None
+    if best is not None and best.meta["evaluation_loss"] < result.rows[0]["loss"]:
+        weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
+        which = f" of step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f},"
+    sequence_length = trial.data.sequence_length
+    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, path)
+    console.print(f"exported a stock model{which} to {out}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -292,7 +333,7 @@ def transfer(
     """
     from mup_tpu.columns import configured, write
     from mup_tpu.config import field_column
-    from mup_tpu.store import load_runs
+    from mup_tpu.store import load_axes, load_runs
     from mup_tpu.tuning import transfer as rules
     from mup_tpu.tuning.plan import describe
     from mup_tpu.tuning.sweep import run_trials
@@ -313,13 +354,14 @@ def transfer(
     for name in target:
         column = field_column(name)
         runs = runs[runs[column] == configured(trials[0])[column]]
+    tuned = load_axes(path).tune.column
     at = describe(trials[0], tuple(target))
     small = describe(found[0].trial, tuple(target))
     console.print(f"{small}, searched: loss {found[0].loss:.4f} nat/token", highlight=False)
     rows: list[dict[Any, Any]] = runs.sort_values("loss").to_dict("records")
     for row in rows:
         console.print(
-            f"{at}, {row['parametrization']}, lr {write('lr', row['lr'])}, "
+            f"{at}, {row['parametrization']}, {tuned} {write(tuned, row[tuned])}, "
             f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token",
             highlight=False,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mup_tpu.errors import ConfigError
 
-Way = Literal["loop", "vmap"]
+Execution = Literal["loop", "vmap"]
 """How members go through a step: in turns through one module, or stacked as one program."""
 
 NAMES = ("cpu", "cuda", "xla")
@@ -56,8 +56,8 @@ class Device(Protocol):
     name: str
     """For the store: "cpu", or the accelerator's model."""
     torch_device: torch.device
-    way: Way
-    """The way that was measured to be the faster one on this kind of device."""
+    execution: Execution
+    """The one that was measured to be faster on this kind of device."""
     mesh: MeshShape
     reads_cheaply: bool
     """Whether losses may be read at every log point; where not, they are read at evaluations."""
@@ -90,7 +90,7 @@ class Device(Protocol):
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor's values on the CPU, whole; waits for them."""
 
-    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of stacks (K, ...) and a batch, last, as every device runs it on its part of them.
 
         What it returns (tensors (K, ...) that are means over the batch) is put together again.

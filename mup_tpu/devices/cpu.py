@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import MeshShape, Repeated, Step, Way, one_by_one
+from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step, one_by_one
 from mup_tpu.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ class CpuDevice:
 
     name: str = "cpu"
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    way: Way = "loop"
+    execution: Execution = "loop"
     mesh: MeshShape = MeshShape()
     reads_cheaply: bool = True
 
@@ -45,7 +45,7 @@ class CpuDevice:
         return tensor.to(self.torch_device)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """1: a step at a time, so that whoever interrupts is heard after each."""
+        """1: steps are handed over one at a time, so that an interrupt takes effect after each."""
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
@@ -60,7 +60,7 @@ class CpuDevice:
         """The tensor's values on the CPU."""
         return tensor.detach().cpu()
 
-    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function itself: one device holds it all."""
         return function
 

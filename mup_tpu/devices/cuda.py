@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import MeshShape, Repeated, Step, Way, one_by_one
+from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step, one_by_one
 from mup_tpu.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ class CudaDevice:
 
     name: str
     torch_device: torch.device
-    way: Way = "vmap"
+    execution: Execution = "vmap"
     mesh: MeshShape = MeshShape()
     reads_cheaply: bool = True
 
@@ -38,7 +38,7 @@ class CudaDevice:
         return tensor.to(self.torch_device)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """1: a step at a time, so that whoever interrupts is heard after each."""
+        """1: steps are handed over one at a time, so that an interrupt takes effect after each."""
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
@@ -53,7 +53,7 @@ class CudaDevice:
         """The tensor's values on the CPU."""
         return tensor.detach().cpu()
 
-    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function itself: one device holds it all."""
         return function
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices.base import MeshShape, Repeated, Step, Way
+from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.xla_loop import XlaLoop
 from mup_tpu.errors import ConfigError, reason
@@ -41,7 +41,7 @@ class XlaDevice:
     count: int
     """Devices."""
     mesh: MeshShape = MeshShape()
-    way: Way = "vmap"
+    execution: Execution = "vmap"
     reads_cheaply: bool = False
     _mesh: Any = field(default=None, repr=False, compare=False)
 
@@ -108,7 +108,7 @@ class XlaDevice:
             whole[tuple(shard.indices)] = shard.unpadded_data
         return whole
 
-    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of stacks and a batch, called on what each device holds of them.
 
         XLA left to itself would reduce each gradient alone, and gather whole batches for attention, whose

@@ -13,7 +13,7 @@ from mup_tpu.tpus import generation
 
 _VOCAB_SIZE = 4096
 _LARGEST_LOSS = 64 * 2**10
-"""Bytes of output, losses for the most part, that no argument stands ready for."""
+"""Most bytes of output, mainly losses, that may lie outside of the memory of arguments."""
 
 
 @dataclass(frozen=True)

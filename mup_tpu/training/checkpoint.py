@@ -6,7 +6,7 @@ A pack of 16 is one checkpoint:
     step-00000500/meta.json             written last, with the other's checksum: it makes this a checkpoint
 
 Object stores have no rename, so both kinds of folder go by that marker. One that is half-written or damaged
-is told by it, and the one before is taken.
+is recognised by it, and the one before is used.
 """
 
 from __future__ import annotations

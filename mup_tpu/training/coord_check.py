@@ -40,7 +40,7 @@ def measure(
         trial: what to train; its width, parametrization and seed are replaced.
         dataset: batches; the probe is the first held-out batch.
         widths: model widths.
-        parametrizations: keys of `mup_tpu.parametrization.TABLES`.
+        parametrizations: keys of `mup_tpu.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
         stored: what was measured before, of these trials or others; it is not measured again.
         say: told which width is being measured.

@@ -10,17 +10,18 @@ import gc
 import logging
 import math
 import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 
+from mup_tpu.columns import write_scale
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
+from mup_tpu.signals import handling
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
@@ -29,9 +30,6 @@ from mup_tpu.training.optimizer import learning_rate
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import PackResult, Rates, Report, summary
 from mup_tpu.training.rows import run_row, train_curve
-
-Control = Callable[[Report], Collection[int]]
-"""Looks at a report and names the members to stop."""
 
 _STRETCH_S = 10.0
 """Most seconds that steps handed over at once are likely to take: SIGTERM is heeded after them, and a machine
@@ -49,7 +47,6 @@ def train_pack(
     dataset: TokenDataset,
     options: RunOptions,
     checkpoints: str | PathLike[str] | None = None,
-    control: Control | None = None,
 ) -> Iterator[Report | PackResult]:
     """Train a pack to its end, yielding a Report at every log point and the PackResult last.
 
@@ -58,7 +55,6 @@ def train_pack(
         dataset: their batches.
         options: how to run.
         checkpoints: folder (or fsspec URL) to checkpoint to and to go on from; None keeps none.
-        control: may stop members early; they end with status "stopped".
 
     Returns:
         An iterator; a member that diverges ends with status "diverged" and loss +inf, and raises nothing.
@@ -66,7 +62,7 @@ def train_pack(
     Raises:
         PackTooLarge: the pack does not fit in memory; a part of it may.
     """
-    return PackRun(trials, dataset, options, checkpoints, control).steps()
+    return PackRun(trials, dataset, options, checkpoints).steps()
 
 
 class PackRun:
@@ -77,21 +73,20 @@ class PackRun:
         trials: Sequence[Trial],
         dataset: TokenDataset,
         options: RunOptions,
-        checkpoints: str | PathLike[str] | None,
-        control: Control | None,
+        checkpoints: str | PathLike[str] | None = None,
         writes: bool = True,
     ) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)
-        self.options, self.dataset, self.control = options, dataset, control
+        self.options, self.dataset = options, dataset
         self._writes = writes  # one process alone of those that train a pack together
         batch_size = trials[0].data.batch_size
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
-        way = self.device.way if options.way == "auto" else options.way
+        execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # or a pack that ran out of memory would still hold it, through its error's traceback
-        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, way)
+        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution)
         with half_fits(len(trials)):
-            self.pack = Pack(trials, dataset.vocab_size, self.device, way, options.compile)
+            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile)
         self.total = trials[0].train.steps
         # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
         seldom = 0 if options.eval_every else 10 * options.log_every
@@ -155,8 +150,6 @@ class PackRun:
                     self._log_epoch(epoch_began, meter.overall())
                     epoch_began = done
                 yield report
-                if self.control:
-                    self._end("stopped", {k: (done, "stopped by its control") for k in self.control(report)})
                 if saves:
                     self._save()
                 if preempted:
@@ -172,20 +165,12 @@ class PackRun:
         """Checkpoint after the step in progress, and end with status "preempted"; for a signal handler."""
         self._preempted = True
 
-    @contextlib.contextmanager
-    def preemptible(self) -> Iterator[None]:
+    def preemptible(self) -> contextlib.AbstractContextManager[None]:
         """SIGTERM preempts the run, as Google Cloud sends it half a minute before it takes a machine away."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread hears signals
-            return
-        before = signal.signal(signal.SIGTERM, lambda number, frame: self.preempt())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        return handling({signal.SIGTERM: lambda number, frame: self.preempt()})
 
     def _is_looked_at(self, done: int) -> bool:
-        """Whether losses are read after so many steps, for whatever reason that is known beforehand."""
+        """Whether losses are read after so many steps: log point, evaluation, checkpoint, rung or end."""
         o = self.options
         often = any(self._falls_on(n, done) for n in (self._read_every, o.eval_every, o.checkpoint_every))
         return often or done in self._rungs or done == self.total
@@ -199,7 +184,7 @@ class PackRun:
         """
         data = self.dataset.config
         batch_bytes = data.batch_size * (data.sequence_length + 1) * _TOKEN_BYTES
-        longest = self.device.longest_stretch(batch_bytes) if self.pack.way == "vmap" else 1
+        longest = self.device.longest_stretch(batch_bytes) if self.pack.execution == "vmap" else 1
         if step_s * longest > _STRETCH_S:
             longest = max(1, int(_STRETCH_S / step_s))
         stretches, begun = [], start
@@ -268,7 +253,7 @@ class PackRun:
         trials, trial_id = self.pack.trials, self._trial_ids()[0]
         what = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
         at = f"from step {self.pack.steps_done} of {self.total} on {self.device.name}"
-        size = f"{self.pack.declaration.total / 1e6:.3g} M parameters"
+        size = f"{write_scale('params', self.pack.declaration.total)} parameters"
         _log.info("%s of %s, %s, goes on %s", what, size, trial_id, at)
 
     def _epoch(self, step: int) -> int:

@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator
 
 from mup_tpu.attention import choose_form
+from mup_tpu.columns import write_scale
 from mup_tpu.config import Trial
-from mup_tpu.devices import Device, Way
+from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.models import declare
@@ -25,7 +26,7 @@ def estimate_pack_bytes(
     trial: Trial,
     vocab_size: int,
     members: int,
-    way: Way,
+    execution: Execution,
     mesh: MeshShape = ONE_DEVICE,
     by_xla: bool = False,
 ) -> int:
@@ -36,7 +37,7 @@ def estimate_pack_bytes(
         trial: any of them; they share their shape.
         vocab_size: tokens of the vocabulary.
         members: how many.
-        way: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
+        execution: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
         mesh: how many ways members and batches are split over devices.
         by_xla: whether XLA compiles the step.
     """
@@ -53,25 +54,25 @@ def estimate_pack_bytes(
     held = declaration.total + state
     bf16 = trial.train.precision == "bf16"
     pairs = declaration.heads * d.sequence_length
-    if by_xla and way == "vmap":
+    if by_xla and execution == "vmap":
         form = choose_form(True, False, d.sequence_length)
         a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * pairs
         share = kept.xla_bf16 if bf16 else 1.0
         at_once = tokens * (share * declaration.layers * a_layer + kept.xla_logits * vocab_size)
         # Gradients come as what layers keep goes.
         return int(number * members * (held + max(at_once, declaration.total)))
-    a_layer = kept.vectors[way] * declaration.width
+    a_layer = kept.vectors[execution] * declaration.width
     # torch's fused kernels keep no scores: in turns those of bf16, and, counted all the same, of float32 on a
     # GPU or through torch.compile. bf16 saves nothing else here: norms, softmax and loss stay float32, and
     # casts keep both copies.
-    if way == "vmap" or not bf16:
-        a_layer += kept.scores[way] * pairs
+    if execution == "vmap" or not bf16:
+        a_layer += kept.scores[execution] * pairs
     at_once = tokens * (declaration.layers * a_layer + kept.logits * vocab_size)
-    alive = members if way == "vmap" else 1
+    alive = members if execution == "vmap" else 1
     return int(number * (members * held + alive * (declaration.total + at_once)))
 
 
-def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way: Way) -> None:
+def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, execution: Execution) -> None:
     """Fail before a pack is made that would not fit in what is free now; a single trial is tried in any case.
 
     Raises:
@@ -80,7 +81,7 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
 
     def needed(members: int) -> int:
         by_xla = device.torch_device.type == "xla"
-        return estimate_pack_bytes(trial, vocab_size, members, way, device.mesh, by_xla)
+        return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla)
 
     # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
     free = device.free_memory_bytes()
@@ -92,7 +93,8 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, way:
     size = declare(trial.model, vocab_size, trial.data.sequence_length).total
     each = " on each device" if device.mesh != ONE_DEVICE else ""
     raise PackTooLarge(
-        f"{members} trials of {size / 1e6:.3g} M parameters need about {_size(needed(members))}{each}, "
+        f"{members} trials of {write_scale('params', size)} parameters need about "
+        f"{_size(needed(members))}{each}, "
         f"and {_size(free)} are free on {device.name}",
         fits,
     )

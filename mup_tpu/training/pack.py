@@ -2,7 +2,7 @@
 
 Members never touch: one member's NaN leaves the others bit-identical, and a member's result does not depend
 on who shares its pack. Parameters and optimizer state are held stacked along a leading member axis in either
-way of stepping, so that checkpoints do not know which way made them.
+execution, so that checkpoints are the same.
 
 Members that have ended leave the stack once half of it would do: what is stacked is computed, wanted or not,
 and each size of the stack is another program to compile.
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
-from mup_tpu.devices import Device, Way
+from mup_tpu.devices import Device, Execution
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import (
     Forms,
@@ -62,7 +62,7 @@ class Pack:
         trials: the members; all of one `pack_key`.
         vocab_size: tokens of the vocabulary.
         device: where it runs.
-        way: "loop" or "vmap"; None takes the device's.
+        execution: "loop" or "vmap"; None takes the device's.
         compile: put the step through torch.compile (slow to start, worth it on accelerators).
 
     Raises:
@@ -74,7 +74,7 @@ class Pack:
         trials: Sequence[Trial],
         vocab_size: int,
         device: Device,
-        way: Way | None = None,
+        execution: Execution | None = None,
         compile: bool = False,
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
@@ -82,7 +82,7 @@ class Pack:
         self.trials = list(trials)
         self.vocab_size = vocab_size
         self.device = device
-        self.way: Way = way or device.way
+        self.execution: Execution = execution or device.execution
         self.live = [True] * len(trials)
         self.steps_done = 0
         first = trials[0]
@@ -90,12 +90,12 @@ class Pack:
         # CPUs have forms of their own; torch.compile fuses torch's, and in bf16 ours would be too coarse.
         in_blocks = (
             device.torch_device.type == "cpu"
-            and self.way == "loop"
+            and self.execution == "loop"
             and not compile
             and first.train.precision != "bf16"
         )
         self.forms = Forms(
-            attention=choose_form(self.way == "vmap", in_blocks, sequence_length),
+            attention=choose_form(self.execution == "vmap", in_blocks, sequence_length),
             one_pass_norms=device.torch_device.type == "xla",
             fast_gelu=in_blocks,
             scaled_branches=any(forward_scaling(t).residual != 1 for t in trials),
@@ -138,7 +138,7 @@ class Pack:
             for name, _ in self._network.named_buffers()
         }
         self._clip_limits_R = self._place(_tensor([t.optimizer.grad_clip or math.inf for t in trials]))
-        if self.way == "loop":
+        if self.execution == "loop":
             self._member_loss = self._compile(self._loss, dynamic=False)
             rows = range(len(self._rows))
             self._leaves = [
@@ -161,11 +161,11 @@ class Pack:
             ]
         else:
             self._optimizer = StackedOptimizer(trials, self.declaration.parameters, scalings, self._place)
-            on_parts, by_member = self.device.on_parts, (0, 0, None)
+            per_shard, by_member = self.device.per_shard, (0, 0, None)
             self._gradients_and_losses = self._compile(
-                on_parts(vmap(grad_and_value(self._loss), in_dims=by_member))
+                per_shard(vmap(grad_and_value(self._loss), in_dims=by_member))
             )
-            self._losses = self._compile(on_parts(vmap(self._loss, in_dims=by_member)))
+            self._losses = self._compile(per_shard(vmap(self._loss, in_dims=by_member)))
             self._steps = self.device.repeated(self._stacked_step)
             self._evaluations = self.device.repeated(self._stacked_losses)
 
@@ -201,7 +201,7 @@ class Pack:
             losses_SR of the rows before each update, for `read`; what follows the first `steps` of them is no
             loss.
         """
-        if self.way == "vmap":
+        if self.execution == "vmap":
             numbers_SRX = self._optimizer.step_numbers(range(self.steps_done, self.steps_done + steps))
             losses_SR = self._steps(
                 (self.parameters, self.state),
@@ -259,7 +259,7 @@ class Pack:
     @torch.no_grad()
     def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
         """Mean losses_R over N batches (`Device.place_stack`), without training; for `read`, as `step`'s."""
-        if self.way == "vmap":
+        if self.execution == "vmap":
             fixed = (self.parameters, self.buffers)
             return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
         losses_R = torch.full_like(self._clip_limits_R, math.nan)
@@ -282,7 +282,7 @@ class Pack:
         return [r for r, k in enumerate(self.members) if self.live[k]]
 
     def end(self, *members: int) -> None:
-        """Train these members no further; the others go on as if they had never been there."""
+        """Train these members no further; the others are not affected."""
         for k in members:
             self.live[k] = False
         rows = self._live_rows()

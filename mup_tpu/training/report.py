@@ -1,4 +1,4 @@
-"""What a pack says of itself while it trains and when it ends. Without torch, for those who only listen."""
+"""Events of a pack in training, and its rates. Without torch, so that drivers can import it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Slots:
     """Packs at once."""
     needs: dict[str, Any]
     """Ray options of the actor of one."""
-    way: str
+    execution: str
     """"vmap" on accelerators, "loop" on CPUs: the workers' device decides, which the driver need not have."""
     environment: dict[str, str]
     """Environment of an actor."""
@@ -129,14 +129,14 @@ def slots(options: RunOptions) -> Slots:
     have = ray.cluster_resources()
     on_tpus = options.device == "xla" and os.environ.get("PJRT_DEVICE") != "CPU"
     kind = None
-    if on_tpus and options.tpu_trial == "slice":
+    if on_tpus and options.placement == "slice":
         kind, count = kind_of_most_chips()
         # The actor itself does little and stays beside the driver, safe from what happens to a slice.
         beside = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": beside}
     elif on_tpus:
         hosts = tpu_hosts()
-        chips = 1 if options.tpu_trial == "chip" else chips_of_a_pack(hosts)
+        chips = 1 if options.placement == "chip" else chips_of_a_pack(hosts)
         needs = {"num_cpus": 1, "resources": {"TPU": chips}}
         count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
         environment |= bounds(chips)
@@ -154,5 +154,5 @@ def slots(options: RunOptions) -> Slots:
         for name in ("PJRT_DEVICE", "CPU_NUM_DEVICES"):
             if name in os.environ:
                 environment[name] = os.environ[name]
-    way = "vmap" if options.device == "xla" or "num_gpus" in needs else "loop"
-    return Slots(count, needs, way, environment, kind)
+    execution = "vmap" if options.device == "xla" or "num_gpus" in needs else "loop"
+    return Slots(count, needs, execution, environment, kind)

@@ -20,25 +20,26 @@ from typing import Any
 from mup_tpu import data
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import MupTpuError, PackTooLarge, Preempted, first_line
+from mup_tpu.signals import handling
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.tuning.heartbeat import Heartbeats, Lost
 from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.this_machine import is_cpu, start_process
 
 
-def way(options: RunOptions) -> str:
-    """Which way packs train here.
+def execution(options: RunOptions) -> str:
+    """How members of a pack train here: "loop" or "vmap".
 
     Raises:
         ConfigError: the device is not there.
     """
-    if options.way != "auto":
-        return options.way
+    if options.execution != "auto":
+        return options.execution
     if is_cpu(options):
         return "loop"
     from mup_tpu.devices import get_device
 
-    return get_device(options.device).way
+    return get_device(options.device).execution
 
 
 def run_packs(
@@ -99,7 +100,7 @@ def _train(
     """One pack's events, the last without its tensors: their memory must be free before the next pack's."""
     from mup_tpu.training.loop import PackRun
 
-    training = PackRun(pack, dataset, options, checkpoints, None)
+    training = PackRun(pack, dataset, options, checkpoints)
     with training.preemptible():
         for event in training.steps():
             yield replace(event, pack=None) if isinstance(event, PackResult) else event
@@ -224,16 +225,23 @@ def _side_by_side(
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
     at_end: list[tuple[int, PackResult]] = []
-    with _Crew(options, results, heartbeat) as crew, _sigterm_passed_on(crew) as told:
-        while crew.busy or (waiting and not told):
-            while waiting and crew.busy < count and not told:
+    ending: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        """SIGTERM goes on to the workers, whose packs checkpoint."""
+        ending.append(number)
+        crew.terminate()
+
+    with _Crew(options, results, heartbeat) as crew, handling({signal.SIGTERM: end}):
+        while crew.busy or (waiting and not ending):
+            while waiting and crew.busy < count and not ending:
                 index = waiting.pop(0)
                 attempts[index] += 1
                 crew.start(index, packs[index], checkpoints(packs[index]))
                 yield index, PackStarted()
             for index, event in crew.events():
                 if isinstance(event, Lost):
-                    failure = None if told else event.outcome(packs[index], attempts[index])
+                    failure = None if ending else event.outcome(packs[index], attempts[index])
                     if failure:
                         yield index, failure
                     else:
@@ -244,7 +252,7 @@ def _side_by_side(
                     yield index, PackSplit(parts, str(event))
                 elif isinstance(event, MupTpuError):
                     raise event
-                elif told and isinstance(event, PackResult):
+                elif ending and isinstance(event, PackResult):
                     at_end.append((index, event))
                 else:
                     yield index, event
@@ -252,22 +260,3 @@ def _side_by_side(
         yield from sorted(at_end, key=lambda end: any(r["status"] == "preempted" for r in end[1].rows))
         if waiting:
             raise Preempted("preempted between packs; the same command goes on")
-
-
-@contextlib.contextmanager
-def _sigterm_passed_on(crew: _Crew) -> Iterator[list[int]]:
-    """SIGTERM goes on to the workers, whose packs checkpoint; the list that is yielded then holds it."""
-    told: list[int] = []
-
-    def pass_on(number: int, frame: object) -> None:
-        told.append(number)
-        crew.terminate()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield told  # only the main thread hears signals
-        return
-    before = signal.signal(signal.SIGTERM, pass_on)
-    try:
-        yield told
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -18,7 +18,7 @@ _FLOPS_PER_NUMBER = 500.0
 """Arithmetic that takes as long as writing a number that is kept for the backward pass (measured on CPUs)."""
 
 _VOCABULARY = 256
-"""Stands for the data's, which is known only once they are loaded."""
+"""Vocabulary assumed here: that of the data is known only once they are loaded."""
 
 
 def describe(trial: Trial, fields: Sequence[str]) -> str:
@@ -65,13 +65,15 @@ def missing_trials(
     return [trial for name, trial in by_id.items() if name not in done]
 
 
-def make_packs(trials: Sequence[Trial], workers: int, way: str, pack_size: int = 0) -> list[list[Trial]]:
+def make_packs(
+    trials: Sequence[Trial], workers: int, execution: str, pack_size: int = 0
+) -> list[list[Trial]]:
     """Trials in packs of one shape, the longest first so that no worker is left with one at the end.
 
     Args:
         trials: in any order.
         workers: packs that run at once.
-        way: "loop" or "vmap".
+        execution: "loop" or "vmap".
         pack_size: most members of a pack; 0 chooses.
     """
     shapes: dict[tuple, list[Trial]] = {}
@@ -79,7 +81,7 @@ def make_packs(trials: Sequence[Trial], workers: int, way: str, pack_size: int =
         shapes.setdefault(pack_key(trial), []).append(trial)
     packs = []
     for group in shapes.values():
-        size = pack_size or LARGEST_PACK[way]
+        size = pack_size or LARGEST_PACK[execution]
         count = math.ceil(len(group) / size)
         if not pack_size and len(group) >= workers:
             count = math.ceil(count / workers) * workers

@@ -15,7 +15,6 @@ import re
 import shutil
 import signal
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.signals import handling
 from mup_tpu.store import FINAL, Store, results_folder
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.cluster import ray_cluster, slots
@@ -71,8 +71,77 @@ def run_search(
         StoreError: the folder cannot be written, or another search is writing it.
         DataError: the corpus cannot be used.
     """
-    if run.tpu_trial == "slice":
-        raise ConfigError("tpu_trial 'slice' is for sweeps; a search takes 'host' or 'chip'")
+    if run.placement == "slice":
+        raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
+    folder = _local_folder(results)
+    store = Store(folder, search.experiment)
+    data.load(search.base.data)
+    with _only_one(folder):
+        log = _open_log(folder, search, options, resume, results)
+        left = options.num_samples - len(log.ended)
+        if left <= 0:
+            return SearchOutcome(Counter(), 0)
+        keeper = _Keeper(search, store, log, folder, _scheduler(options), run.device)
+        progress = SearchProgress(console, options.num_samples, len(log.ended))
+        with (
+            ray_cluster(options.address),
+            tempfile.TemporaryDirectory() as scratch,
+            progress,
+            _stop_on_interrupt(console) as interrupted,
+        ):
+            try:
+                _tuner(search, options, run, keeper, progress, left, scratch).fit()
+            except tune.TuneError as error:
+                raise keeper.error or error from None
+            _keep_tensorboard(Path(scratch) / "tune", folder / "tensorboard")
+        for key in log.ended:  # a worker's last breath may have checkpointed what had ended
+            shutil.rmtree(checkpoints_of(folder, key), ignore_errors=True)
+    return SearchOutcome(keeper.counts, options.num_samples - len(log.ended), bool(interrupted))
+
+
+def _local_folder(results: str) -> Path:
+    """The folder of a search.
+
+    Raises:
+        ConfigError: it is a URL.
+    """
+    where = results_folder(results)
+    if not where.is_local:
+        raise ConfigError(
+            f"results {results} of a search is a URL: its log is added to event by event, which a bucket's "
+            "objects cannot be; give a local folder, and copy it when the search is done"
+        )
+    return Path(where.path)
+
+
+def _open_log(folder: Path, search: Search, options: SearchOptions, resume: bool, results: str) -> SearchLog:
+    """The log of a new search, or of the one to go on with.
+
+    Raises:
+        ConfigError: a search is there already and resume is not asked for, or the reverse.
+    """
+    log = SearchLog(folder / "search.jsonl")
+    if log.events and not resume:
+        raise ConfigError(
+            f"results folder {results} holds a search of {len(log.proposals)} trials; "
+            "go on with --resume, or give this one a folder of its own"
+        )
+    if resume and not log.events:
+        raise ConfigError(f"results folder {results} holds no search to resume")
+    log.begin(search, options)
+    return log
+
+
+def _tuner(
+    search: Search,
+    options: SearchOptions,
+    run: RunOptions,
+    keeper: _Keeper,
+    progress: SearchProgress,
+    count: int,
+    scratch: str,
+) -> tune.Tuner:
+    """Ray Tune, set up to run `count` trials; its own files go to `scratch`."""
     # Our progress is what is shown; Tune's loggers would write every row again.
     os.environ |= {
         "RAY_AIR_NEW_OUTPUT": "0",
@@ -80,76 +149,37 @@ def run_search(
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    where = results_folder(results)
-    if not where.is_local:
-        raise ConfigError(
-            f"results {results} of a search is a URL: its log is added to event by event, which a bucket's "
-            "objects cannot be; give a local folder, and copy it when the search is done"
-        )
-    folder = Path(where.path)
-    store = Store(folder, search.experiment)
-    data.load(search.base.data)
-    with _only_one(folder):
-        log = SearchLog(folder / "search.jsonl")
-        if log.events and not resume:
-            raise ConfigError(
-                f"results folder {results} holds a search of {len(log.proposals)} trials; "
-                "go on with --resume, or give this one a folder of its own"
-            )
-        if resume and not log.events:
-            raise ConfigError(f"results folder {results} holds no search to resume")
-        log.begin(search, options)
-        left = options.num_samples - len(log.ended)
-        counts: Counter[str] = Counter()
-        if left <= 0:
-            return SearchOutcome(counts, 0)
-        with ray_cluster(options.address), tempfile.TemporaryDirectory() as scratch:
-            room = slots(replace(run, threads=run.threads or 1))
-            searcher = ReplayedSearcher(_algorithm(search, options), log, RESULT)
-            scheduler = _scheduler(options)
-            keeper = _Keeper(search, store, log, folder, scheduler, counts, run.device)
-            progress = SearchProgress(console, options.num_samples, len(log.ended))
-            tuner = tune.Tuner(
-                tune.with_resources(
-                    tune.with_parameters(
-                        TrialTrainable,
-                        search=search,
-                        options=options,
-                        run=run,
-                        folder=str(folder),
-                        environment=room.environment,
-                    ),
-                    room.for_tune(),
-                ),
-                tune_config=tune.TuneConfig(
-                    metric=RESULT,
-                    mode="min",
-                    search_alg=searcher,
-                    scheduler=scheduler,
-                    num_samples=left,
-                    max_concurrent_trials=min(options.max_concurrent or room.count, room.count),
-                    time_budget_s=options.seconds,
-                    reuse_actors=True,
-                    trial_dirname_creator=lambda trial: trial.trial_id,
-                ),
-                run_config=tune.RunConfig(
-                    name="tune",
-                    storage_path=scratch,
-                    failure_config=tune.FailureConfig(max_failures=options.max_failures),
-                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                    callbacks=[keeper, progress, TBXLoggerCallback(), *_tracker(search, options, folder)],
-                    verbose=0,
-                ),
-            )
-            with progress, _stop_on_interrupt(console) as interrupted:
-                try:
-                    tuner.fit()
-                except tune.TuneError as error:
-                    raise keeper.error or error from None
-            _keep_tensorboard(Path(scratch) / "tune", folder / "tensorboard")
-        for key in log.ended:  # a worker's last breath may have checkpointed what had ended
-            shutil.rmtree(checkpoints_of(folder, key), ignore_errors=True)
-    return SearchOutcome(counts, options.num_samples - len(log.ended), bool(interrupted))
+    room = slots(replace(run, threads=run.threads or 1))
+    trainable = tune.with_parameters(
+        TrialTrainable,
+        search=search,
+        options=options,
+        run=run,
+        folder=str(keeper.folder),
+        environment=room.environment,
+    )
+    return tune.Tuner(
+        tune.with_resources(trainable, room.for_tune()),
+        tune_config=tune.TuneConfig(
+            metric=RESULT,
+            mode="min",
+            search_alg=ReplayedSearcher(_algorithm(search, options), keeper.log, RESULT),
+            scheduler=keeper.scheduler,
+            num_samples=count,
+            max_concurrent_trials=min(options.max_concurrent or room.count, room.count),
+            time_budget_s=options.seconds,
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=scratch,
+            failure_config=tune.FailureConfig(max_failures=options.max_failures),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            callbacks=[keeper, progress, TBXLoggerCallback(), *_tracker(search, options, keeper.folder)],
+            verbose=0,
+        ),
+    )
 
 
 class _Keeper(tune.Callback):
@@ -162,11 +192,12 @@ class _Keeper(tune.Callback):
         log: SearchLog,
         folder: Path,
         scheduler: TrialScheduler,
-        counts: Counter[str],
         device: str,
     ) -> None:
-        self._search, self._store, self._log, self._folder = search, store, log, folder
-        self._scheduler, self._counts, self._device = scheduler, counts, device
+        self.log, self.folder, self.scheduler = log, folder, scheduler
+        self.counts: Counter[str] = Counter()
+        """Trials by how they ended."""
+        self._search, self._store, self._device = search, store, device
         self.error: StoreError | None = None
         """Why nothing can be stored any more."""
 
@@ -193,21 +224,21 @@ class _Keeper(tune.Callback):
         self._keep(trial, row, [], 2 * math.log(dataset.vocab_size))
 
     def _was_halted(self, trial: TuneTrial) -> bool:
-        return trial.trial_id in getattr(self._scheduler, "halted", ())
+        return trial.trial_id in getattr(self.scheduler, "halted", ())
 
     def _keep(self, trial: TuneTrial, row: dict[str, Any], curves: list, loss: float) -> None:
         try:
             self._store.append([row], curves)
-            self._log.end(trial.config[KEY], loss)
+            self.log.end(trial.config[KEY], loss)
         except StoreError as error:
             self.error = error  # Tune wraps what its callbacks raise in a stack of its own
             raise
-        self._counts[row["status"]] += 1
-        shutil.rmtree(checkpoints_of(self._folder, trial.config[KEY]), ignore_errors=True)
+        self.counts[row["status"]] += 1
+        shutil.rmtree(checkpoints_of(self.folder, trial.config[KEY]), ignore_errors=True)
 
 
 class _Halving(ASHAScheduler):
-    """ASHA that remembers whom it stopped, to tell them from those that the end of the search stops."""
+    """ASHA that records which trials it stopped; the end of a search stops others."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -283,9 +314,6 @@ def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
     says so in a log that we keep silent; SIGUSR1 asks it for the same.
     """
     interrupted: list[bool] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted  # only the main thread hears signals
-        return
 
     def on_interrupt(number: int, frame: object) -> None:
         if interrupted:
@@ -297,14 +325,8 @@ def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
         )
         signal.raise_signal(signal.SIGUSR1)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
-    signal.signal(signal.SIGINT, on_interrupt)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
+    with handling({signal.SIGINT: on_interrupt, signal.SIGUSR1: signal.SIG_IGN}):
         yield interrupted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _reason(trial: TuneTrial) -> str:

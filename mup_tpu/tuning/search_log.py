@@ -14,6 +14,8 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from mup_tpu.config import Trial
+from mup_tpu.config_io import from_dict
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.search_progress import KEY
@@ -56,6 +58,7 @@ class SearchLog:
         if begun is None:
             self._add({"event": "begun", **what})
             return
+        begun = begun | {"base": from_dict(Trial, begun["base"]).to_dict()}  # fields came since
         for name, value in what.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(

@@ -112,8 +112,8 @@ def _run(
     )
     if not missing:
         return Counter()
-    if run.tpu_trial != "host" and not options.on_ray:
-        raise ConfigError(f"tpu_trial {run.tpu_trial!r} needs Ray: add --ray or --address")
+    if run.placement != "host" and not options.on_ray:
+        raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
     folders = _CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (
@@ -240,8 +240,8 @@ def _with_ray(
     with cluster.ray_cluster(options.address):
         run = replace(run, threads=run.threads or cluster.threads(len(trials)))
         slots = cluster.slots(run)
-        way = slots.way if run.way == "auto" else run.way
-        packs = make_packs(trials, slots.count, way, options.pack_size)
+        execution = slots.execution if run.execution == "auto" else run.execution
+        packs = make_packs(trials, slots.count, execution, options.pack_size)
         with contextlib.closing(
             ray_packs.run_packs(packs, run, slots, folders.of, results, options.heartbeat)
         ) as events:
@@ -253,7 +253,7 @@ def _on_this_machine(
     trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
     workers, threads = this_machine.room(len(trials), run)
-    packs = make_packs(trials, workers, local_packs.way(run), options.pack_size)
+    packs = make_packs(trials, workers, local_packs.execution(run), options.pack_size)
     run = replace(run, threads=threads)
     with contextlib.closing(
         local_packs.run_packs(packs, run, workers, folders.of, results, options.heartbeat)

@@ -82,7 +82,7 @@ def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
     if chips not in _BOUNDS:
         raise ConfigError(
             f"TPU host {_name(smallest)} has {chips:g} chips, but Ray gives one pack 1, 2, 4 or 8; "
-            "--tpu-trial chip gives each chip a pack"
+            "--placement chip gives each chip a pack"
         )
     return int(chips)
 
@@ -106,7 +106,7 @@ def take_chips(options: RunOptions) -> None:
     here = next(node for node in nodes_with("TPU") if node["NodeID"] == context.get_node_id())
     if POD_TYPE in here["Labels"]:  # without metadata torch_xla needs it while it is imported
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", here["Labels"][POD_TYPE])
-    if options.tpu_trial != "slice" and _has_neighbours(here):
+    if options.placement != "slice" and _has_neighbours(here):
         os.environ |= {
             "TPU_SKIP_MDS_QUERY": "1",
             "TPU_WORKER_HOSTNAMES": "localhost",
@@ -191,9 +191,9 @@ def kind_of_most_chips() -> tuple[SliceKind, int]:
     if not whole:
         why = f" ({'; '.join(problems)})" if problems else ""
         raise ConfigError(
-            "one pack asks for a TPU slice of several hosts (--tpu-trial slice), but the Ray cluster has "
+            "one pack asks for a TPU slice of several hosts (--placement slice), but the Ray cluster has "
             f"{len(hosts)} TPU hosts and no slice with all of its hosts{why}; "
-            "--tpu-trial host takes single hosts"
+            "--placement host takes single hosts"
         )
     return max(
         ((kind, len(names)) for kind, names in whole.items()),

@@ -73,7 +73,7 @@ class TrialTrainable(tune.Trainable):
         folder = checkpoints_of(self._folder, config[KEY])
         dataset = data.load(trial.data, progress=False)
         self._chance = math.log(dataset.vocab_size)
-        self._run = PackRun([trial], dataset, run, folder, None)
+        self._run = PackRun([trial], dataset, run, folder)
         self._events = self._run.steps()
 
     def step(self) -> dict[str, Any]:

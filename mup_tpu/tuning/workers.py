@@ -52,7 +52,7 @@ class PackWorker:
 
         with host_log(self._results, capture_warnings=True):
             dataset = data.load(trials[0].data, progress=False)
-            for event in PackRun(trials, dataset, self._options, checkpoints, None, writes).steps():
+            for event in PackRun(trials, dataset, self._options, checkpoints, writes).steps():
                 # The pack's tensors stay here: rows and curves are all that the store needs.
                 yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
 

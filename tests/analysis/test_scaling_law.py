@@ -69,16 +69,6 @@ def test_published_surfaces_are_recovered_from_their_own_points(published):
         assert abs(value - middle) <= reach, name
 
 
-@pytest.mark.parametrize(("published", "n_exponent"), [(HOFFMANN, 0.46), (BESIROGLU, 0.512)])
-def test_compute_optimal_exponents_are_the_published_ones(published, n_exponent):
-    """Hoffmann et al., table 2, approach 3: 0.46; Besiroglu et al., section 4: 0.512."""
-    n, d = (grid.ravel() for grid in np.meshgrid(10.0 ** np.arange(7, 11), 10.0 ** np.arange(9, 13)))
-    surface = published["E"] + published["A"] * n ** -published["α"] + published["B"] * d ** -published["β"]
-    fit = fit_scaling_law(surface, n, d)
-    assert fit.compute_optimal_exponents[0] == pytest.approx(n_exponent, abs=0.01)
-    assert sum(fit.compute_optimal_exponents) == pytest.approx(1.0)
-
-
 def test_compute_share_solves_the_law():
     fit = fit_scaling_law(law(SIZES), SIZES)
     share = fit.compute_share(1e6, regret=0.05)

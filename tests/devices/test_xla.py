@@ -66,7 +66,7 @@ def on_cpu(corpus):
     from mup_tpu import data
 
     members = trials(str(corpus), "float32")
-    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions(), None, None).steps())
+    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, on_cpu, corpus)
 
     _, _, folder = run("trials")
     members = trials(str(corpus), "float32")
-    resumed = PackRun(members, data.load(members[0].data), RunOptions(), folder / "checkpoints", None)
+    resumed = PackRun(members, data.load(members[0].data), RunOptions(), folder / "checkpoints")
     assert resumed.pack.steps_done == STEPS // 2
     losses = [row["loss"] for row in run_to_end(resumed.steps()).rows]
     assert losses == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)

@@ -101,7 +101,7 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     members = trials(corpus, "float32")
     dataset = data.load(members[0].data, progress=False)
     empty = get_device("xla").free_memory_bytes()
-    run = PackRun(members, dataset, RunOptions(device="xla"), None, None)
+    run = PackRun(members, dataset, RunOptions(device="xla"))
     free = run.device.free_memory_bytes()
     rows = run_to_end(run.steps()).rows
     placed = sum(t.nbytes for t in run.pack.tensors().values())
@@ -134,12 +134,12 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
     after_second = xla.report()
 
     options = RunOptions(device="xla", mesh=mesh, eval_every=STEPS // 2, checkpoint_every=STEPS // 2)
-    stopped = PackRun(members, dataset, options, Path(checkpoints), None)
+    stopped = PackRun(members, dataset, options, Path(checkpoints))
     for event in stopped.steps():
         if event.step == STEPS // 2:
             stopped.save()
             break
-    resumed = run_to_end(PackRun(members, dataset, options, Path(checkpoints), None).steps())
+    resumed = run_to_end(PackRun(members, dataset, options, Path(checkpoints)).steps())
     print(
         json.dumps(
             {

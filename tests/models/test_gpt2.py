@@ -47,7 +47,7 @@ def tokens() -> torch.Tensor:
 
 CONFIGS = [
     ModelConfig(width=64, base_width=32, head_size=16, alpha_in=1.7, alpha_out=0.6, alpha_attn=1.3),
-    ModelConfig(width=128, base_width=32, head_size=16, growing="head_size", alpha_in=0.5),
+    ModelConfig(width=128, base_width=32, head_size=16, growing_dimension="head_size", alpha_in=0.5),
     ModelConfig(width=64, base_width=32, head_size=16, tied=False, alpha_in=2.0, alpha_attn=0.8),
     ModelConfig(width=96, base_width=32, head_size=8, parametrization="sp", alpha_out=3.0),
 ]
@@ -116,7 +116,7 @@ def test_logits_equal_mups_readout(width, tied):
 
 @pytest.mark.parametrize(("width", "expected"), [(32, 1.0), (64, 2**-0.5), (128, 0.5)])
 def test_attention_follows_one_over_d_when_the_head_size_grows(width, expected):
-    growing = ModelConfig(width=width, base_width=32, head_size=16, growing="head_size")
+    growing = ModelConfig(width=width, base_width=32, head_size=16, growing_dimension="head_size")
     factors = forward_factors(Trial(model=growing))
     assert factors["attention_factor"] == pytest.approx(expected)  # × 1/√d gives √16/d
     more_heads = ModelConfig(width=width, base_width=32, head_size=16)

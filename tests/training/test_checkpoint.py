@@ -132,7 +132,7 @@ def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dat
             second = event.validation_losses
     assert load_latest(folder.path).step == 20 and load_best(folder.path).step == 20
     assert load_best(folder.path).meta["evaluation_loss"] == min(second)
-    resumed = PackRun(trials, dataset, options, folder.path, None)
+    resumed = PackRun(trials, dataset, options, folder.path)
     assert resumed.pack.steps_done == 20
     rows = run_to_end(resumed.steps()).rows
     assert [row["loss"] for row in rows] == [row["loss"] for row in whole.rows]
@@ -158,13 +158,13 @@ def test_a_checkpoint_in_flight_is_whole_when_the_run_is_left_or_ends(tiny, data
 
 def test_a_finished_run_is_not_lost_to_a_checkpoint_that_cannot_be_written(tiny, dataset, tmp_path):
     options = RunOptions(checkpoint_every=28, log_every=28)
-    run = PackRun([tiny], dataset, options, tmp_path / "c", None)
+    run = PackRun([tiny], dataset, options, tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
     with pytest.warns(UserWarning, match="cannot be written"):
         result = run_to_end(run.steps())
     assert result.rows[0]["status"] == "finished"
     (tmp_path / "c").unlink()
-    run = PackRun([tiny], dataset, RunOptions(checkpoint_every=14), tmp_path / "c", None)
+    run = PackRun([tiny], dataset, RunOptions(checkpoint_every=14), tmp_path / "c")
     (tmp_path / "c").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         run_to_end(run.steps())

@@ -13,9 +13,8 @@ from mup_tpu.training.report import PackResult, Report
 
 
 def run(trials, dataset, **options):
-    control = options.pop("control", None)
     checkpoints = options.pop("checkpoints", None)
-    return run_to_end(train_pack(trials, dataset, RunOptions(**options), checkpoints, control))
+    return run_to_end(train_pack(trials, dataset, RunOptions(**options), checkpoints))
 
 
 def unigram_loss(dataset, held_out):
@@ -83,15 +82,15 @@ def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset
     assert [row["status"] for row in halved.rows] == ["finished", "finished", "stopped", "finished"]
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_divergence_is_a_result_and_ends_that_member_alone(way, tiny, dataset):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_divergence_is_a_result_and_ends_that_member_alone(execution, tiny, dataset):
     wild = tiny.replace(learning_rate=1e30, grad_clip=0.0)
-    alone = run([tiny], dataset, way=way).rows[0]
-    result = run([wild, tiny], dataset, way=way)
+    alone = run([tiny], dataset, execution=execution).rows[0]
+    result = run([wild, tiny], dataset, execution=execution)
     assert result.rows[0]["status"] == "diverged" and result.rows[0]["loss"] == math.inf
     assert 0 < result.rows[0]["steps_done"] < 10
     assert "not finite" in result.rows[0]["reason"]
-    assert result.rows[1]["loss"] == pytest.approx(alone["loss"], rel=0 if way == "loop" else 1e-3)
+    assert result.rows[1]["loss"] == pytest.approx(alone["loss"], rel=0 if execution == "loop" else 1e-3)
 
 
 def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
@@ -101,32 +100,15 @@ def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
     assert result.pack.steps_done == 5, "the pack trained on after nobody was left"
 
 
-def test_control_stops_members_early(tiny, dataset):
-    trials = [tiny.replace(learning_rate=lr) for lr in (0.01, 0.0001)]
-
-    def stop_the_worse(report: Report) -> set[int]:
-        return {int(np.argmax(report.losses))} if report.step == 20 else set()
-
-    result = run(trials, dataset, control=stop_the_worse, eval_every=10)
-    assert [row["status"] for row in result.rows] == ["finished", "stopped"]
-    assert result.rows[1]["steps_done"] == 20
-    held_out = [
-        p["loss"]
-        for p in result.curves
-        if p["split"] == "validation" and p["trial_id"] == result.rows[1]["trial_id"]
-    ]
-    assert result.rows[1]["loss"] == held_out[-1] and len(held_out) == 2
-
-
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(way, tiny, dataset, tmp_path):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(execution, tiny, dataset, tmp_path):
     trials = [
         tiny,
         tiny.replace(learning_rate=0.003, seed=3),
         tiny.replace(learning_rate=1e30, grad_clip=0.0),
     ]
-    whole = run(trials, dataset, way=way, eval_every=8)
-    options = RunOptions(way=way, eval_every=8, checkpoint_every=7)
+    whole = run(trials, dataset, execution=execution, eval_every=8)
+    options = RunOptions(execution=execution, eval_every=8, checkpoint_every=7)
     for event in train_pack(trials, dataset, options, tmp_path):
         if isinstance(event, Report) and event.step == 24:
             break  # the generator is dropped here, as in a kill: nothing after step 21's checkpoint is kept
@@ -160,14 +142,14 @@ def test_reports_come_at_every_log_point(tiny, dataset):
 
 
 def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, dataset, tmp_path):
-    uninterrupted = run_to_end(PackRun([tiny], dataset, RunOptions(log_every=7), None, None).steps())
-    first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path, None)
+    uninterrupted = run_to_end(PackRun([tiny], dataset, RunOptions(log_every=7)).steps())
+    first = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     for event in first.steps():
         if isinstance(event, Report) and event.step == 7:
             first.preempt()
     assert isinstance(event, PackResult)
     assert event.rows[0]["status"] == "preempted"
     assert event.rows[0]["steps_done"] == 8
-    second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path, None)
+    second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     assert second.pack.steps_done == 8
     assert run_to_end(second.steps()).rows[0]["loss"] == uninterrupted.rows[0]["loss"]

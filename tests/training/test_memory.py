@@ -23,25 +23,25 @@ def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
 torch.set_num_threads(1)
-width, members, way, precision, length, batch = sys.argv[1], *sys.argv[2:]
+width, members, execution, precision, length, batch = sys.argv[1], *sys.argv[2:]
 trial = Trial().replace(
     width=int(width), precision=precision, sequence_length=int(length), batch_size=int(batch)
 )
-small = Pack([trial.replace(width=64, sequence_length=16, batch_size=1)], 256, get_device("cpu"), way)
+small = Pack([trial.replace(width=64, sequence_length=16, batch_size=1)], 256, get_device("cpu"), execution)
 small.step(torch.zeros(1, 17, dtype=torch.long))
 before = resident("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
-pack = Pack([trial.replace(seed=s) for s in range(int(members))], 256, get_device("cpu"), way)
+pack = Pack([trial.replace(seed=s) for s in range(int(members))], 256, get_device("cpu"), execution)
 for _ in range(2):
     pack.step(torch.randint(0, 256, (int(batch), int(length) + 1)))
-print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), way))
+print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), execution))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("width", "members", "way", "precision", "length", "batch"),
+    ("width", "members", "execution", "precision", "length", "batch"),
     [
         (256, 8, "loop", "float32", 128, 16),
         (1024, 2, "loop", "float32", 128, 4),
@@ -52,8 +52,13 @@ print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, int(members), 
         (128, 2, "vmap", "float32", 1024, 8),
     ],
 )
-def test_estimate_is_near_the_measured_peak(width, members, way, precision, length, batch):
-    command = [sys.executable, "-c", PROGRAM, *map(str, (width, members, way, precision, length, batch))]
+def test_estimate_is_near_the_measured_peak(width, members, execution, precision, length, batch):
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        *map(str, (width, members, execution, precision, length, batch)),
+    ]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     measured, estimated = map(int, printed.split())
     assert 0.8 * measured < estimated < 1.8 * measured, f"{measured / 1e6:.0f} MB, {estimated / 1e6:.0f} MB"
@@ -75,8 +80,8 @@ def test_estimate_is_what_tpu_compilers_need(row):
 
 def test_more_members_need_more_in_either_way_and_vmap_most():
     trial = Trial().replace(width=256)
-    for way in ("loop", "vmap"):
-        sizes = [estimate_pack_bytes(trial, 256, members, way) for members in (1, 2, 3)]
+    for execution in ("loop", "vmap"):
+        sizes = [estimate_pack_bytes(trial, 256, members, execution) for members in (1, 2, 3)]
         assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
     assert estimate_pack_bytes(trial, 256, 8, "vmap") > 2 * estimate_pack_bytes(trial, 256, 8, "loop")
 
@@ -86,7 +91,9 @@ def test_a_pack_too_large_for_the_machine_is_refused_with_the_size_that_fits():
     trial = Trial().replace(width=1024, depth=8)
     one, two = (estimate_pack_bytes(trial, 256, members, "loop") for members in (1, 2))
     members = 2 + 2 * device.free_memory_bytes() // (two - one)
-    with pytest.raises(PackTooLarge, match=r"trials of width 1024 need about .* GiB, and .* free") as error:
+    with pytest.raises(
+        PackTooLarge, match=r"trials of 101 M parameters need about .* GiB, and .* free"
+    ) as error:
         check_fits(trial, 256, members, device, "loop")
     assert 1 < error.value.fits < members
     check_fits(trial.replace(width=2**20), 256, 1, device, "loop")  # a single trial is tried in any case

@@ -34,8 +34,8 @@ def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
     return [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count)]
 
 
-def train(trials: list[Trial], way: str = "loop", count: int = 20) -> tuple[Pack, torch.Tensor]:
-    pack = Pack(trials, VOCAB, get_device("cpu"), way)
+def train(trials: list[Trial], execution: str = "loop", count: int = 20) -> tuple[Pack, torch.Tensor]:
+    pack = Pack(trials, VOCAB, get_device("cpu"), execution)
     return pack, torch.stack([pack.step(batch) for batch in batches(trials[0], count)])
 
 
@@ -71,18 +71,18 @@ def train_plainly(trial: Trial) -> tuple[GPT2LMHeadModel, list[float]]:
     return model, losses
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
-def test_member_equals_stock_gpt2_with_torch_optim(way, tied, optimizer, precision, tolerance):
+def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, precision, tolerance):
     trial = TINY.replace(
         tied=tied, optimizer=optimizer, precision=precision,
         learning_rate=0.01 if optimizer == "adamw" else 0.3,
         weight_decay=0.1, momentum=0.9, grad_clip=0.5,
     )  # fmt: skip
     other = trial.replace(learning_rate=0.003, seed=5)
-    pack, losses_SK = train([other, trial], way)
+    pack, losses_SK = train([other, trial], execution)
     model, expected = train_plainly(trial)
     expected_S = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(losses_SK[:, 1].double(), expected_S, rtol=tolerance, atol=tolerance)
@@ -124,22 +124,22 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     torch.testing.assert_close(loop.evaluate(held_out), stacked.evaluate(held_out), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_member_result_does_not_depend_on_its_pack(way):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_member_result_does_not_depend_on_its_pack(execution):
     # Stacked products may sum in another order, which Adam amplifies in float32: float64 gives a bound.
-    base = TINY.replace(precision="float32" if way == "loop" else "float64")
+    base = TINY.replace(precision="float32" if execution == "loop" else "float64")
     trials = [base.replace(learning_rate=lr, seed=s) for lr, s in ((0.01, 0), (0.001, 1), (0.03, 2))]
-    together, _ = train(trials, way)
-    alone, _ = train(trials[1:2], way)
-    tolerance = 0.0 if way == "loop" else 1e-9
+    together, _ = train(trials, execution)
+    alone, _ = train(trials[1:2], execution)
+    tolerance = 0.0 if execution == "loop" else 1e-9
     for name, p in alone.member_parameters(0).items():
         torch.testing.assert_close(p, together.member_parameters(1)[name], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_nan_in_one_member_leaves_the_others_bit_identical(way):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_nan_in_one_member_leaves_the_others_bit_identical(execution):
     trials = [TINY.replace(learning_rate=lr) for lr in (0.01, 0.002, 0.03)]
-    clean, poisoned = (Pack(trials, VOCAB, get_device("cpu"), way) for _ in range(2))
+    clean, poisoned = (Pack(trials, VOCAB, get_device("cpu"), execution) for _ in range(2))
     for p in poisoned.parameters.values():
         p[1].fill_(float("nan"))
     for batch in batches(TINY, 5):
@@ -151,23 +151,23 @@ def test_nan_in_one_member_leaves_the_others_bit_identical(way):
             assert torch.equal(p, poisoned.member_parameters(member)[name]), name
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
-def test_mup_and_sp_are_bit_identical_at_the_base_width(way, optimizer, decay_mode):
+def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, decay_mode):
     trial = TINY.replace(optimizer=optimizer, weight_decay=0.1, decay_mode=decay_mode)
-    mup, _ = train([trial.replace(parametrization="mup")], way)
-    sp, _ = train([trial.replace(parametrization="sp")], way)
+    mup, _ = train([trial.replace(parametrization="mup")], execution)
+    sp, _ = train([trial.replace(parametrization="sp")], execution)
     for name, p in mup.parameters.items():
         assert torch.equal(p, sp.parameters[name]), name
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_resumed_pack_goes_on_bit_identically(way):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_resumed_pack_goes_on_bit_identically(execution):
     trials = [TINY.replace(learning_rate=lr, optimizer="sgd", momentum=0.9) for lr in (0.1, 0.2)]
-    whole, _ = train(trials, way)
-    first, _ = train(trials, way, 11)
-    resumed = Pack(trials, VOCAB, get_device("cpu"), way)
+    whole, _ = train(trials, execution)
+    first, _ = train(trials, execution, 11)
+    resumed = Pack(trials, VOCAB, get_device("cpu"), execution)
     resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, first.members, 11)
     for batch in batches(TINY)[11:]:
         resumed.step(batch)
@@ -196,13 +196,13 @@ def test_ended_member_trains_no_further():
     assert all(torch.equal(p, frozen[name]) for name, p in pack.member_parameters(0).items())
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(way):
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(execution):
     """Five members: nothing moves until two are left, then one."""
     base = TINY.replace(precision="float64", weight_decay=0.01)
     trials = [base.replace(learning_rate=lr, seed=k) for k, lr in enumerate((0.01, 0.02, 0.005, 0.03, 0.001))]
-    pack = Pack(trials, VOCAB, get_device("cpu"), way)
-    whole, expected_SK = train(trials, way)
+    pack = Pack(trials, VOCAB, get_device("cpu"), execution)
+    whole, expected_SK = train(trials, execution)
     losses, sizes = [], []
     for step, batch in enumerate(batches(base)):
         if step == 5:
@@ -224,7 +224,7 @@ def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alo
     held_out = batches(base, 2)
     mean_K = pack.read(pack.evaluate(held_out))
     assert mean_K.isnan().tolist() == [True, True, False, True, True]
-    resumed = Pack(trials, VOCAB, get_device("cpu"), way)
+    resumed = Pack(trials, VOCAB, get_device("cpu"), execution)
     resumed.load_tensors(pack.tensors(), pack.members, pack.steps_done)
     assert torch.equal(resumed.read(resumed.evaluate(held_out))[2], mean_K[2])
 
@@ -248,15 +248,17 @@ class Dtypes(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("way", ["loop", "vmap"])
-def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(way):
-    pack = Pack([TINY.replace(precision="bf16", weight_decay=0.1)] * 2, VOCAB, get_device("cpu"), way)
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(execution):
+    pack = Pack([TINY.replace(precision="bf16", weight_decay=0.1)] * 2, VOCAB, get_device("cpu"), execution)
     with Dtypes() as dtypes:
         losses_K = pack.step(batches(TINY)[0])
     products = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu")
     assert set().union(*(dtypes.seen.get(name, set()) for name in products[:3])) == {torch.bfloat16}
-    update = ("_fused_adamw_",) if way == "loop" else ("lerp_", "addcmul_", "sqrt")
-    softmax = ("_log_softmax",) if way == "loop" else ("_log_softmax", "_softmax")  # else inside the kernel
+    update = ("_fused_adamw_",) if execution == "loop" else ("lerp_", "addcmul_", "sqrt")
+    softmax = (
+        ("_log_softmax",) if execution == "loop" else ("_log_softmax", "_softmax")
+    )  # else inside the kernel
     for name in (*softmax, *update):
         assert dtypes.seen[name] == {torch.float32}, name
     assert losses_K.dtype == torch.float32
@@ -277,9 +279,9 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
     expected = 1.0
     for step in range(20):
         expected *= 1 - 0.01 * schedule_factor(base.train, step)
-    for way in ("loop", "vmap"):
-        start = Pack(trials, VOCAB, get_device("cpu"), way)
-        end, _ = train(trials, way)
+    for execution in ("loop", "vmap"):
+        start = Pack(trials, VOCAB, get_device("cpu"), execution)
+        end, _ = train(trials, execution)
         for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
             ratio = end.parameters[name] / start.parameters[name]
             torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)

@@ -37,7 +37,7 @@ def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(monkeypatch
     with ray_cluster(None):
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         room = slots(RunOptions(device="xla"))
-        assert (room.way, room.environment["PJRT_DEVICE"]) == ("vmap", "CPU")
+        assert (room.execution, room.environment["PJRT_DEVICE"]) == ("vmap", "CPU")
         assert "resources" not in room.needs
         monkeypatch.delenv("PJRT_DEVICE")
         with pytest.raises(ConfigError, match="has CPU .*TPU 0; PJRT_DEVICE=CPU runs XLA without TPUs"):
@@ -82,10 +82,10 @@ def placed(room):
 def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     by_host = slots(RunOptions(device="xla"))
-    assert (by_host.count, by_host.needs["resources"], by_host.way) == (2, {"TPU": 4}, "vmap")
+    assert (by_host.count, by_host.needs["resources"], by_host.execution) == (2, {"TPU": 4}, "vmap")
     assert by_host.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
     assert len({node for node, _ in placed(by_host)}) == 2
-    by_chip = slots(RunOptions(device="xla", tpu_trial="chip"))
+    by_chip = slots(RunOptions(device="xla", placement="chip"))
     assert (by_chip.count, by_chip.needs["resources"]) == (8, {"TPU": 1})
     chips = placed(by_chip)
     assert len(set(chips)) == 8, "a chip was used twice"

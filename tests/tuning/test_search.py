@@ -1,6 +1,7 @@
 """Searches under a real local Ray Tune: stored, stopped early, resumed after anything."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -141,8 +142,8 @@ def test_more_samples_go_on_where_the_search_was(searched, search, cluster, tmp_
 
 
 def test_a_search_takes_no_slices(search, tmp_path):
-    options = RunOptions(device="xla", tpu_trial="slice")
-    with pytest.raises(ConfigError, match="tpu_trial 'slice' is for sweeps; a search takes"):
+    options = RunOptions(device="xla", placement="slice")
+    with pytest.raises(ConfigError, match="placement 'slice' is for sweeps; a search takes"):
         run_search(search, str(tmp_path), SearchOptions(), options, False, Console(quiet=True))
 
 
@@ -164,6 +165,19 @@ def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(clu
     assert outcome.counts["failed"] >= 1
     hung = load_runs(tmp_path / "long").query("status == 'failed'")
     assert hung["reason"].str.contains("hung").all()
+
+
+def test_a_search_that_was_begun_before_a_field_came_is_gone_on_with(search, tmp_path):
+    """Its log lacks the field, which is at its default."""
+    SearchLog(tmp_path / "search.jsonl").begin(search, SearchOptions())
+    (event,) = [json.loads(line) for line in (tmp_path / "search.jsonl").read_text().splitlines()]
+    del event["base"]["model"]["base_depth"], event["base"]["model"]["architecture"]
+    event["base"]["model"]["growing"] = event["base"]["model"].pop("growing_dimension")
+    (tmp_path / "search.jsonl").write_text(json.dumps(event) + "\n")
+    SearchLog(tmp_path / "search.jsonl").begin(search, SearchOptions())
+    other = dataclasses.replace(search, base=search.base.replace(base_depth=4))
+    with pytest.raises(ConfigError, match="base of the search is not that of"):
+        SearchLog(tmp_path / "search.jsonl").begin(other, SearchOptions())
 
 
 @pytest.mark.slow

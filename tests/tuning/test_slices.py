@@ -22,7 +22,7 @@ from mup_tpu.tuning.tpu_hosts import SliceKind
 from mup_tpu.tuning.workers import SliceWorker, end_worker
 
 pytestmark = pytest.mark.slow
-BY_SLICE = RunOptions(device="xla", tpu_trial="slice", checkpoint_every=20)
+BY_SLICE = RunOptions(device="xla", placement="slice", checkpoint_every=20)
 
 
 def add_host(cluster, slice_name, number):
@@ -84,7 +84,7 @@ class Placed(SliceWorker):
 
 def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
     room = slots(BY_SLICE)
-    assert (room.count, room.slice, room.way) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
+    assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
     workers = [ray.remote(Placed).options(**room.needs).remote(BY_SLICE, None, room.slice) for _ in range(2)]
     ray.get([worker.ready.remote() for worker in workers], timeout=300)
     places = ray.get([worker.where.remote() for worker in workers])

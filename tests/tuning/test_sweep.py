@@ -161,7 +161,7 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
     assert last[0].rows[0]["steps_done"] == 3000
     assert isinstance(last[1], PackFailure) and "vanished" in last[1].reason
-    assert last[3].packs == [4, 5] and "2 trials of width 1048576 need about" in last[3].reason
+    assert last[3].packs == [4, 5] and "2 trials of 26.4 T parameters need about" in last[3].reason
     assert all("allocate memory" in last[i].reason for i in (4, 5))
 
 
@@ -270,8 +270,8 @@ def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
     sweep = small_sweep(tiny)
     with pytest.raises(ConfigError, match="device 'cuda' is not available"):
         run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(device="cuda"), Console(quiet=True))
-    with pytest.raises(ConfigError, match="tpu_trial 'chip' needs Ray: add --ray or --address"):
-        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(tpu_trial="chip"), Console(quiet=True))
+    with pytest.raises(ConfigError, match="placement 'chip' needs Ray: add --ray or --address"):
+        run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(placement="chip"), Console(quiet=True))
     with pytest.raises(ConfigError, match="no Ray cluster answers at address '127.0.0.1:1'"):
         run_sweep(
             sweep, str(tmp_path), SweepOptions(address="127.0.0.1:1"), RunOptions(), Console(quiet=True)

@@ -20,7 +20,7 @@ from mup_tpu.tuning.trainable import TrialTrainable
 from mup_tpu.tuning.workers import PackWorker
 
 pytestmark = pytest.mark.slow
-BY_HOST, BY_CHIP, BY_SLICE = (RunOptions(device="xla", tpu_trial=by) for by in ("host", "chip", "slice"))
+BY_HOST, BY_CHIP, BY_SLICE = (RunOptions(device="xla", placement=by) for by in ("host", "chip", "slice"))
 LABELS = {
     "ray.io/tpu-slice-name": "one", "ray.io/tpu-worker-id": "1",
     "ray.io/tpu-topology": "2x2x2", "ray.io/tpu-pod-type": "v4-16",
@@ -117,7 +117,7 @@ def test_slices_that_cannot_be_used_are_named_with_the_reason(cluster):
             assert re.search(rf"slice '{i}' (has a host, [\d.]+, )?{re.escape(reason)}[;)]", sentence)
         assert "slice 'one' has hosts that differ in type, topology or number of chips" in sentence
         assert "the Ray cluster has 10 TPU hosts and no slice with all of its hosts (slice '0'" in sentence
-        assert sentence.endswith("; --tpu-trial host takes single hosts")
+        assert sentence.endswith("; --placement host takes single hosts")
         assert slots(BY_HOST).count == 10, "their hosts can be"
 
 

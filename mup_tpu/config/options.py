@@ -1,0 +1,69 @@
+"""How trials are run; none of it is part of a trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from mup_tpu.config.values import require_choices, require_positive
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How trials are run; none of it changes a finished trial's result beyond float reassociation."""
+
+    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
+    mesh: str = "auto"
+    """How a pack spreads over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
+    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.arg(aliases=["--tpu-trial"])] = "host"
+    """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
+    execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
+    """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
+    compile: bool = False
+    """Put the step through torch.compile: half a minute at the start of every width."""
+    threads: int = 0
+    """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
+    log_every: int = 10
+    """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
+    eval_every: int = 0
+    """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
+    halving: bool = False
+    """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
+    tuned: tyro.conf.Suppress[tuple[str, ...]] = ("learning_rate",)
+    """Fields whose values halving compares; a sweep sets those of its tuned axis."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, written while training goes on; 0 writes none."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_positive(self, "log_every")
+        for name in ("threads", "eval_every", "checkpoint_every"):
+            require_positive(self, name, allow_zero=True)
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Where the packs of a sweep run."""
+
+    ray: bool = False
+    """Run packs on Ray, on this machine if there is no --address: there each GPU has packs of its own."""
+    address: str | None = None
+    """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
+    pack_size: int = 0
+    """Most trials that train together in one process; 0 chooses for the device."""
+    heartbeat: float = 600.0
+    """Seconds without a report (a line of a pack's log; on XLA devices they come with evaluations) after
+    which a pack counts as hung: its process is ended and it is tried again. A pack in the command's own
+    process cannot be watched."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "pack_size", allow_zero=True)
+        require_positive(self, "heartbeat")
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether Ray runs the packs: an address asks for it too."""
+        return self.ray or self.address is not None

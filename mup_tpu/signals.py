@@ -1,0 +1,31 @@
+"""Signal handlers for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Handler = Callable[[int, Any], object] | signal.Handlers
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Handle signals in the block, and have the handlers from before back after it.
+
+    Python gives signals to its main thread alone: in another one this does nothing.
+
+    Args:
+        handlers: by signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
