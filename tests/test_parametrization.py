@@ -68,9 +68,10 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
             assert decay == 0, name
 
 
-@pytest.mark.parametrize("optimizer", UPDATE_RULES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [(name, rule) for name, p in PARAMETRIZATIONS.items() for rule in p.parameters]
+)
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
 def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
     trial = Trial().replace(
@@ -143,8 +144,10 @@ def test_weight_decay_shrinks_as_its_mode_says(name, mode):
 
 
 def test_an_update_rule_without_a_rule_of_its_own_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(UPDATE_RULES, "sgd", type("Lion", (type(UPDATE_RULES["sgd"]),), {"name": "lion"})())
-    with pytest.raises(ConfigError, match="parametrization 'mup' has no rule for optimizer 'lion'"):
+    monkeypatch.setitem(
+        UPDATE_RULES, "sgd", type("Lion", (type(UPDATE_RULES["sgd"]),), {"name": "unheard"})()
+    )
+    with pytest.raises(ConfigError, match="parametrization 'mup' has no rule for optimizer 'unheard'"):
         parameter_scalings(Trial().replace(optimizer="sgd"), VOCAB, T)
 
 

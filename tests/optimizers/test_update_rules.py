@@ -12,6 +12,8 @@ from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_
 from mup_tpu.training.schedule import schedule_factor
 
 STEPS = 6
+REFERENCES = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+"""What each update rule is held to."""
 
 
 def by_role(parameter, infshape, growth) -> Scaling:
@@ -55,7 +57,7 @@ def torchs(trial: Trial, values: dict[str, torch.Tensor]) -> torch.optim.Optimiz
         else:
             group |= {"momentum": o.momentum}
         groups.append(group)
-    return (torch.optim.AdamW if o.optimizer == "adamw" else torch.optim.SGD)(groups)
+    return REFERENCES[o.optimizer](groups)
 
 
 def gradients(values: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
