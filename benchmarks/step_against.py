@@ -4,8 +4,8 @@
     python benchmarks/step_against.py ../before --out benchmarks/step_against.csv
 
 A process of one thread for each checkout, with the same pack. They train in turns of a step or two, so that
-the ratio of a pair of turns holds where the machine's speed drifts; by CPU time, so that its other work counts
-less. The ratio of the fastest tenth of turns is that of turns that nothing has disturbed.
+the ratio of a pair of turns holds where the machine drifts in speed. By CPU time, so that its other work
+counts little; least in the fastest tenth of turns.
 """
 
 from __future__ import annotations
