@@ -3,74 +3,58 @@
     git worktree add ../before COMMIT
     python benchmarks/step_against.py ../before --out benchmarks/step_against.csv
 
-A process of one thread for each checkout, with the same pack. They train in turns of a step or two, so that
-the ratio of a pair of turns holds where the machine drifts in speed. By CPU time, so that its other work
-counts little; least in the fastest tenth of turns.
+Both packages are imported in one process of one thread, and the same pack of each trains in turns of a step:
+both have the same machine and the same memory. By CPU time: what else the machine does counts less.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import itertools
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
+import torch
 import tyro
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
-WORKER = """
-import sys, time, torch
-torch.set_num_threads(1)
-from mup_tpu.config import Trial
-from mup_tpu.devices import get_device
-from mup_tpu.training.pack import Pack
-width, members, execution, turn_steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-base = Trial().replace(width=width, head_size=32, sequence_length=128, batch_size=16, weight_decay=0.1)
-pack = Pack([base.replace(seed=seed) for seed in range(members)], 256, get_device("cpu"), execution)
-tokens_BT1 = torch.randint(0, 256, (16, 129), generator=torch.Generator().manual_seed(0))
-for _ in range(3):
-    pack.read(pack.step(tokens_BT1))
-print("ready", flush=True)
-for _ in sys.stdin:
+
+
+def make_pack(checkout: Path, width: int, members: int, execution: str) -> Any:
+    """A pack by the package of a checkout, whatever package was imported before."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mup_tpu"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(checkout.resolve()))
+    try:
+        from mup_tpu.config import Trial
+        from mup_tpu.devices import get_device
+        from mup_tpu.training import pack
+
+        assert pack.__file__.startswith(str(checkout.resolve())), pack.__file__
+        base = Trial().replace(
+            width=width, head_size=32, sequence_length=128, batch_size=16, weight_decay=0.1
+        )
+        trials = [base.replace(seed=seed) for seed in range(members)]
+        return pack.Pack(trials, 256, get_device("cpu"), execution)
+    finally:
+        sys.path.pop(0)
+
+
+def step(pack: Any, tokens_BT1: torch.Tensor) -> tuple[float, list[float]]:
+    """CPU seconds of a step, and its losses."""
     began = time.process_time()
-    for _ in range(turn_steps):
-        losses = pack.read(pack.step(tokens_BT1))
-    print(time.process_time() - began, losses.double().sum().item().hex(), flush=True)
-"""
-
-
-def start(checkout: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    """A worker that imports the package of a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, *arguments],
-        cwd=checkout,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
-    return worker
-
-
-def turn(worker: subprocess.Popen[str]) -> tuple[float, str]:
-    """CPU seconds of one turn, and its last losses to the last bit."""
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write("go\n")
-    worker.stdin.flush()
-    seconds, losses = worker.stdout.readline().split()
-    return float(seconds), losses
+    losses = pack.read(pack.step(tokens_BT1)).tolist()
+    return time.process_time() - began, losses
 
 
 def main(
     other: Annotated[Path, tyro.conf.Positional],
     widths: tuple[int, ...] = (64, 256),
     members: int = 2,
-    turns: int = 150,
+    steps: int = 300,
     out: Path | None = None,
 ) -> None:
     """Measure every width in both executions.
@@ -79,38 +63,33 @@ def main(
         other: Root of the other checkout.
         widths: Model widths.
         members: Trials of a pack.
-        turns: Pairs of turns.
+        steps: Steps of each pack at the first width; fewer at wider ones, in proportion.
         out: CSV file for the table.
     """
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    tokens_BT1 = torch.randint(0, 256, (16, 129), generator=generator)
     rows = []
-    for width in widths:
-        for execution in ("loop", "vmap"):
-            steps = max(1, 128 // width)
-            arguments = [str(width), str(members), execution, str(steps)]
-            ours, theirs = (start(checkout.resolve(), arguments) for checkout in (ROOT, other))
-            ratios, same = [], True
-            times: dict[int, list[float]] = {ours.pid: [], theirs.pid: []}
-            for i in range(turns):
-                first, second = (ours, theirs) if i % 2 else (theirs, ours)
-                found = {worker.pid: turn(worker) for worker in (first, second)}
-                ratios.append(found[ours.pid][0] / found[theirs.pid][0])
-                for pid, (seconds, _) in found.items():
-                    times[pid].append(seconds / steps)
-                same &= found[ours.pid][1] == found[theirs.pid][1]
-            for worker in (ours, theirs):
-                worker.kill()
-                worker.wait()
-            fastest = {pid: float(pd.Series(taken).quantile(0.1)) for pid, taken in times.items()}
-            quantiles = pd.Series(ratios).quantile([0.25, 0.5, 0.75]).round(4).tolist()
-            rows.append(
-                {
-                    "width": width, "execution": execution, "members": members, "turns": turns,
-                    "step_ms": round(1000 * fastest[ours.pid], 2), "ratio_25": quantiles[0],
-                    "ratio_median": quantiles[1], "ratio_75": quantiles[2],
-                    "ratio_fastest": round(fastest[ours.pid] / fastest[theirs.pid], 4), "same_losses": same,
-                }
-            )  # fmt: skip
-            Console().print(rows[-1])
+    for width, execution in itertools.product(widths, ("loop", "vmap")):
+        ours, theirs = (make_pack(checkout, width, members, execution) for checkout in (ROOT, other))
+        pairs, same = [], True
+        for i in range(3 + max(40, steps * widths[0] // width)):
+            order = (ours, theirs) if i % 2 else (theirs, ours)
+            found = {id(pack): step(pack, tokens_BT1) for pack in order}
+            pairs.append([found[id(pack)][0] for pack in (ours, theirs)])
+            same &= found[id(ours)][1] == found[id(theirs)][1]
+        table = pd.DataFrame(pairs[3:], columns=["ours", "theirs"])  # the first steps fault memory in
+        ratios, fastest = table["ours"] / table["theirs"], table.quantile(0.1)
+        low, median, high = ratios.quantile([0.25, 0.5, 0.75]).round(4)
+        rows.append(
+            {
+                "width": width, "execution": execution, "members": members, "steps": len(table),
+                "step_ms": round(1000 * fastest["ours"], 2), "ratio_25": low, "ratio_median": median,
+                "ratio_75": high, "ratio_fastest": round(fastest["ours"] / fastest["theirs"], 4),
+                "same_losses": same,
+            }
+        )  # fmt: skip
+        Console().print({name: str(value) for name, value in rows[-1].items()})
     if out is not None:
         pd.DataFrame(rows).to_csv(out, index=False)
 
