@@ -1,3 +1,3 @@
-"""mup_tpu: tune GPT-2 narrow, check that the optimum transfers, train wide once."""
+"""mup_tpu: tune small, check that the optimum transfers, train large once."""
 
 __version__ = "0.1.0"

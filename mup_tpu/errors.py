@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one sentence naming the field, the value and what is allowed.
+"""Errors that the user can mend: one sentence naming the field, the value and what is allowed.
 
 The command line prints the sentence and exits with code 2; nothing else in the package catches them.
 """

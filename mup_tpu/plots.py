@@ -1,8 +1,8 @@
 """Figures from analysis results: one style, every function returns a Figure, the same input gives the same
 bytes.
 
-Width is a sequential colour (viridis), parametrizations are panels that share axes, and learning rates lie on
-a log2 axis. Colours are safe for colour-blind readers, and nothing depends on colour alone.
+Scales are sequential colours (viridis), parametrizations are panels that share axes, and hyperparameters lie
+on a log2 axis. Colours are safe for colour-blind readers, and nothing depends on colour alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TPU generations: peak arithmetic and memory by type, as Google Cloud and Ray write it (v4-16, v5litepod-8).
 
-From Google Cloud's page of each version. Without torch, so that whoever plans for a TPU need not have one.
+From Google Cloud's page of each version. Without torch, so that planning for a TPU needs none.
 """
 
 from __future__ import annotations

@@ -116,11 +116,12 @@ def load_table(path: str | Path, columns: Columns | None = None, chance: float |
     """
     name, suffix = Path(str(path)).name, Path(str(path)).suffix.lower()
     columns = columns or default_columns(path)
-    try:
-        if suffix in _FILES:
-            return check_table(_FILES[suffix](path), columns, chance, name)
-    except (OSError, ValueError) as error:
-        raise TableError(f"table {path} cannot be read: {error}") from None
+    if suffix in _FILES:
+        try:
+            table = _FILES[suffix](path)
+        except (OSError, ValueError) as error:
+            raise TableError(f"table {path} cannot be read: {error}") from None
+        return check_table(table, columns, chance, name)
     stored, curves = load_runs(path), load_curves(path)
     checked = check_table(stored, columns, chance, name)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]

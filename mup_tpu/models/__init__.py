@@ -70,14 +70,14 @@ def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dic
 def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> dict[str, Scaling]:
     """Factors of each parameter of a trial, by name."""
     parameters = declare(trial.model, vocab_size, sequence_length).parameters
-    axes = infshapes(trial.model, vocab_size, sequence_length)
+    axes, growth = infshapes(trial.model, vocab_size, sequence_length), trial.growth
     return {
         name: scaling(
             trial.model.parametrization,
             update_rule_of(trial.optimizer, parameter).name,
             parameter,
             axes[name],
-            trial.growth,
+            growth,
         )
         for name, parameter in parameters.items()
     }

@@ -1,4 +1,4 @@
-"""What packs log, kept in the logs of a results folder, a file for each process, named by its host.
+"""Log files of packs, in the folder logs of their results: one for each process, named by its host.
 
 Packs log to the logger "mup_tpu", as any library does. Where workers on several hosts train for one results
 folder their driver sees no output of theirs, so each of them keeps its own, warnings included.

@@ -1,7 +1,7 @@
 """Workers that are lost: those that die, and those that hang, which only their silence shows.
 
-A sign of life is an event of the pack (`mup_tpu.training.report`). A thread that ticks would be none: it
-ticks on where the pack waits for ever.
+A sign of life is an event of the pack (`mup_tpu.training.report`). A timer thread would be none: it goes
+on where the pack hangs.
 """
 
 from __future__ import annotations
