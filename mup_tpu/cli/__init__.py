@@ -25,20 +25,20 @@ from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; exits with 2 and one sentence where the input is wrong."""
-    from mup_tpu.cli import data, replay, training
+    from mup_tpu.cli import checks, data, replay, training, tuning
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
         training.train,
-        training.sweep,
-        training.search,
-        training.transfer,
-        training.coord_check,
+        tuning.sweep,
+        tuning.search,
+        tuning.transfer,
+        checks.coord_check,
         replay.runs,
         replay.analyze,
         replay.plot,
         replay.report,
-        training.doctor,
+        checks.doctor,
     )
     for command in commands:
         app.command(name=command.__name__.replace("_", "-"))(command)
@@ -84,7 +84,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
             raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
-        from mup_tpu.cli.training import run_and_show
+        from mup_tpu.cli.tuning import run_and_show
 
         run_and_show(grid.change(presets[preset]), results, where, run)
 
@@ -148,7 +148,7 @@ def run_coord_checks(trials: Sequence[Trial], description: str | None) -> None:
             num_seeds: Seeds to average over.
             results: Results folder; what is stored there is not measured again.
         """
-        from mup_tpu.cli.training import coord_checks
+        from mup_tpu.cli.checks import coord_checks
 
         coord_checks(results, trials, widths, num_seeds=num_seeds)
 
@@ -177,7 +177,7 @@ def run_search_experiment(search: Search, description: str | None) -> None:
             options: Algorithm, scheduler, limits, and where it runs.
             run: How each trial is run.
         """
-        from mup_tpu.cli.training import search_and_show
+        from mup_tpu.cli.tuning import search_and_show
 
         command = f"python experiments/{search.experiment}.py"
         search_and_show(search, results, resume, options, run, command)

@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
+from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.schedule import schedule_factor
 
@@ -175,7 +176,7 @@ def test_resumed_pack_goes_on_bit_identically(execution):
         assert torch.equal(p, resumed.parameters[name]), name
 
 
-def test_checkpoint_of_one_way_loads_in_the_other():
+def test_checkpoint_of_one_execution_loads_in_the_other():
     trials = [TINY.replace(learning_rate=lr, precision="float64") for lr in (0.01, 0.02)]
     whole, _ = train(trials, "loop")
     first, _ = train(trials, "loop", 9)
@@ -295,3 +296,23 @@ def test_compiled_members_train_as_eager_ones_do():
     for batch in batches(TINY, 10):
         eager, compiled = (pack.step(batch) for pack in packs)
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_members_may_differ_in_the_residual_factor(execution, monkeypatch):
+    """One whose branches count half beside one in SP, whose factor is 1: each trains as it does alone."""
+    half = Parametrization(
+        "a rule of this test", PARAMETRIZATIONS["sp"].parameters,
+        forward=lambda growth: ForwardScaling(residual=1 / growth.depth),
+    )  # fmt: skip
+    monkeypatch.setitem(PARAMETRIZATIONS, "half", half)  # type: ignore[arg-type]
+    plain = TINY.replace(parametrization="sp", depth=2, base_depth=1)
+    halved = plain.replace(parametrization="half")
+    pack, together = train([plain, halved], execution)
+    assert pack.buffers["residual_factor"].tolist() == [1.0, 0.5]
+    alone, without = train([plain], execution)
+    assert "residual_factor" not in alone.buffers
+    tolerance = {"rtol": 0.0, "atol": 0.0} if execution == "loop" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(together[:, :1], without, **tolerance)
+    torch.testing.assert_close(together[:, 1:], train([halved], execution)[1], **tolerance)
+    assert (together[1:, 0] - together[1:, 1]).abs().min() > 1e-4, "the factor does something"

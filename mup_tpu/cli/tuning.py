@@ -1,0 +1,204 @@
+"""Commands that train many trials: sweep, search, transfer. Ray and torch are imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from mup_tpu.cli.grid import GridOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.errors import ConfigError
+
+
+def sweep(
+    file: Annotated[Path, tyro.conf.Positional],
+    grid: GridOptions = GridOptions(),
+    results: str | None = None,
+    run: RunOptions = RunOptions(),
+    where: SweepOptions = SweepOptions(),
+) -> None:
+    """Run what is missing of a sweep described in a TOML file, and store it.
+
+    Args:
+        file: TOML file: experiment, widths, learning_rates, parametrizations, num_seeds, and the shared trial
+            under [base.model], [base.data], [base.optimizer], [base.train]. Other axes are
+            scale = {depth = [2, 4, 8]}, tune = {weight_decay = [0, 0.01]}, compare = {precision = [...]}, and
+            [[ladder]] tables for fields that grow together.
+        grid: What to run in place of the file's.
+        results: Results folder (or fsspec URL); by default results/EXPERIMENT.
+        run: How each trial is run.
+        where: Where the sweep runs.
+    """
+    from mup_tpu.config_io import load_sweep
+
+    run_and_show(grid.change(load_sweep(file)), results, where, run)
+
+
+def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions) -> None:
+    """Run a sweep, then print its optima and verdict and draw its figures."""
+    from mup_tpu.tuning.this_machine import start_server
+
+    sweep.trials()  # what is not allowed is said before anything starts
+    folder = results or f"results/{sweep.experiment}"
+    if not Path(folder, "store.json").exists():  # or there may be nothing left to run
+        start_server(where, run)
+    from mup_tpu.cli import replay
+    from mup_tpu.tuning.sweep import run_sweep
+
+    # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
+    threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
+    console = Console()
+    try:
+        outcome = run_sweep(sweep, folder, where, run, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; what had finished is stored in {folder}, run the same command to go on")
+        raise
+    if outcome:
+        ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
+        console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
+    replay.show(folder)
+
+
+def search(
+    file: Annotated[Path, tyro.conf.Positional],
+    results: str | None = None,
+    resume: bool = False,
+    options: SearchOptions = SearchOptions(),
+    run: RunOptions = RunOptions(),
+) -> None:
+    """Search the space described in a TOML file with Ray Tune, and store every trial.
+
+    Args:
+        file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
+            with kind (loguniform, uniform, choice), low and high, or values.
+        results: Results folder; by default results/EXPERIMENT.
+        resume: Go on with the search that the folder holds. What ended is not repeated, what ran goes on from
+            its checkpoint, and the algorithm keeps what it learned.
+        options: Algorithm, scheduler, limits, and where it runs.
+        run: How each trial is run.
+    """
+    from mup_tpu.config_search import load_search
+
+    search_and_show(load_search(file), results, resume, options, run, f"mup-tpu search {file}")
+
+
+def search_and_show(
+    search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
+) -> None:
+    """Run a search, then print how it ended, its best trial, and how to go on."""
+    from mup_tpu.columns import write
+    from mup_tpu.tuning.search import run_search
+    from mup_tpu.tuning.transfer import best_trials
+
+    console = Console()
+    folder = results or f"results/{search.experiment}"
+    outcome = run_search(search, folder, options, run, resume, console)
+    ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
+    console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}", highlight=False)
+    if outcome.unfinished:
+        at = f" --results {results}" if results else ""
+        line = f"{outcome.unfinished} trials to go; go on with: {command}{at} --resume"
+        console.print(line, highlight=False, soft_wrap=True)
+    if outcome.counts["finished"]:
+        best = best_trials(folder)[0]
+        point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
+        console.print(f"best: loss {best.loss:.4f} at {point}", style="bold", highlight=False, soft_wrap=True)
+        width = 4 * search.base.model.width
+        console.print(f"transfer it with: mup-tpu transfer {folder} --width {width}", highlight=False)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def transfer(
+    path: Annotated[str, tyro.conf.Positional],
+    width: int | None = None,
+    to: tuple[str, ...] = (),
+    top: int = 1,
+    num_seeds: int = 1,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    parametrizations: tuple[str, ...] = ("mup", "sp"),
+    results: str | None = None,
+    sweep: str | None = None,
+    run: RunOptions = RunOptions(),
+    where: SweepOptions = SweepOptions(),
+) -> None:
+    """Train a larger model, or for longer, with the best trials of a search, and say what each reached.
+
+    Args:
+        path: Results folder of the search (or of a sweep).
+        width: Width of the target; short for --to width=WIDTH.
+        to: Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8.
+        top: How many of the best trials to transfer.
+        num_seeds: Seeds of each.
+        steps: Train the target for so many steps instead of the search's.
+        batch_size: Train it with this batch size instead of the search's.
+        parametrizations: mup is the transfer; sp, with the same hyperparameters, is what it would be without.
+        results: Results folder; by default PATH_transfer.
+        sweep: Results folder of a sweep at the target, to give the regret against its optimum.
+        run: How each trial is run.
+        where: Where they run.
+    """
+    from mup_tpu.columns import configured, write
+    from mup_tpu.config import field_column
+    from mup_tpu.store import load_axes, load_runs
+    from mup_tpu.tuning import transfer as rules
+    from mup_tpu.tuning.plan import describe
+    from mup_tpu.tuning.sweep import run_trials
+
+    console = Console()
+    target = ({} if width is None else {"width": width}) | _assignments(to)
+    if not target:
+        raise ConfigError("transfer needs a target: give --width, or --to FIELD=VALUE such as --to depth=8")
+    found = rules.best_trials(path, top)
+    trials = rules.target_trials(
+        found, target, parametrizations, num_seeds, steps=steps, batch_size=batch_size
+    )
+    for warning in rules.transfer_warnings(found[0].trial, trials[0]):
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    folder = results or f"{path.rstrip('/')}_transfer"
+    run_trials(f"{Path(path).name}_transfer", trials, tuple(target), folder, where, run, console)
+    runs = load_runs(folder)
+    for name in target:
+        column = field_column(name)
+        runs = runs[runs[column] == configured(trials[0])[column]]
+    tuned = load_axes(path).tune.column
+    at = describe(trials[0], tuple(target))
+    small = describe(found[0].trial, tuple(target))
+    console.print(f"{small}, searched: loss {found[0].loss:.4f} nat/token", highlight=False)
+    rows: list[dict[Any, Any]] = runs.sort_values("loss").to_dict("records")
+    for row in rows:
+        console.print(
+            f"{at}, {row['parametrization']}, {tuned} {write(tuned, row[tuned])}, "
+            f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token",
+            highlight=False,
+        )
+    if sweep is not None:
+        for row in rules.regret_against_sweep(runs, sweep):
+            console.print(
+                f"{row['parametrization']}: regret {row['regret']:+.4f} nat at {at} against "
+                f"the best of {sweep} there ({row['best']:.4f})",
+                style="bold",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _assignments(given: Sequence[str]) -> dict[str, Any]:
+    """Values by field, from FIELD=VALUE."""
+    from mup_tpu.config_io import parse_value
+
+    values = {}
+    for text in given:
+        name, found, value = text.partition("=")
+        if not found:
+            raise ConfigError(f"to {text!r} is not FIELD=VALUE; write for example depth=8")
+        values[name] = parse_value(name, value, "to")
+    return values
