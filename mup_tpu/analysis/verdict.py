@@ -123,7 +123,9 @@ def settle(
             f"{command} --parametrizations {parametrization} --widths {numbers} "
             f"--num-seeds {seeds} --learning-rates {values}"
         )
-    return f"add {columns.hyperparameter} {values} at {columns.scale} {numbers}, {seeds} seeds each"
+    points = [write_scale(columns.scale, s) for s in scales]
+    at = (", " if any(" " in point for point in points) else " ").join(points)
+    return f"add {columns.hyperparameter} {values} at {columns.scale} {at}, {seeds} seeds each"
 
 
 def _beyond(optimum: Optimum, curve: LossCurve) -> list[float]:
