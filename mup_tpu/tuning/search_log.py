@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,14 @@ class SearchLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events: list[dict[str, Any]] = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.events.append(json.loads(line))
-                except ValueError:
-                    continue  # the torn last line of a killed search
+        text = path.read_bytes() if path.exists() else b""
+        self._in_line = not text.endswith(b"\n") if text else False
+        """Whether the file ends within a line, as after a kill."""
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                warnings.warn(f"line {number} of {path} is torn, as by a kill: left out", stacklevel=2)
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
         }
@@ -81,7 +84,8 @@ class SearchLog:
         self.events.append(event)
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event) + "\n")
+                file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
+            self._in_line = False
         except OSError as error:
             raise StoreError(f"search log {self.path} cannot be written: {error.strerror}") from None
 

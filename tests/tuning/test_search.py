@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 
 import psutil
@@ -165,6 +166,27 @@ def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(clu
     assert outcome.counts["failed"] >= 1
     hung = load_runs(tmp_path / "long").query("status == 'failed'")
     assert hung["reason"].str.contains("hung").all()
+
+
+def test_a_log_cut_anywhere_in_its_last_line_loses_that_line_alone(search, tmp_path):
+    """Whatever was left of it, what comes next is on lines of its own."""
+    log = SearchLog(tmp_path / "search.jsonl")
+    log.begin(search, SearchOptions())
+    whole = (tmp_path / "search.jsonl").read_bytes()
+    log.propose({"learning_rate": 0.1})
+    last = (tmp_path / "search.jsonl").read_bytes()[len(whole) :]
+    for cut in range(1, len(last) + 1):
+        (tmp_path / "search.jsonl").write_bytes(whole + last[:cut])
+        is_torn = cut < len(last) - 1
+        with pytest.warns(UserWarning, match="line 2 .* is torn") if is_torn else contextlib.nullcontext():
+            again = SearchLog(tmp_path / "search.jsonl")
+        assert len(again.proposals) == (0 if is_torn else 1)
+        key = again.propose({"learning_rate": 0.2})
+        again.end(key, 1.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = SearchLog(tmp_path / "search.jsonl")
+        assert found.proposals[key] == {"learning_rate": 0.2} and found.ended == {key}, cut
 
 
 def test_a_search_that_was_begun_before_a_field_came_is_gone_on_with(search, tmp_path):
