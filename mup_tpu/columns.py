@@ -45,8 +45,7 @@ def _fields() -> list[Column]:
     for part, cls in PARTS.items():
         hints = typing.get_type_hints(cls)
         for f in dataclasses.fields(cls):
-            name, about = field_column(f.name), f.metadata
-            kind = type(getattr(cls(), name)) if hasattr(cls, name) else hints[f.name]
+            name, about, kind = field_column(f.name), f.metadata, hints[f.name]
             kind = str if typing.get_origin(kind) is typing.Literal else kind
             label = about.get("label") or f.name.replace("_", " ")
             unit, as_power = about.get("unit", ""), about.get("as_power", False)
@@ -58,6 +57,7 @@ _OUTCOME = [
     Column("experiment", str, "experiment"),
     Column("trial_id", str, "trial"),
     Column("heads", int, "heads"),
+    Column("warmup_steps", int, "warm-up", "steps"),
     Column("actual_head_size", int, "head size at this width"),
     Column("params", int, "parameters"),
     Column("params_non_embedding", int, "parameters without embeddings"),
@@ -115,12 +115,10 @@ def configured(trial: Trial) -> dict[str, Any]:
     """The columns of a trial's configuration, and those that follow from it alone."""
     m, d, t = trial.model, trial.data, trial.train
     parts = {name: getattr(trial, name) for name in PARTS}
-    values = {
-        c.name: getattr(parts[c.part], c.name if hasattr(parts[c.part], c.name) else c.field)
-        for c in CONFIGURED.values()
-    }
+    values = {c.name: getattr(parts[c.part], c.field) for c in CONFIGURED.values()}
     return values | {
         "heads": m.heads,
+        "warmup_steps": t.warmup_steps,
         "actual_head_size": m.actual_head_size,
         "tokens_planned": t.steps * d.batch_size * d.sequence_length,
         "config": json.dumps(trial.to_dict(), sort_keys=True),

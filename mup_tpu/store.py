@@ -119,11 +119,15 @@ class Store:
             if records:
                 _write(self.folder, f"{table}/{part}.parquet", _parquet(records, _SCHEMAS[table]))
 
+    def results(self) -> pd.DataFrame:
+        """The rows that are results: of whole trials, and of those that were stopped early."""
+        runs = _read_table(self.folder, "runs")
+        return runs[runs["status"].isin(FINAL)]
+
     def done(self, stopped: bool = True) -> set[str]:
         """trial_ids whose result is stored, those that were stopped early among them or not."""
-        runs = _read_table(self.folder, "runs")
-        final = runs["status"].isin(FINAL) & (stopped | (runs["status"] != "stopped"))
-        return set(runs.loc[final, "trial_id"])
+        runs = self.results()
+        return set(runs.loc[stopped | (runs["status"] != "stopped"), "trial_id"])
 
     def compact(self) -> None:
         """Merge all parts into one of each table (a folder to commit is easier to look at)."""

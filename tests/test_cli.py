@@ -229,6 +229,36 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(cor
         assert code == 2 and sentence in error.replace("\n", " ")
 
 
+def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, capfd):
+    rows = [
+        {
+            "width": w,
+            "lr": 2.0**x,
+            "loss": 2.0 + 0.05 * (x + 7) ** 2 + steps / 1000,
+            "steps": steps,
+            "note": "a b",
+        }
+        for w in (64, 128, 256)
+        for x in range(-10, -3)
+        for steps in (100, 200)
+    ]
+    table = tmp_path / "runs.csv"
+    pd.DataFrame(rows).to_csv(table)
+    code, _, error = outcome(capfd, "analyze", table)
+    assert code == 2 and "--where steps=VALUE" in error
+    code, out, _ = outcome(capfd, "analyze", table, "--where", "steps=200", "note=a b", "--json")
+    assert code == 0 and min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
+    for bad, sentence in (
+        ("steps=300", "where: no row has steps 300; there are 100, 200"),
+        ("step=100", "where: table has no column 'step'; it has"),
+        ("steps", "where 'steps' is not COLUMN=VALUE"),
+    ):
+        code, _, error = outcome(capfd, "analyze", table, "--where", bad)
+        assert code == 2 and sentence in error
+    code, out, _ = outcome(capfd, "runs", ROOT / "results" / "quickstart", "--where", "width=64", "lr=2^-7")
+    assert code == 0 and "quickstart: 4 runs" in out
+
+
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     command = [
         "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,

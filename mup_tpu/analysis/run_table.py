@@ -6,16 +6,17 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
 from mup_tpu.columns import CONFIGURED, label
-from mup_tpu.config import field_column
-from mup_tpu.errors import TableError
+from mup_tpu.config import field_column, parse_learning_rate
+from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.store import load_axes, load_curves, load_runs
 
 MERGE_OCTAVES = 0.02
@@ -102,13 +103,19 @@ class RunTable:
     """Runs whose hyperparameter is 0, which has no place on a log2 axis; columns as `runs`, without x."""
 
 
-def load_table(path: str | Path, columns: Columns | None = None, chance: float | None = None) -> RunTable:
+def load_table(
+    path: str | Path,
+    columns: Columns | None = None,
+    chance: float | None = None,
+    where: Mapping[str, str] = MappingProxyType({}),
+) -> RunTable:
     """Read and check a results folder, a CSV or a Parquet file.
 
     Args:
         path: results folder (or fsspec URL), or a file.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing; runs at or above it count as diverged.
+        where: rows to take, as values of columns.
 
     Raises:
         TableError: it is no table, or cannot be analysed as it is.
@@ -121,12 +128,32 @@ def load_table(path: str | Path, columns: Columns | None = None, chance: float |
             table = _FILES[suffix](path)
         except (OSError, ValueError) as error:
             raise TableError(f"table {path} cannot be read: {error}") from None
-        return check_table(table, columns, chance, name)
-    stored, curves = load_runs(path), load_curves(path)
+        return check_table(select(table, where), columns, chance, name)
+    stored, curves = select(load_runs(path), where), load_curves(path)
     checked = check_table(stored, columns, chance, name)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     return replace(checked, command=_command(path, stored), history=history, stored=stored)
+
+
+def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
+    """The rows whose columns have these values.
+
+    Raises:
+        TableError: there is no such column, or no such row.
+    """
+    for column, value in where.items():
+        if column not in table:
+            raise TableError(f"where: table has no column {column!r}; it has {', '.join(table.columns)}")
+        try:
+            chosen = table[column].astype(float) == parse_learning_rate(value)
+        except (ValueError, TypeError, ConfigError):
+            chosen = table[column].astype(str).str.lower() == value.lower()
+        if not chosen.any():
+            there = ", ".join(map(str, sorted(table[column].dropna().unique())[:6]))
+            raise TableError(f"where: no row has {column} {value}; there are {there}")
+        table = table[chosen]
+    return table.reset_index(drop=True)
 
 
 def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
@@ -293,7 +320,7 @@ def _check_same(table: pd.DataFrame, columns: Columns) -> None:
             values = ", ".join(map(str, sorted(table[column].dropna().unique())[:4]))
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); "
-                "compare runs of one kind, e.g. by filtering that column first"
+                f"compare runs of one kind, e.g. by filtering that column first: --where {column}=VALUE"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 Where = Annotated[str, tyro.conf.Positional]
 
 
-def runs(path: Where, csv: Path | None = None, compact: bool = False) -> None:
+def runs(path: Where, csv: Path | None = None, compact: bool = False, where: tuple[str, ...] = ()) -> None:
     """Show the run table of a results folder, or export it.
 
     Args:
         path: Results folder (or fsspec URL).
+        where: Rows to show or export alone, as COLUMN=VALUE.
         csv: File to export the whole table to, every column.
         compact: Merge the folder's parts into one file each, as for committing it.
     """
+    from mup_tpu.analysis.run_table import select
     from mup_tpu.store import Store, load_axes, load_runs
 
-    table = load_runs(path)
+    table = select(load_runs(path), _conditions(where))
     console = Console()
     if compact:
         Store(path, str(table["experiment"].iloc[0])).compact()
@@ -91,6 +93,8 @@ class TableOptions:
     """Column to analyse in place of the learning rate, e.g. init_std."""
     scale: str | None = None
     """Column to analyse in place of the width, e.g. depth."""
+    where: tuple[str, ...] = ()
+    """Rows to take alone, as COLUMN=VALUE: steps_planned=500 tied=true."""
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float = 0.01
@@ -125,7 +129,19 @@ class TableOptions:
             step=self.step_col,
             params=self.params_col,
         )
-        return load_table(path, columns, self.chance)
+        return load_table(path, columns, self.chance, _conditions(self.where))
+
+
+def _conditions(given: Sequence[str]) -> dict[str, str]:
+    """Values by column, from COLUMN=VALUE.
+
+    Raises:
+        TableError: one is not of that form.
+    """
+    for text in given:
+        if "=" not in text:
+            raise TableError(f"where {text!r} is not COLUMN=VALUE; write for example steps_planned=500")
+    return {column: value for column, _, value in (text.partition("=") for text in given)}
 
 
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:

@@ -181,7 +181,7 @@ class TrainConfig:
 
     steps: int = described(500, label="step count", column="steps_planned")
     """Optimizer steps."""
-    warmup: float = described(0.1, label="warm-up", unit="steps", column="warmup_steps")
+    warmup: float = described(0.1, label="warm-up", unit="share of the steps, or steps")
     """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak."""

@@ -54,7 +54,7 @@ def described(
         default: of the field.
         label: what figures and tables for people call it.
         unit: of its values.
-        column: its name in run tables. A property of that name gives the value where there is one.
+        column: its name in run tables.
         as_power: whether its values are written as powers of 2.
         former: its name in earlier versions, which is still understood, and which `trial_id` goes by.
     """

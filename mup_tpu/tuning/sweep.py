@@ -15,9 +15,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.columns import configured, label, write
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
-from mup_tpu.errors import ConfigError, Preempted
+from mup_tpu.columns import CONFIGURED, configured, label, write
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
+from mup_tpu.errors import ConfigError, Preempted, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes
@@ -46,12 +46,14 @@ def run_sweep(
     Raises:
         ConfigError: a trial of the grid is not allowed, two points of its scale measure the same, or the
             device or cluster is not there.
-        StoreError: the results folder cannot be written, or holds another experiment or other axes.
+        StoreError: the results folder cannot be written, or holds another experiment, other axes, or runs of
+            another kind.
         DataError: the corpus cannot be used.
     """
     trials = sweep.trials()
     check_measure(sweep)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep))
+    check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
     return _run(store, trials, sweep.scale_axis.fields, options, run, console)
 
@@ -92,6 +94,27 @@ def check_measure(sweep: Sweep) -> None:
                 "give a measured_by that tells them apart"
             )
         seen[values[axis.column]] = at
+
+
+def check_alike(sweep: Sweep, store: Store) -> None:
+    """What is stored must be of the sweep's kind, or every analysis of both would be refused afterwards.
+
+    Raises:
+        StoreError: a field that the sweep does not change along an axis has another value there.
+    """
+    runs = store.results()
+    changing = {field_column(field) for axis in sweep.axes for field in axis.fields} | {"seed", "corpus"}
+    own = configured(sweep.base)
+    for column, value in own.items():
+        if column not in CONFIGURED or column in changing or not len(runs):
+            continue
+        others = [v for v in runs[column].dropna().unique().tolist() if v != value]
+        if others:
+            raise StoreError(
+                f"results folder {store.folder} holds runs with {label(column)} {write(column, others[0])}, "
+                f"and this sweep has {write(column, value)}; an analysis compares runs of one kind: give "
+                f"another --results, or look at what is there with --where {column}={others[0]}"
+            )
 
 
 def _run(

@@ -1,6 +1,7 @@
 """Sweeps in this process, in several and on a real local Ray: stored as they go, resumed, equal."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu import data
+from mup_tpu.analysis import analyze, load_table
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
@@ -328,3 +330,32 @@ def test_a_folder_takes_no_sweep_along_other_axes(tiny, in_process):
     other = Sweep("small", tiny, scale=Axis("depth", (1, 2)))
     with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
         run_sweep(other, str(in_process), SweepOptions(), ALONE, Console(quiet=True))
+
+
+def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
+    """An edited step count, init or schedule: the analysis of both would be refused for ever."""
+    sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+    for changes, sentence in (
+        ({"steps": 40}, "holds runs with step count 30, and this sweep has 40; .*--where steps_planned=30"),
+        ({"init_std": 0.5}, "holds runs with init σ 0.08, and this sweep has 0.5"),
+        ({"alpha_out": 2.0}, "holds runs with α_out .logits. 1, and this sweep has 2"),
+        ({"base_depth": 1}, "holds runs with base depth 0, and this sweep has 1"),
+        ({"batch_size": 2}, "holds runs with batch size 4, and this sweep has 2"),
+    ):
+        other = dataclasses.replace(sweep, base=tiny.replace(**changes))
+        with pytest.raises(StoreError, match=sentence):
+            run_sweep(other, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+    assert len(load_runs(tmp_path)) == 1
+    elsewhere = dataclasses.replace(sweep, learning_rates=(0.02,), num_seeds=2)
+    assert run_sweep(elsewhere, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 2}
+
+
+def test_a_sweep_over_the_length_of_training_is_analysed(tiny, tmp_path):
+    """Warm-up is a share of the steps, so that its steps change along the scale too."""
+    sweep = Sweep("x", tiny, scale=Axis("steps", (10, 20, 40)), learning_rates=(0.003, 0.01, 0.03))
+    assert run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 9}
+    assert load_runs(tmp_path).groupby("steps_planned")["warmup_steps"].first().tolist() == [2, 4, 8]
+    (result,) = analyze(load_table(tmp_path)).results
+    assert [curve.scale for curve in result.curves] == [10, 20, 40]
+    assert not run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
