@@ -209,18 +209,13 @@ def _parts(folder: Folder, table: str) -> list[str]:
 
 
 def _read_table(folder: Folder, table: str) -> pd.DataFrame:
-    tables = []
-    try:
-        parts = _parts(folder, table)
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
-    for part in parts:
-        try:
-            tables.append(pq.read_table(io.BytesIO(folder.read(part))))
-        except FileNotFoundError:
-            continue  # merged into another part by a compaction since the listing
-        except (OSError, pa.ArrowInvalid) as error:
-            raise StoreError(f"part {folder}/{part} of the results folder cannot be read: {error}") from None
+    tables = None
+    for _ in range(_LISTINGS):
+        tables = _read_parts(folder, table)
+        if tables is not None:
+            break
+    if tables is None:
+        raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
     whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
     frame = whole.to_pandas()
     if table == "curves":
@@ -229,6 +224,27 @@ def _read_table(folder: Folder, table: str) -> pd.DataFrame:
     # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
     rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
+
+
+_LISTINGS = 100
+"""Times that parts are listed where one is gone when it is read, merged into another by a compaction."""
+
+
+def _read_parts(folder: Folder, table: str) -> list[pa.Table] | None:
+    """All parts of a table; None if one that was listed is gone."""
+    try:
+        parts = _parts(folder, table)
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+    tables = []
+    for part in parts:
+        try:
+            tables.append(pq.read_table(io.BytesIO(folder.read(part))))
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StoreError(f"part {folder}/{part} of the results folder cannot be read: {error}") from None
+    return tables
 
 
 def _parquet(records: list[Mapping[str, Any]], schema: pa.Schema) -> bytes:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import threading
 
 import pandas as pd
 import pytest
@@ -93,6 +94,29 @@ def test_a_half_written_part_is_never_seen(tmp_path):
     assert load_runs(tmp_path)["trial_id"].tolist() == ["a"]
     store.append([row("b")])
     assert len(load_runs(tmp_path)) == 2
+
+
+def test_who_reads_while_parts_are_merged_sees_every_row(tmp_path):
+    """A compaction over and over in a thread, beside a reader: no part may be missed for being merged."""
+    store = Store(tmp_path, "x")
+    ended = threading.Event()
+
+    def append_and_compact():
+        while not ended.is_set():
+            for k in range(3):
+                store.append([row(f"trial-{k}")])
+            store.compact()
+
+    for k in range(20):
+        store.append([row(f"trial-{k}")])
+    thread = threading.Thread(target=append_and_compact)
+    thread.start()
+    try:
+        counts = [len(load_runs(tmp_path)) for _ in range(60)]
+    finally:
+        ended.set()
+        thread.join()
+    assert counts == [20] * 60
 
 
 def _append_many(path: str, first: int) -> None:
