@@ -179,6 +179,8 @@ def check_table(
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
+    if chance is not None:
+        require_above_zero("chance", chance)
     notes: list[str] = []
     runs = _standard_form(table, columns)
     _check_positive(table, runs, columns)
@@ -239,16 +241,28 @@ def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
 
 
 def _check_positive(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> None:
-    """Scales must be above 0, values of the hyperparameter 0 or more."""
+    """Scales must be above 0, values of the hyperparameter 0 or more, and both finite."""
     for column, part, allowed, words in (
         (columns.scale, "scale", runs["scale"] > 0, "above 0"),
+        (columns.scale, "scale", np.isfinite(runs["scale"]), "finite"),
         (columns.hyperparameter, "value", runs["value"] >= 0, "0 or more"),
+        (columns.hyperparameter, "value", np.isfinite(runs["value"]), "finite"),
     ):
         bad = table.index[~allowed].tolist()
         if bad:
             value = table.loc[bad[0], column]
             hint = " (are these log2 values? the column takes plain ones)" if part == "value" else ""
             raise TableError(f"{column} must be {words}, but row {bad[0]} has {value}{_more(bad)}{hint}")
+
+
+def require_above_zero(name: str, value: float) -> None:
+    """A setting of an analysis must be a finite number above 0.
+
+    Raises:
+        TableError: it is not.
+    """
+    if not (value > 0 and np.isfinite(value)):
+        raise TableError(f"{name} {value:g} is not allowed: it must be a finite number above 0")
 
 
 def _note_excluded(runs: pd.DataFrame, notes: list[str]) -> None:

@@ -20,7 +20,7 @@ from mup_tpu.analysis.optimum import (
     pooled_noise,
 )
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict, decide, settle
 from mup_tpu.errors import TableError
@@ -142,7 +142,12 @@ def analyze(
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
+
+    Raises:
+        TableError: epsilon or delta is not a finite number above 0.
     """
+    require_above_zero("epsilon", epsilon)
+    require_above_zero("delta", delta)
     notes = list(table.notes)
     losses = table.runs["loss"].to_numpy()
     losses = losses[np.isfinite(losses)]

@@ -1,10 +1,12 @@
 """Validation: what is wrong stops with a sentence, what is odd becomes a note, what diverged is kept."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, check_table, load_table
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.errors import TableError
 
 
@@ -148,3 +150,19 @@ def test_what_is_compared_may_vary_and_nothing_else():
     assert len(check_table(frame, Columns(scale="depth")).runs) == 12
     with pytest.raises(TableError, match="mixes several widths"):
         check_table(frame.assign(width=[64, 128] * 6), Columns(scale="depth"))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0.0, -1.0])
+def test_settings_and_scales_that_are_no_finite_numbers_above_zero_are_refused(value):
+    table = check_table(runs())
+    for setting in ({"epsilon": value}, {"delta": value}):
+        (name,) = setting
+        with pytest.raises(TableError, match=f"{name} {value:g} is not allowed: it must be a finite number"):
+            analyze(table, **setting)
+    with pytest.raises(TableError, match=f"chance {value:g} is not allowed"):
+        check_table(runs(), chance=value)
+    with pytest.raises(TableError, match="width must be (above 0|finite), but row 0 has"):
+        check_table(runs(width=[value, *runs()["width"][1:]]))
+    if value != 0:
+        with pytest.raises(TableError, match="lr must be (0 or more|finite), but row 0 has"):
+            check_table(runs(lr=[value, *runs()["lr"][1:]]))
