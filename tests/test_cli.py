@@ -80,6 +80,36 @@ def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     assert summary in second
 
 
+def test_trials_that_share_a_checkpoint_folder_leave_each_other_and_the_user_alone(corpus, tmp_path, capfd):
+    """Another trial's checkpoints, and folders of the user's whose names look like them."""
+    common = ["train", *SMALL, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
+    (tmp_path / "step-results").mkdir()
+    (tmp_path / "step-results" / "notes.txt").write_text("mine")
+    losses = []
+    for seed in (0, 1, 0):
+        code, out, _ = outcome(capfd, *common, "--seed", seed)
+        assert code == 0
+        losses.append(re.search(r"finished: loss ([\d.]+)", out).group(1))
+    assert losses[0] == losses[2] != losses[1]
+    assert (tmp_path / "step-results" / "notes.txt").read_text() == "mine"
+    folders = sorted(p for p in tmp_path.iterdir() if p.name != "step-results")
+    assert len(folders) == 2
+    for folder in folders:
+        assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004", "step-00000008"]
+
+
+def test_checkpoints_of_an_earlier_version_are_gone_on_with(corpus, tmp_path, capfd):
+    """They lay in the folder itself."""
+    common = ["train", *SMALL, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
+    assert outcome(capfd, *common)[0] == 0
+    (own,) = (tmp_path / "c").iterdir()
+    for checkpoint in list(own.iterdir()):
+        checkpoint.rename(tmp_path / "c" / checkpoint.name)
+    own.rmdir()
+    code, out, _ = outcome(capfd, *common)
+    assert code == 0 and "goes on from step 8 of 12" in out
+
+
 def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_path, capfd):
     """A checkpoint said to be better than any end, of weights that are told from all others."""
     from transformers import GPT2LMHeadModel
@@ -87,10 +117,11 @@ def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_pat
     common = [*SMALL, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
     common += ["--eval-every", 4, "--export", tmp_path / "out", "--export-best"]
     assert outcome(capfd, "train", *common)[0] == 0
-    last = load_latest(tmp_path / "c")
+    (own,) = (tmp_path / "c").iterdir()
+    last = load_latest(own)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in last.tensors.items()}
     meta = {name: value for name, value in last.meta.items() if name not in ("step", "sha256")}
-    save(tmp_path / "c", 2, zeros, meta | {"evaluation_loss": 0.5})
+    save(own, 2, zeros, meta | {"evaluation_loss": 0.5})
     code, out, _ = outcome(capfd, "train", *common)
     assert code == 0 and "of step 2, held-out loss 0.5000" in out
     exported = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
@@ -117,7 +148,7 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
     command = [str(part) for part in command]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "c").glob("step-*")) and time.monotonic() < deadline:
+    while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

@@ -40,7 +40,8 @@ def train(
             them.
         results: Results folder (or fsspec URL) to store the row and the learning curve in.
         checkpoints: Folder (or fsspec URL) to checkpoint to and to go on from, every tenth of the run unless
-            --checkpoint-every. The last two are kept, and the best of those that --eval-every evaluated.
+            --checkpoint-every; each trial has a folder in it. The last two are kept, and the best of those
+            that --eval-every evaluated.
         export: Folder to write the trained model to, as a stock Hugging Face model.
         export_best: Export the checkpoint of least held-out loss in place of the last weights.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
@@ -52,6 +53,8 @@ def train(
     if export_best and not (export and checkpoints and run.eval_every):
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     trial = _trial_of(config, trial)
+    if checkpoints is not None:
+        checkpoints = _folder_of(trial, checkpoints)
     result = _train(trial, run, results, checkpoints, profile, console)
     row = result.rows[0]
     if row["status"] == "preempted":
@@ -89,6 +92,17 @@ def _trial_of(config: Path | None, trial: Trial) -> Trial:
             f"--config {config} and options of the trial were both given; change the file instead"
         )
     return load_trial(config)
+
+
+def _folder_of(trial: Trial, checkpoints: str) -> str:
+    """A trial's folder in that of all checkpoints; the latter itself where an earlier version used it."""
+    from mup_tpu import data
+    from mup_tpu.training.checkpoint import load_latest
+
+    trial_id = trial.trial_id(data.load(trial.data).fingerprint)
+    found = load_latest(checkpoints)
+    is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
+    return checkpoints if is_old else f"{checkpoints.rstrip('/')}/{trial_id}"
 
 
 def _train(

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -184,7 +185,7 @@ def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _steps(folder: Folder) -> list[str]:
-    return [name for name in folder.names() if name.startswith("step-")]
+    return [name for name in folder.names() if re.fullmatch(r"step-\d{8,}", name)]
 
 
 def _meta(folder: Folder, name: str) -> dict[str, Any] | None:
