@@ -178,7 +178,7 @@ def test_coordinate_check_figure_names_each_slope():
 def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
     figure = plots.search_figure(ranking(load_runs(RESULTS / "tune_small")))
     labels = [ax.get_xlabel() for ax in figure.axes]
-    assert labels[:3] == ["learning rate", "warm-up (steps)", "init σ"]
+    assert labels[:3] == ["learning rate", "warm-up (share of the steps, or steps)", "init σ"]
     assert len(labels) == 6
     finished = figure.axes[0].collections[1].get_offsets()
     best = figure.axes[0].collections[2].get_offsets()

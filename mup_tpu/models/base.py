@@ -130,7 +130,7 @@ class Declaration:
         """
         matrices = sum(p.size for p in self.parameters.values() if p.role == "hidden")
         attention = self.layers * self.heads * self.head_size * sequence_length
-        return 6 * (matrices + vocab_size * self.width) + 12 * attention
+        return float(6 * (matrices + vocab_size * self.width) + 12 * attention)
 
 
 @dataclass(frozen=True)

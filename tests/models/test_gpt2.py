@@ -10,7 +10,14 @@ from torch.func import functional_call
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig, Trial
-from mup_tpu.models import Forms, architecture_of, declare, forward_factors, parameter_scalings
+from mup_tpu.models import (
+    Forms,
+    architecture_of,
+    declare,
+    forward_factors,
+    parameter_scalings,
+    training_flops,
+)
 from mup_tpu.models.weights import export_stock, init_parameters
 from mup_tpu.parametrization import ForwardScaling, Parametrization
 
@@ -206,3 +213,9 @@ def test_residual_factor_scales_every_branch_and_folds_into_the_export(monkeypat
     export_stock(Trial(model=config), parameters, VOCAB, T, tmp_path)
     exported = GPT2LMHeadModel.from_pretrained(tmp_path)
     torch.testing.assert_close(exported(tokens()).logits, ours, rtol=1e-5, atol=1e-5)
+
+
+def test_arithmetic_is_a_float_at_any_size():
+    """Whole numbers beyond 2^53 do not fit into a column of floats."""
+    huge = Trial().replace(width=2**20, depth=48, steps=10**6)
+    assert isinstance(training_flops(huge, 256), float) and training_flops(huge, 256) > 2**53
