@@ -16,7 +16,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config_search import SearchOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import load_runs
-from mup_tpu.training.report import PackFailure, PackResult, Report
+from mup_tpu.training.report import PackFailure, PackResult, PackStarted, Report
 from mup_tpu.tuning import heartbeat, local_packs
 from mup_tpu.tuning.heartbeat import Heartbeats
 from mup_tpu.tuning.sweep import run_sweep
@@ -94,7 +94,7 @@ def test_a_pack_that_hangs_three_times_is_failed_with_the_reason_and_the_others_
     options, last, attempts, hung = RunOptions(threads=1), {}, 0, 0
     for index, event in local_packs.run_packs(packs, options, 2, lambda pack: None, None, heartbeat=10):
         last[index] = event
-        attempts += (index, event) == (0, None)
+        attempts += index == 0 and isinstance(event, PackStarted)
         if index == 0 and isinstance(event, Report) and isinstance(last[1], PackResult) and hung < attempts:
             hung += 1
             for process in workers_of(os.getpid(), "forkserver"):
