@@ -14,7 +14,7 @@ from rich.console import Console
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import load_runs
-from mup_tpu.training.report import Report
+from mup_tpu.training.report import PackStarted, Report
 from mup_tpu.tuning import ray_packs
 from mup_tpu.tuning.cluster import slots
 from mup_tpu.tuning.sweep import run_sweep
@@ -146,8 +146,8 @@ def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_che
     assert outcome == {"finished": 4}
     assert len(load_runs(tmp_path)) == 4
     assert load_runs(tmp_path)["trial_id"].is_unique
-    assert seen.count(None) == 2, "the pack was started twice"
-    again = seen[seen.index(None, 1) :]
+    assert seen.count(PackStarted()) == 2, "the pack was started twice"
+    again = seen[seen.index(PackStarted(), 1) :]
     assert next(event for event in again if isinstance(event, Report)).step > 20, "it began anew"
     assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
     wait_for_chips()
