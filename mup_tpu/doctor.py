@@ -187,7 +187,10 @@ def _ray(note: Path, address: str | None) -> Finding:
     address = address or (note.read_text().strip() if note.exists() else None)
     if address is None:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")
-    from mup_tpu.tuning.cluster import check_reachable
+    try:
+        from mup_tpu.tuning.cluster import check_reachable
+    except ModuleNotFoundError as error:
+        return Finding("Ray cluster", f"{address}, not asked, as {error.name} is not installed")
 
     try:
         check_reachable(address)

@@ -126,9 +126,12 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
         done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2, (command, done.stderr)
         assert re.fullmatch(sentence, done.stderr), (command, done.stderr)
+    # A cluster's address: ray itself is looked for only where there is one to ask.
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
     doctor = [replay_python.parent / "mup-tpu", "doctor"]
-    found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
     assert found.returncode == 0, found.stderr
+    assert "127.0.0.1:6379, not asked, as ray is not installed" in found.stdout
     assert "- torch is not installed: training needs it, pip install 'mup_tpu[train]'" in found.stdout
 
 
