@@ -149,7 +149,8 @@ def _draw_curves(
             ax.plot(
                 [low, high], [optimum.loss] * 2, "-", color=color, lw=3.2, alpha=0.55, solid_capstyle="butt"
             )
-            ax.plot(optimum.x, optimum.loss, "*", color=color, ms=12, mec="white", mew=0.7, zorder=5)
+            inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
+            ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
         elif np.isfinite(optimum.loss):
             arrow = "<" if optimum.status == "at lower edge" else ">"
             ax.plot(optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5)
@@ -158,6 +159,8 @@ def _draw_curves(
         ax.axvline(first.x, color=_INK, lw=0.9, ls=":", zorder=0)
     ax.axhline(rail, color=_INK, lw=0.5, alpha=0.4)
     legend = "× diverged   △ above the axis"
+    if not all(optimum.is_fitted for optimum in result.optima):
+        legend = f"☆ fit off its runs   {legend}"
     if result.at_zero:
         legend = f"◇ at 0   {legend}"
         ax.axvline(zero_x + 0.5, color=_INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)

@@ -82,7 +82,12 @@ def render(
 
 def details(result: TransferResult) -> list[str]:
     """What else to say below a verdict."""
-    lines = [f"to settle it: {result.verdict.settle}"] if result.verdict.settle else []
+    lines = []
+    if result.next_batch is not None:
+        lines += [
+            f"to settle it: {result.verdict.settle}",
+            f"{result.next_batch.reason}; {result.next_batch.price()}",
+        ]
     lines += [_zero_line(zero, result) for zero in result.at_zero]
     wider, headline = result.wider_is_better, result.headline_regret
     if wider.pairs:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import runpy
 import shutil
@@ -398,6 +399,33 @@ def test_bad_tables(tmp_path, capfd):
     code, _, err = outcome(capfd, "plot", tmp_path / "nothing")
     assert code == 2
     assert "holds no store" in err
+
+
+def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, capfd):
+    noise = random.Random(1)
+    rows = [
+        f"{p},{w},{2.0**x},{s},"
+        f"{2.5 + 0.04 * (x + 8 + drift * math.log2(w / 64)) ** 2 + noise.gauss(0, 0.02)},{w / 16}"
+        for p, drift in (("sp", 1), ("mup", 0))
+        for w in (64, 128, 256, 512)
+        for x in range(-14, -3)
+        for s in (0, 1)
+    ]
+    table = tmp_path / "runs.csv"
+    table.write_text("parametrization,width,lr,seed,loss,gpu_minutes\n" + "\n".join(rows))
+    code, out, err = outcome(capfd, "next", table, "--cost-col", "gpu_minutes")
+    assert code == 0, err
+    assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
+    assert "settled: nothing to run" in out
+    assert "interval is too wide: seeds beside the optimum" in out
+    assert "gpu_minutes were spent" in out and "(as measured: width^1)" in out
+    assert "  add lr 2^" in out
+    batches = json.loads(outcome(capfd, "next", table, "--json")[1])
+    assert batches["sp"] is None
+    assert {cell["scale"] for cell in batches["mup"]["cells"]} <= {64, 128, 256, 512}
+    assert batches["mup"]["costs"]["unit"] == "runs of width 64"
+    code, _, err = outcome(capfd, "next", table, "--cost-col", "gpu_hours")
+    assert code == 2 and "table has no column 'gpu_hours'" in err
 
 
 def test_analyze_any_hyperparameter_against_any_scale(tmp_path, capfd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,12 +75,8 @@ def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
     left = len(known) - 2
     trace = weights.sum() - np.trace(covariance @ (design.T @ ((weights**2)[:, None] * design)))
     tau2 = max(0.0, (q - left) / trace)
-    beta, covariance = solve(1 / (variance + tau2))
-    total = covariance[1, 1]
-    within = min(solve(1 / variance)[1][1, 1], total)
-    between = total - within
-    df = total**2 / (within**2 / max(noise_df, 1) + between**2 / left)
-    reach = stats.t.ppf(0.975, df) * math.sqrt(total)
+    beta, _ = solve(1 / (variance + tau2))
+    reach = drift_reach(scales, variance, tau2, noise_df)
     return Drift(
         float(beta[1]),
         float(beta[1] - reach),
@@ -88,6 +85,26 @@ def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
         float(beta[0]),
         scales,
     )
+
+
+def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, noise_df: int) -> float:
+    """Half-width of the 95 % interval of α.
+
+    Args:
+        scales: with a bracketed optimum.
+        variance_S: of each optimum, octaves².
+        tau2: scatter of the optima beyond that, octaves².
+        noise_df: degrees of freedom of the noise.
+    """
+
+    def slope_variance(variance_S: np.ndarray) -> float:
+        x, weights = np.log2(scales), 1 / variance_S
+        return float(1 / (weights * (x - np.average(x, weights=weights)) ** 2).sum())
+
+    total = slope_variance(variance_S + tau2)
+    within = min(slope_variance(variance_S), total)
+    df = total**2 / (within**2 / max(noise_df, 1) + (total - within) ** 2 / (len(scales) - 2))
+    return float(stats.t.ppf(0.975, df) * math.sqrt(total))
 
 
 def wider_is_better(curves: list[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:

@@ -1,15 +1,17 @@
 """The optimum of a loss curve over log2 of a hyperparameter, with an interval.
 
-A local cubic around the best grid point (quadratic where there are few points); Akima interpolation says how
-much the answer depends on that choice. The interval is a parametric bootstrap of the cell means, bracketing
-and fit re-run in each draw, because resampling three seeds covers far less than it claims.
+A cubic, fitted to the points around the best one by weighted least squares. Each point's error is its noise
+and a share of its rise above the best (MODEL_ERROR): that is what a cubic leaves out of a valley, and it
+keeps runs far up, which blow up, level off or lie behind a wall, from bending the fit where it is read. The
+asymmetry is held to what valleys have by a prior. The interval is a parametric bootstrap of both errors,
+bracketing and fit re-run in each draw, because resampling three seeds covers far less than it claims. How
+these were chosen, and what they cover: benchmarks/interval_coverage.py.
 
-Shapes: R draws, G grid points, C points of several curves.
+Shapes: R draws, G grid points, W points of a fit's window, C points of several curves.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,12 +19,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats
-from scipy.interpolate import Akima1DInterpolator
 
 DRAWS = 2000
-WINDOW_STEPS = 3
+MODEL_ERROR = 0.2
+"""Standard error of a cubic at a point, as a share of the point's rise above the best."""
+_WINDOW_STEPS = 3
+_WINDOW_OCTAVES = 3.0
+_ASYMMETRY = 0.3
+"""Standard deviation of a valley's third coefficient over its second, per octave: 0.13 at most in the
+valleys of the benchmark, 0.3 in those called asymmetric."""
+_LEAST_ERROR = 1e-4
+"""Least error of a mean in a fit, nat: below, weights differ by more than double precision carries."""
+_REMAINDER, _MOST_REMAINDER = 0.035, 0.3
+"""Standard error of a point's rise u octaves from the optimum in the bootstrap, as a share of the rise:
+0.035·u² and at most 0.3. A cubic leaves u²/16 out of a valley with straight sides, a²·u²/12 out of one that
+rises as exp(a·u)."""
+_USUAL_MISS = 1.25
+"""Standard errors by which a fit may miss a point near its optimum before the bootstrap's noise grows."""
+_MISS = 3.0
+"""Standard errors by which a fit may miss a point near its optimum before it is said."""
+_LEAST_CURVATURE = 1e-3
+"""Least second coefficient of a valley, nat per squared octave: a fifth of the flattest that is stored."""
 _PRIOR_DF = 4
-_COARSENESS = 0.12
 _FINE = np.linspace(-1.0, 1.0, 201)
 
 
@@ -56,11 +74,6 @@ class LossCurve:
         """Whether each point is within an octave (or a grid step) of the best one."""
         return np.abs(self.x_G - self.x_G[int(np.argmin(self.mean_G))]) <= max(1.0, self.step) + 1e-9
 
-    @functools.cached_property
-    def fit(self) -> Draws:
-        """The local fit of the means as they are: one "draw"."""
-        return fit_curves(self.x_G, self.mean_G[None], self.step)
-
 
 @dataclass(frozen=True)
 class Optimum:
@@ -76,15 +89,17 @@ class Optimum:
     """95 % interval of x."""
     loss: float
     """Fitted loss at the optimum, nat per token."""
-    akima_x: float
-    """The optimum of the Akima interpolation."""
     best_x: float
     """The best grid point."""
     band_low: float
     band_high: float
     """Grid range whose mean loss is within 0.01 of the optimum's."""
     se: float
-    """Standard error of x, octaves: spread of the draws and disagreement of the two estimators."""
+    """Standard error of x, octaves."""
+    missed_x: float = math.nan
+    """The point near the optimum that the fit misses by more than 3 standard errors, the worst if several."""
+    missed_by: float = math.nan
+    """Its mean loss less the fit's, nat per token."""
 
     @property
     def is_bracketed(self) -> bool:
@@ -96,6 +111,11 @@ class Optimum:
         """Whether `loss` is that of a tuned model: the optimum is bracketed, or nothing was to be tuned."""
         return self.is_bracketed or self.status == "one value"
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the fit agrees with the runs near the optimum, within 3 standard errors."""
+        return not math.isfinite(self.missed_by)
+
     def sentence(self) -> str:
         """What to say of it."""
         if self.status == "at lower edge":
@@ -106,6 +126,12 @@ class Optimum:
             return "every run diverged; extend the grid downwards"
         if self.status == "flat":
             return f"flat: within 0.01 of the best from 2^{self.band_low:.4g} to 2^{self.band_high:.4g}"
+        if not self.is_fitted:
+            side = "below" if self.missed_by > 0 else "above"
+            return (
+                f"{self.status}; the fit lies {abs(self.missed_by):.2g} nat {side} the runs at 2^"
+                f"{self.missed_x:.4g}, more than their errors allow: the interval reaches to the next points"
+            )
         return self.status
 
     def to_dict(self) -> dict[str, Any]:
@@ -221,18 +247,36 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
         return Noise(max(float(sigma), floor), int(df_C.sum()), "seeds")
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
-    squares, left = 0.0, 0
-    for curve in curves:
-        best = int(np.argmin(curve.mean_G))
-        window = _window(curve.x_G, np.isfinite(curve.mean_G), best, curve.step)
-        degree = _degree(len(window))
-        if len(window) > degree + 1:
-            u = curve.x_G[window] - curve.x_G[best]
-            fit = np.polynomial.polynomial.polyfit(u, curve.mean_G[window], degree)
-            squares += float(((curve.mean_G[window] - np.polynomial.polynomial.polyval(u, fit)) ** 2).sum())
-            left += len(window) - degree - 1
-    sigma = np.sqrt(squares / left) if left else 0.005
-    return Noise(max(float(sigma), floor, 1e-6), max(left, 1), "lack of fit")
+    sigma, left = _lack_of_fit(curves)
+    return Noise(max(sigma, floor, 1e-6), left, "lack of fit")
+
+
+def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
+    """Noise that would leave what the fits leave, nat, and its degrees of freedom.
+
+    The noise's share of each squared residual, by turns with the fits that it weights; points that a fit
+    misses outright (a wall) say nothing of it.
+    """
+    sigma, left = 0.01, 0.0
+    for _ in range(20):
+        squares = left = 0.0
+        for curve in curves:
+            best = int(np.argmin(curve.mean_G))
+            window = _window(curve.x_G, np.isfinite(curve.mean_G), best, curve.step)
+            if len(window) < 4:
+                continue
+            u_W, mean_W = curve.x_G[window] - curve.x_G[best], curve.mean_G[window]
+            fit = _fit(u_W, mean_W[None], curve.mean_G[best] * np.ones(1), np.full(len(window), sigma))
+            residual_W = mean_W - np.vander(u_W, 4, increasing=True) @ fit.coefficients_R4[0]
+            variance_W = fit.variance_RW[0]
+            used = residual_W**2 <= _MISS**2 * variance_W
+            share_W = np.where(used, sigma**2 / variance_W, 0.0)
+            squares += float((share_W * residual_W**2).sum())
+            left += float((share_W * (1 - fit.leverage_RW[0])).sum())
+        if left < 1e-3:  # too few points, or so exact that all that is left is model error
+            return (sigma, 1) if sigma < 0.01 else (0.005, 1)
+        sigma = max(math.sqrt(squares / left), _LEAST_ERROR)
+    return sigma, max(round(left), 1)
 
 
 @dataclass(frozen=True)
@@ -241,80 +285,165 @@ class Draws:
 
     x_R: np.ndarray
     """Optimum of each draw; -inf or +inf where it fell on the lower or upper edge of the grid."""
-    akima_x_R: np.ndarray
-    """The optimum of each draw's Akima interpolation; likewise."""
     loss_R: np.ndarray
     means_RG: np.ndarray
     coefficients_R4: np.ndarray
     centre_R: np.ndarray
 
 
-def draw_curve(curve: LossCurve, noise: Noise, generator: np.random.Generator, draws: int = DRAWS) -> Draws:
-    """Bootstrap a curve: cell means redrawn around what was seen, bracketing and fit re-run in each."""
+def draw_curve(
+    curve: LossCurve, noise: Noise, fit: Draws, generator: np.random.Generator, draws: int = DRAWS
+) -> Draws:
+    """Bootstrap a curve: cell means redrawn around what was seen, bracketing and fit re-run in each.
+
+    Each mean gets its noise, wider where the fit misses points near the optimum by more than that; each rise
+    above the best a factor, for what a cubic leaves out of a valley.
+    """
     error_G = noise.errors_G(curve)
-    factor_R1 = noise.draw_factors(generator, draws)[:, None]
-    shocks_RG = generator.standard_normal((draws, len(curve.x_G))) * factor_R1 * error_G
-    return fit_curves(curve.x_G, curve.mean_G + shocks_RG, curve.step)
+    shape = (draws, len(curve.x_G))
+    lowest = curve.mean_G.min()
+    if not np.isfinite(lowest):
+        return fit_curves(curve.x_G, np.full(shape, np.inf), error_G, curve.step)
+    x = fit.x_R[0] if np.isfinite(fit.x_R[0]) else fit.centre_R[0]
+    share_G = np.minimum(_REMAINDER * (curve.x_G - x) ** 2, _MOST_REMAINDER)
+    rises_RG = (curve.mean_G - lowest) * np.exp(share_G * generator.standard_normal(shape))
+    worst = float(np.abs(misses(curve, noise, fit))[_beside_best(curve)].max())
+    sd_R1 = noise.draw_factors(generator, draws)[:, None] * max(1.0, worst / _USUAL_MISS)
+    shocks_RG = generator.standard_normal(shape) * sd_R1 * error_G
+    return fit_curves(curve.x_G, lowest + rises_RG + shocks_RG, error_G, curve.step)
 
 
-def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, step: float) -> Draws:
-    """Bracket and fit many curves over one grid at once (those with one best point share a projection)."""
+def misses(curve: LossCurve, noise: Noise, fit: Draws) -> np.ndarray:
+    """How far each point lies above a fit, in standard errors of noise and model; 0 where runs are lost."""
+    finite_G = np.isfinite(curve.mean_G)
+    mean_G = np.where(finite_G, curve.mean_G, curve.mean_G.min() if finite_G.any() else 0.0)
+    fitted_G = np.vander(curve.x_G - fit.centre_R[0], 4, increasing=True) @ fit.coefficients_R4[0]
+    error_G = np.hypot(np.maximum(noise.errors_G(curve), _LEAST_ERROR), MODEL_ERROR * (mean_G - mean_G.min()))
+    return np.where(finite_G, (mean_G - fitted_G) / error_G, 0.0)
+
+
+def _beside_best(curve: LossCurve) -> np.ndarray:
+    """The best point, its neighbours, and what is as near as they usually are (G,)."""
+    return curve.near_G | (np.abs(np.arange(len(curve.x_G)) - int(np.argmin(curve.mean_G))) <= 1)
+
+
+def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, error_G: np.ndarray, step: float) -> Draws:
+    """Bracket and fit many curves over one grid at once.
+
+    Args:
+        x_G: the grid, log2, ascending.
+        means_RG: the curves' losses, nat; +inf at the same points in all.
+        error_G: noise of the losses, nat.
+        step: usual distance of grid points, octaves.
+    """
     rows = len(means_RG)
     finite_G = np.isfinite(means_RG[0])
-    x_R, akima_x_R, loss_R = np.empty(rows), np.empty(rows), np.empty(rows)
+    x_R, loss_R = np.empty(rows), np.empty(rows)
     coefficients_R4, centre_R = np.zeros((rows, 4)), np.zeros(rows)
     best_R = np.argmin(means_RG, axis=1)
     for best in np.unique(best_R):
         chosen = best_R == best
         window = _window(x_G, finite_G, int(best), step)
-        u = x_G[window] - x_G[best]
-        degree = _degree(len(window))
-        projection = np.linalg.pinv(np.vander(u, degree + 1, increasing=True))
-        c_R = means_RG[chosen][:, window] @ projection.T
-        c_R4 = np.pad(c_R, ((0, 0), (0, 3 - degree)))
-        lower, upper = _neighbours(x_G, finite_G, int(best))
+        means_RW = means_RG[chosen][:, window]
+        fit = _fit(x_G[window] - x_G[best], means_RW, means_RG[chosen, best], error_G[window])
+        lower, upper = _bounds(x_G, finite_G, int(best))
         fine = np.where(_FINE < 0, -_FINE * (lower - x_G[best]), _FINE * (upper - x_G[best]))
-        values = c_R4 @ np.vander(fine, 4, increasing=True).T
+        values = fit.coefficients_R4 @ np.vander(fine, 4, increasing=True).T
+        # Before a point that the fit misses the valley ends, nobody knows where: halfway is least wrong.
+        values[(fine < fit.low_R1 / 2) | (fine > fit.high_R1 / 2)] = np.inf
         at = np.argmin(values, axis=1)
         loss_R[chosen] = values[np.arange(len(at)), at]
-        coefficients_R4[chosen], centre_R[chosen] = c_R4, x_G[best]
-        if best in (0, len(x_G) - 1):
-            x_R[chosen] = akima_x_R[chosen] = -np.inf if best == 0 else np.inf
-            continue
-        x_R[chosen] = x_G[best] + fine[at]
-        if lower < x_G[best] < upper:
-            akima = Akima1DInterpolator(x_G[finite_G], means_RG[np.ix_(chosen, finite_G)].T)
-            akima_x_R[chosen] = x_G[best] + fine[np.argmin(akima(x_G[best] + fine), axis=0)]
-        else:
-            akima_x_R[chosen] = x_R[chosen]
-    return Draws(x_R, akima_x_R, loss_R, means_RG, coefficients_R4, centre_R)
+        coefficients_R4[chosen], centre_R[chosen] = fit.coefficients_R4, x_G[best]
+        found = x_G[best] + fine[at]
+        found = np.where((lower == x_G[0]) & (at == 0), -np.inf, found)
+        x_R[chosen] = np.where((upper == x_G[-1]) & (at == len(fine) - 1), np.inf, found)
+    return Draws(x_R, loss_R, means_RG, coefficients_R4, centre_R)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Weighted cubics through one window."""
+
+    coefficients_R4: np.ndarray
+    variance_RW: np.ndarray
+    """Of each point: noise and model error, nat²."""
+    leverage_RW: np.ndarray
+    low_R1: np.ndarray
+    high_R1: np.ndarray
+    """The nearest points on either side that the fit misses, octaves from the best; infinite where it misses
+    none."""
+
+
+def _fit(u_W: np.ndarray, means_RW: np.ndarray, best_R: np.ndarray, error_W: np.ndarray) -> _Fit:
+    """Cubics in u, octaves from the best point, whose loss is best_R.
+
+    Fitted twice: a point that the first fit misses ends the valley on its side, as a wall does.
+    """
+    rise_RW = means_RW - best_R[:, None]
+    variance_RW = np.maximum(error_W, _LEAST_ERROR) ** 2 + (MODEL_ERROR * rise_RW) ** 2
+    coefficients_R4, _ = _weighted(u_W, rise_RW, 1 / variance_RW)
+    left_RW = rise_RW - coefficients_R4 @ np.vander(u_W, 4, increasing=True).T
+    missed_RW = left_RW**2 > _MISS**2 * variance_RW
+    low_R1 = np.where(missed_RW & (u_W < 0), u_W, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
+    high_R1 = np.where(missed_RW & (u_W > 0), u_W, np.inf).min(axis=1, keepdims=True, initial=np.inf)
+    inside_RW = (u_W > low_R1) & (u_W < high_R1)
+    coefficients_R4, leverage_RW = _weighted(u_W, rise_RW, inside_RW / variance_RW)
+    coefficients_R4[:, 0] += best_R
+    return _Fit(coefficients_R4, variance_RW, leverage_RW, low_R1, high_R1)
+
+
+def _weighted(u_W: np.ndarray, rise_RW: np.ndarray, weight_RW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients and leverages of cubics by weighted least squares, with weak priors and one of asymmetry.
+
+    The latter is in units of the second coefficient of a parabola through the same points.
+    """
+    design_W4 = np.vander(u_W, 4, increasing=True)
+    weighted_R4W = (design_W4 * weight_RW[..., None]).transpose(0, 2, 1)
+    normal_R44 = weighted_R4W @ design_W4
+    target_R4 = (weighted_R4W @ rise_RW[..., None])[..., 0]
+    weak = 1e-3 * np.eye(3)  # where points are too few for a cubic
+    parabola_R3 = np.linalg.solve(normal_R44[:, :3, :3] + weak, target_R4[:, :3, None])[..., 0]
+    curvature_R = np.maximum(parabola_R3[:, 2], _LEAST_CURVATURE)
+    normal_R44[:, :3, :3] += weak
+    normal_R44[:, 3, 3] += 1 / (_ASYMMETRY * curvature_R) ** 2
+    gain_R4W = np.linalg.solve(normal_R44, weighted_R4W)
+    return (gain_R4W @ rise_RW[..., None])[..., 0], np.einsum("wk,rkw->rw", design_W4, gain_R4W)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known of one scale: its curve, the bootstrap of it, and its optimum."""
+    """What is known of one scale: its curve, the fit and the bootstrap of it, and its optimum."""
 
     curve: LossCurve
+    fit: Draws
+    """The fit of the means as they are: one "draw"."""
     draws: Draws
     optimum: Optimum
+    missed_G: np.ndarray
+    """Whether the fit misses each point, by more than 3 standard errors."""
 
 
 def estimate(curve: LossCurve, noise: Noise, generator: np.random.Generator) -> Estimate:
     """Bootstrap a curve and find its optimum."""
-    draws = draw_curve(curve, noise, generator)
-    return Estimate(curve, draws, find_optimum(curve, draws))
+    fit = fit_curves(curve.x_G, curve.mean_G[None], noise.errors_G(curve), curve.step)
+    draws = draw_curve(curve, noise, fit, generator)
+    misses_G = misses(curve, noise, fit)
+    optimum = find_optimum(curve, fit, draws, misses_G)
+    return Estimate(curve, fit, draws, optimum, np.abs(misses_G) > _MISS)
 
 
-def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
-    """The optimum of a curve, with its interval from the draws."""
+def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarray) -> Optimum:
+    """The optimum of a curve, with its interval from the draws.
+
+    Where the fit misses a point near the optimum by more than 3 standard errors (so also where it lies below
+    the best measured mean by more than noise allows), the interval reaches to the next points, as it does
+    beside diverged ones.
+    """
     x_G, finite_G = curve.x_G, np.isfinite(curve.mean_G)
-    nothing = dict.fromkeys(
-        ("x", "low", "high", "loss", "akima_x", "best_x", "band_low", "band_high", "se"), np.nan
-    )
+    nothing = dict.fromkeys(("x", "low", "high", "loss", "best_x", "band_low", "band_high", "se"), np.nan)
     if not finite_G.any():
         return Optimum(curve.scale, "no finite run", **nothing)
     best = int(np.argmin(curve.mean_G))
-    fit = curve.fit
     if len(x_G) == 1:
         value = {"x": x_G[0], "best_x": x_G[0], "loss": curve.mean_G[0]}
         return Optimum(curve.scale, "one value", **(nothing | {k: float(v) for k, v in value.items()}))
@@ -336,18 +465,25 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
         )
     x = float(fit.x_R[0])
     lost = [i for i in (best - 1, best + 1) if not finite_G[i]]
-    bracketed = "bracketed"
+    worst = int(np.argmax(np.where(_beside_best(curve), np.abs(misses_G), 0.0)))
+    missed = {}
+    if abs(misses_G[worst]) > _MISS:
+        fitted = float(
+            np.vander(x_G[[worst]] - fit.centre_R[0], 4, increasing=True)[0] @ fit.coefficients_R4[0]
+        )
+        missed = {"missed_x": float(x_G[worst]), "missed_by": float(curve.mean_G[worst]) - fitted}
+    status = "bracketed"
     if lost:
-        bracketed += " by divergence" if curve.diverged_G[lost].any() else " by stopped runs"
-    akima_x = float(fit.akima_x_R[0])
-    if lost:
+        status += " by divergence" if curve.diverged_G[lost].any() else " by stopped runs"
+    low, high = min(low, x), max(high, x)
+    if lost or missed:
         low, high = min(low, float(x_G[best - 1])), max(high, float(x_G[best + 1]))
-    bias = _model_error(x - akima_x, draws, curve.step)
-    low, high = x - math.hypot(x - min(low, x), bias), x + math.hypot(max(high, x) - x, bias)
     inside = draws.x_R[np.isfinite(draws.x_R)]
-    spread = float(inside.std()) if len(inside) > 1 else curve.step
-    status = "flat" if high - low > 4 * curve.step and not lost else bracketed
-    se = math.hypot(spread, bias / 2) if not lost else max(spread, curve.step / 2)
+    se = float(inside.std()) if len(inside) > 1 else curve.step
+    if lost or missed:
+        se = max(se, curve.step / 2)
+    elif high - low > 4 * curve.step:
+        status = "flat"
     return Optimum(
         curve.scale,
         status,
@@ -355,31 +491,20 @@ def find_optimum(curve: LossCurve, draws: Draws) -> Optimum:
         low=low,
         high=high,
         loss=float(fit.loss_R[0]),
-        akima_x=akima_x,
         se=se,
         **known,
+        **missed,
     )
 
 
-def _model_error(disagreement: float, draws: Draws, step: float) -> float:
-    """How far the fit's own bias may reach, octaves, as half of a 95 % interval.
-
-    The disagreement of cubic and Akima beyond what noise alone makes of it, and what both have in common
-    where curvature changes between points: _COARSENESS·min(step, 1)², set so that the intervals of
-    benchmarks/interval_coverage.py hold what they claim.
-    """
-    both = np.isfinite(draws.x_R) & np.isfinite(draws.akima_x_R)
-    by_noise = float((draws.x_R[both] - draws.akima_x_R[both]).var()) if both.any() else 0.0
-    return math.hypot(math.sqrt(max(0.0, disagreement**2 - by_noise)), _COARSENESS * min(step, 1.0) ** 2)
-
-
-def _degree(points: int) -> int:
-    return 3 if points >= 5 else max(0, min(2, points - 1))
-
-
 def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np.ndarray:
-    """Finite points within WINDOW_STEPS of the best, not across a diverged one."""
-    inside = finite_G & (np.abs(x_G - x_G[best]) <= WINDOW_STEPS * step + 1e-9)
+    """Finite points within three steps or octaves of the best, whichever is more, and its neighbours.
+
+    None across a diverged point.
+    """
+    reach = max(_WINDOW_STEPS * step, _WINDOW_OCTAVES)
+    near_G = np.abs(np.arange(len(x_G)) - best) <= 1
+    inside = finite_G & (near_G | (np.abs(x_G - x_G[best]) <= reach + 1e-9))
     for direction in (-1, 1):
         k = best
         while 0 <= k < len(x_G):
@@ -390,8 +515,15 @@ def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np
     return np.flatnonzero(inside)
 
 
-def _neighbours(x_G: np.ndarray, finite_G: np.ndarray, best: int) -> tuple[float, float]:
-    """Where the optimum may lie: up to the next finite points (the best itself where there is none)."""
-    lower = x_G[best - 1] if best > 0 and finite_G[best - 1] else x_G[best]
-    upper = x_G[best + 1] if best + 1 < len(x_G) and finite_G[best + 1] else x_G[best]
-    return float(lower), float(upper)
+def _bounds(x_G: np.ndarray, finite_G: np.ndarray, best: int) -> tuple[float, float]:
+    """Where the optimum may lie: to the next points, or an octave if they are closer; not past a lost one."""
+    ends = []
+    for direction in (-1, 1):
+        k = best
+        while 0 <= k + direction < len(x_G) and finite_G[k + direction]:
+            k += direction
+            if abs(x_G[k] - x_G[best]) >= 1.0:
+                break
+        reach = max(1.0, abs(x_G[best + direction] - x_G[best])) if k != best else 0.0
+        ends.append(float(x_G[best] + direction * min(reach, abs(x_G[k] - x_G[best]))))
+    return ends[0], ends[1]

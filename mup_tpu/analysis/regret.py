@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import Draws, Estimate, LossCurve
+from mup_tpu.analysis.optimum import Draws, Estimate
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     x = source.optimum.x
     if not target.curve.x_G[0] <= x <= target.curve.x_G[-1]:
         return Regret(*ends, status="outside the grid", **nothing)
-    value = float(_loss_at(np.array([x]), target.curve, target.curve.fit)[0] - target.optimum.loss)
+    value = float(_loss_at(np.array([x]), target, target.fit)[0] - target.optimum.loss)
     if not math.isfinite(value):
         right = int(np.clip(np.searchsorted(target.curve.x_G, x, side="right"), 1, len(target.curve.x_G) - 1))
         diverged = target.curve.diverged_G[right - 1 : right + 1].any()
@@ -51,8 +51,9 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
     by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0
     own = math.sqrt(max(0.0, source.optimum.se**2 - by_noise))
-    shift_R = own * np.random.default_rng(0).standard_normal(len(inside))
-    losses_R = _loss_at(source.draws.x_R + shift_R, target.curve, target.draws) - target.draws.loss_R
+    generator = np.random.default_rng(0)
+    shift_R = own * generator.standard_normal(len(inside))
+    losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - target.draws.loss_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
     low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
     gain = source.optimum.loss - target.optimum.loss
@@ -60,18 +61,42 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     return Regret(*ends, max(value, 0.0), max(min(low, value), 0.0), max(high, value), "estimated", relative)
 
 
-def _loss_at(x_R: np.ndarray, curve: LossCurve, draws: Draws) -> np.ndarray:
-    """Loss of each draw at x: its local fit where that reaches, elsewhere straight lines between points."""
+def _loss_at(
+    x_R: np.ndarray, target: Estimate, draws: Draws, generator: np.random.Generator | None = None
+) -> np.ndarray:
+    """Loss of each draw at x: its local fit where that reaches, elsewhere straight lines between points.
+
+    Away from the optimum loss rises, so the fit is held between the points beside it. Where the outer one is
+    missed by the fit, as behind a wall, the loss jumps to that point's anywhere in between, at random.
+
+    Args:
+        x_R: log2 of the hyperparameter, one a draw.
+        target: the scale, of which `draws` are.
+        draws: what to read.
+        generator: of where losses jump; None for straight lines alone.
+    """
+    curve = target.curve
+    rows = np.arange(len(x_R))
     clipped_R = np.clip(x_R, curve.x_G[0], curve.x_G[-1])
     u_R = clipped_R - draws.centre_R
     fitted_R = sum(draws.coefficients_R4[:, k] * u_R**k for k in range(4))
     right_R = np.clip(np.searchsorted(curve.x_G, clipped_R, side="right"), 1, len(curve.x_G) - 1)
-    rows = np.arange(len(clipped_R))
-    left_y, right_y = draws.means_RG[rows, right_R - 1], draws.means_RG[rows, right_R]
-    share_R = (clipped_R - curve.x_G[right_R - 1]) / (curve.x_G[right_R] - curve.x_G[right_R - 1])
+    left_R = right_R - 1
+    left_y, right_y = draws.means_RG[rows, left_R], draws.means_RG[rows, right_R]
+    share_R = (clipped_R - curve.x_G[left_R]) / (curve.x_G[right_R] - curve.x_G[left_R])
     with np.errstate(invalid="ignore"):
         straight_R = np.where(
             share_R == 0, left_y, np.where(share_R == 1, right_y, left_y * (1 - share_R) + right_y * share_R)
         )
     # Beyond one grid step of its centre the local fit is only a trend: there the measured points are better.
-    return np.where((np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R), fitted_R, straight_R)
+    reaches_R = (np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R)
+    above_R = clipped_R > draws.centre_R
+    outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)
+    outer_y, inner_y = draws.means_RG[rows, outer_R], draws.means_RG[rows, inner_R]
+    floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y))
+    loss_R = np.where(reaches_R, np.clip(fitted_R, floor_R, np.maximum(inner_y, outer_y)), straight_R)
+    if generator is not None:
+        to_outer_R = np.where(above_R, share_R, 1 - share_R)
+        is_beyond_R = target.missed_G[outer_R] & (generator.uniform(size=len(x_R)) < to_outer_R)
+        loss_R = np.where(is_beyond_R, outer_y, loss_R)
+    return loss_R

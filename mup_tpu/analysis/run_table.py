@@ -34,6 +34,9 @@ _FILES: dict[str, Callable[..., pd.DataFrame]] = {
 _NO_LOSS = ("failed", "preempted")
 """Statuses that say nothing of the trial."""
 
+_COSTS = {"wall_time_s": "s", "flops": "FLOP"}
+"""Columns of what a run cost, with their units."""
+
 _SAME = (
     "dataset", "data_fingerprint", "steps_planned", "steps", "batch_size", "sequence_length", "width",
     "depth", "lr", "weight_decay", "init_std", "loss_kind", "optimizer",
@@ -66,6 +69,8 @@ class Columns:
     """Parameters without embeddings; optional."""
     tokens: str = "tokens"
     """Tokens a run was trained on; optional."""
+    cost: str = ""
+    """What a run cost; optional. By default the first of wall_time_s (s) and flops (FLOP) that there is."""
     along: tuple[str, ...] = ()
     """Other columns that change along the scale with it, as on a ladder."""
 
@@ -89,10 +94,13 @@ class RunTable:
 
     runs: pd.DataFrame
     """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged or
-    stopped), stopped (early, for being behind), seed, and loss_error, params, tokens (nan where unknown)."""
+    stopped), stopped (early, for being behind), seed, and loss_error, params, tokens, cost (nan where
+    unknown)."""
     notes: tuple[str, ...]
     columns: Columns
     name: str
+    cost_unit: str = ""
+    """Of the column cost."""
     command: str | None = None
     """Command line that adds runs to the table, where it is a store that an experiment's script made."""
     history: pd.DataFrame | None = field(default=None, repr=False)
@@ -206,7 +214,24 @@ def check_table(
     runs = _drop_duplicates(runs, notes)
     _note_unequal_seeds(runs, notes)
     runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
-    return RunTable(runs, tuple(notes), columns, name, history=history, zeros=zeros.reset_index(drop=True))
+    return RunTable(
+        runs,
+        tuple(notes),
+        columns,
+        name,
+        _cost(table, columns)[1],
+        history=history,
+        zeros=zeros.reset_index(drop=True),
+    )
+
+
+def _cost(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
+    """Column of what a run cost, and its unit; "" where there is none."""
+    if columns.cost:
+        if columns.cost not in table:
+            raise TableError(f"table has no column {columns.cost!r}; it has {', '.join(table.columns)}")
+        return columns.cost, _COSTS.get(columns.cost, columns.cost)
+    return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))
 
 
 def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
@@ -222,6 +247,7 @@ def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         "params": columns.params,
         "tokens": columns.tokens,
         "step": columns.step,
+        "cost": _cost(table, columns)[0],
     }
     return pd.DataFrame(
         {

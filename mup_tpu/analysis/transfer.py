@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.design import Batch, Cost, next_batch, run_cost
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.optimum import (
     LossCurve,
@@ -22,7 +23,7 @@ from mup_tpu.analysis.optimum import (
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict, decide, settle
+from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict, decide
 from mup_tpu.errors import TableError
 
 
@@ -86,6 +87,8 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...]
     """Of each scale at the grid point nearest to its optimum, where the table knows them."""
     verdict: Verdict
+    next_batch: Batch | None = None
+    """What to run next; None where the verdict is settled."""
     at_zero: tuple[AtZero, ...] = ()
     """Of each scale that was tried without the hyperparameter."""
 
@@ -108,6 +111,7 @@ class TransferResult:
             "collapse_exponent": self.collapse_exponent,
             "law": self.law.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
+            "next": self.next_batch.to_dict() if self.next_batch else None,
         } | ({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {})
 
 
@@ -154,13 +158,13 @@ def analyze(
     rounding = _rounding(losses)
     if rounding > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
-    results = []
+    results, costs = [], run_cost(table)
     for parametrization, runs in table.runs.groupby("parametrization", sort=True):
         curves = [loss_curve(group) for _, group in runs.groupby("scale")]
         noise = pooled_noise(curves, rounding)
         if noise.source == "lack of fit":
             notes.append(f"{parametrization}: one run a cell, so intervals come from the fits' lack of fit")
-        results.append(_analyze_one(str(parametrization), table, curves, noise, epsilon, delta, seed))
+        results.append(_analyze_one(str(parametrization), table, curves, noise, costs, epsilon, delta, seed))
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
 
@@ -170,6 +174,7 @@ def _analyze_one(
     table: RunTable,
     curves: list[LossCurve],
     noise: Noise,
+    costs: Cost,
     epsilon: float,
     delta: float,
     seed: int,
@@ -189,8 +194,12 @@ def _analyze_one(
     history = own(table.history) if table.history is not None else None
     headline = _headline(optima, regrets)
     decision, sentence = decide(parametrization, optima, drift, headline, table.columns, epsilon, delta)
-    is_open = decision == "INCONCLUSIVE"
-    remedy = settle(parametrization, curves, optima, table.columns, table.command) if is_open else ""
+    batch = None
+    if decision == "INCONCLUSIVE":
+        batch = next_batch(
+            parametrization, estimates, drift, headline, noise, table.columns, costs, epsilon, delta
+        )
+    remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
     return TransferResult(
         parametrization=parametrization,
         curves=tuple(curves),
@@ -203,6 +212,7 @@ def _analyze_one(
         law=law,
         learning_curves=learning_curves(optima, history),
         verdict=Verdict(decision, sentence, remedy),
+        next_batch=batch,
         at_zero=_at_zero(own(table.zeros), noise) if len(table.zeros) else (),
     )
 

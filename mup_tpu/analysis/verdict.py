@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mup_tpu.analysis.design import NEEDED
 from mup_tpu.analysis.drift import Drift
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import Columns
 from mup_tpu.columns import write_scale
@@ -16,7 +17,6 @@ EPSILON = 0.01
 """Regret that does not matter, nat per token."""
 DELTA = 0.2
 """Drift exponent that does not matter."""
-_NEEDED = 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def decide(
     """The verdict and its sentence.
 
     TRANSFERS if the regret's upper bound is below epsilon and drift's interval lies within ±delta; DRIFTS if
-    drift's interval excludes 0 and regret exceeds epsilon (or lies outside the grid, or diverges).
+    drift's interval excludes 0 and the regret's lower bound exceeds epsilon (or that optimum lies outside the
+    grid, or diverges): its point estimate would not do, for noise biases a squared distance upwards.
 
     Args:
         parametrization: name to say.
@@ -59,7 +60,7 @@ def decide(
     if not drift.is_known or regret is None:
         why = (
             f"{len(drift.scales)} of {len(optima)} {columns.scale}s have a bracketed optimum, "
-            f"and {_NEEDED} are needed"
+            f"and {NEEDED} are needed"
         )
         return "INCONCLUSIVE", f"{parametrization}: INCONCLUSIVE: {why}."
     source, target = (write_scale(columns.scale, s) for s in (regret.source, regret.target))
@@ -78,65 +79,9 @@ def decide(
     verdict = "INCONCLUSIVE"
     if regret.high < epsilon and -delta < drift.low and drift.high < delta:
         verdict = "TRANSFERS"
-    elif (drift.low > 0 or drift.high < 0) and (
-        regret.value > epsilon or regret.status == "outside the grid"
-    ):
+    elif (drift.low > 0 or drift.high < 0) and (regret.low > epsilon or regret.status == "outside the grid"):
         verdict = "DRIFTS"
     return verdict, f"{parametrization}: {verdict}: {numbers}."
-
-
-def settle(
-    parametrization: str,
-    curves: Sequence[LossCurve],
-    optima: Sequence[Optimum],
-    columns: Columns,
-    command: str | None,
-) -> str:
-    """What would settle an open verdict: extend a grid, add scales, or add seeds near the optima.
-
-    Args:
-        parametrization: whose runs to add.
-        curves: what has been run, by scale.
-        optima: of each scale.
-        columns: what is tuned and what scales.
-        command: command line that adds runs, or None for tables from elsewhere.
-    """
-    unbracketed = [o for o in optima if not o.is_bracketed]
-    seeds = int(max(c.count_G.max() for c in curves))
-    if unbracketed:
-        scales = [o.scale for o in unbracketed]
-        grid = sorted({x for o, c in zip(optima, curves, strict=True) for x in _beyond(o, c)})
-    elif len(optima) < _NEEDED:
-        largest = max(o.scale for o in optima)
-        scales = [2 * largest * 2**k for k in range(_NEEDED - len(optima))]
-        grid = sorted({float(x) for c in curves for x in c.x_G})
-    else:
-        scales = [o.scale for o in optima]
-        step = min(c.step for c in curves)
-        near = {round(o.x / step) * step + k * step / 2 for o in optima for k in range(-3, 4)}
-        grid, seeds = sorted(near), 2 * seeds
-    values = " ".join(f"2^{x:.4g}" for x in grid)
-    numbers = " ".join(f"{s:g}" for s in scales)
-    flags = {"parametrization": "--parametrizations", "width": "--widths", "lr": "--learning-rates"}
-    if command is not None and {columns.parametrization, columns.scale, columns.hyperparameter} == set(flags):
-        return (
-            f"{command} --parametrizations {parametrization} --widths {numbers} "
-            f"--num-seeds {seeds} --learning-rates {values}"
-        )
-    points = [write_scale(columns.scale, s) for s in scales]
-    at = (", " if any(" " in point for point in points) else " ").join(points)
-    return f"add {columns.hyperparameter} {values} at {columns.scale} {at}, {seeds} seeds each"
-
-
-def _beyond(optimum: Optimum, curve: LossCurve) -> list[float]:
-    """Grid points that would bracket an optimum found at an edge."""
-    if optimum.is_bracketed:
-        return []
-    if optimum.status == "one value":
-        return [optimum.x + k for k in (-2, -1, 0, 1, 2)]
-    upwards = optimum.status == "at upper edge"
-    edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
-    return [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
 
 
 def _nat(value: float) -> str:

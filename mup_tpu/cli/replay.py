@@ -89,6 +89,8 @@ class TableOptions:
     """Column of the step, in a table with a row a step; not needed."""
     params_col: str = "params_non_embedding"
     """Column of the parameters without embeddings; not needed, but a scaling law wants it."""
+    cost_col: str = ""
+    """Column of what a run cost, in any unit; not needed. By default wall_time_s, or flops."""
     hyperparameter: str | None = None
     """Column to analyse in place of the learning rate, e.g. init_std."""
     scale: str | None = None
@@ -128,6 +130,7 @@ class TableOptions:
             status=self.status_col,
             step=self.step_col,
             params=self.params_col,
+            cost=self.cost_col,
         )
         return load_table(path, columns, self.chance, _conditions(self.where))
 
@@ -165,6 +168,41 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         print(_to_json(analysis.to_dict()))
     else:
         _print_analysis(analysis)
+
+
+def next_runs(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
+    """Say which runs next would settle each open verdict, why, and what they cost.
+
+    Args:
+        path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
+        table: How to read it.
+        json: Print JSON alone, for machines.
+    """
+    checked = table.load(path)
+    analysis = table.analyze_table(checked)
+    if json:
+        batches = {r.parametrization: r.next_batch for r in analysis.results}
+        print(_to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
+        return
+    console = Console()
+    for note in analysis.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False)
+    for result in analysis.results:
+        console.print(result.verdict.sentence, style="bold", highlight=False, soft_wrap=True)
+        batch = result.next_batch
+        if batch is None:
+            console.print("  settled: nothing to run", highlight=False)
+            continue
+        shown = Table(title=f"{result.parametrization}: runs to add")
+        for heading in (columns.label(analysis.scale), columns.label(analysis.hyperparameter), "add", "then"):
+            shown.add_column(heading, justify="right")
+        for cell in batch.cells:
+            scale = columns.write_scale(analysis.scale, cell.scale)
+            shown.add_row(scale, f"2^{cell.x:.4g}", str(cell.runs), str(cell.seeds))
+        console.print(shown)
+        console.print(f"  {batch.reason}; {batch.price()}", highlight=False, soft_wrap=True)
+        for line in batch.commands(checked.columns, checked.command):
+            console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:

@@ -1,11 +1,15 @@
 """Optima of curves whose optimum is known in closed form, and intervals against simulation."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import check_table
+from mup_tpu.analysis import check_table, load_table
 from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
+
+ROOT = Path(__file__).parents[2]
 
 
 def curve_of(loss, grid, seeds=2, sigma=0.0, generator=None):
@@ -105,6 +109,57 @@ def test_equal_seeds_keep_their_plain_means():
         [{"width": 64, "lr": 2.0**x, "seed": s, "loss": 2.5 + 0.1 * s} for x in (-9, -8) for s in range(3)]
     )
     assert loss_curve(check_table(frame).runs).mean_G == pytest.approx([2.6, 2.6])
+
+
+@pytest.mark.parametrize("height", [3.6, 4.5, 6.0])
+@pytest.mark.parametrize("first", [-6, -5, -7])
+def test_runs_that_blow_up_beyond_the_optimum_do_not_bend_it(height, first):
+    def loss(x):
+        return height if x >= first else 2.5 + 0.03 * (x + 8) ** 2
+
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        curve = curve_of(loss, range(-12, -3), seeds=3, sigma=0.004, generator=generator)
+        optimum = optimum_of(curve)
+        if first > -7:
+            assert optimum.x == pytest.approx(-8, abs=0.2)
+            assert "the fit lies" not in optimum.sentence()
+        assert optimum.low <= -8 <= optimum.high
+        assert optimum.loss == pytest.approx(curve.mean_G.min(), abs=0.01)
+
+
+def test_a_fit_that_misses_a_point_beside_the_optimum_says_so_and_reaches_to_the_next_points():
+    wall = curve_of(lambda x: 2.5 + 0.03 * (x + 7.3) ** 2 + (x > -7.5), range(-12, -3), seeds=3, sigma=0.004)
+    optimum = optimum_of(wall)
+    assert optimum.best_x == -8 and optimum.status == "bracketed"
+    assert optimum.low <= -9 and optimum.high >= -7
+    assert optimum.missed_x == -7 and optimum.missed_by == pytest.approx(1.0, abs=0.2)
+    assert "nat below the runs at 2^-7, more than their errors allow" in optimum.sentence()
+
+
+def test_optima_lie_within_noise_of_the_runs_beside_them_in_a_sweep_with_valleys_of_its_own():
+    """Of widths 64 and 128 the stars once floated 0.07 and 0.04 nat off: seven standard errors."""
+    table = load_table(ROOT / "results" / "nanogpt_mup")
+    runs = table.runs[table.runs["parametrization"] == "sp"]
+    curves = [loss_curve(group) for _, group in runs.groupby("scale")]
+    noise = pooled_noise(curves)
+    for curve in curves:
+        found = estimate(curve, noise, np.random.default_rng(0)).optimum
+        best = int(np.argmin(curve.mean_G))
+        assert found.loss == pytest.approx(curve.mean_G[best], abs=3 * noise.errors_G(curve)[best])
+        assert not np.isfinite(found.missed_by)
+
+
+def test_the_optimum_of_noisy_points_close_together_need_not_lie_beside_the_lowest_one():
+    errors = []
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        curve = curve_of(
+            lambda x: 2.5 + 0.02 * (x + 8) ** 2, np.arange(-11, -4.9, 0.25), sigma=0.03, generator=generator
+        )
+        errors.append((optimum_of(curve).x + 8, curve.x_G[np.argmin(curve.mean_G)] + 8))
+    fitted, lowest = np.sqrt(np.mean(np.square(errors), axis=0))
+    assert fitted < 0.7 * lowest
 
 
 def test_a_flat_curve_says_so_with_its_band():

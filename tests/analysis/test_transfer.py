@@ -64,7 +64,8 @@ def test_two_widths_are_inconclusive_and_more_widths_would_settle_it():
 def test_noise_is_inconclusive_and_seeds_would_settle_it():
     result = result_of(swept(0.0, sigma=0.08, curvature=0.02, seeds=2))
     assert result.verdict.decision == "INCONCLUSIVE"
-    assert "4 seeds" in result.verdict.settle
+    assert "interval is too wide" in result.next_batch.reason
+    assert "seeds" in result.verdict.settle
 
 
 def test_an_optimum_at_the_edge_is_not_a_number():
@@ -84,7 +85,9 @@ def test_settling_an_experiment_of_ours_is_a_command_line(tmp_path):
     )
     settle = analyze(table).results[0].verdict.settle
     assert settle == (
-        "python experiments/lr_transfer.py --results r --parametrizations all --widths 256 512 --num-seeds 3 "
+        "python experiments/lr_transfer.py --results r --parametrizations all --widths 256 --num-seeds 3 "
+        "--learning-rates 2^-13 2^-12 && "
+        "python experiments/lr_transfer.py --results r --parametrizations all --widths 512 --num-seeds 3 "
         "--learning-rates 2^-13 2^-12"
     )
 
@@ -107,6 +110,22 @@ def test_regret_at_a_learning_rate_that_was_stopped_early_drifts_too():
     assert {r.status for r in result.regrets if r.source == 64 and r.target >= 256} == {"stopped early"}
     assert result.verdict.decision == "DRIFTS"
     assert "was stopped early at 512" in result.verdict.sentence
+
+
+def test_drift_whose_regret_may_be_harmless_is_not_shown():
+    """Noise biases a squared distance upwards: the point estimate exceeds ε, its lower bound does not."""
+    result = result_of(swept(-0.3, sigma=0.01, curvature=0.02, seeds=4))
+    assert result.drift.high < 0
+    assert result.headline_regret.low < 0.01 < result.headline_regret.value
+    assert result.verdict.decision == "INCONCLUSIVE"
+
+
+def test_runs_that_blow_up_beyond_every_optimum_do_not_hide_that_it_transfers():
+    frame = swept(0.0, sigma=0.004)
+    frame.loc[frame["lr"] >= 2.0**-6, "loss"] = 6.0
+    result = result_of(frame)
+    assert [o.x for o in result.optima] == pytest.approx([-8] * 4, abs=0.2)
+    assert result.verdict.decision == "TRANSFERS"
 
 
 def test_regret_as_compute_follows_the_scaling_law():
@@ -145,7 +164,9 @@ def test_any_hyperparameter_and_any_scale():
 
 
 def bracketed(scale, x, se):
-    return Optimum(scale, "bracketed", x, x - 2 * se, x + 2 * se, 2.5, x, x, x, x, se)
+    return Optimum(
+        scale, "bracketed", x, x - 2 * se, x + 2 * se, loss=2.5, best_x=x, band_low=x, band_high=x, se=se
+    )
 
 
 def test_drift_without_excess_scatter_is_weighted_least_squares():
@@ -189,7 +210,9 @@ def test_the_same_table_gives_the_same_numbers():
         ("shakespeare", "mup", 0.01, 0.15, True),
         ("shakespeare", "sp", -1.67, 0.25, False),
         ("owt", "mup", 0.10, 0.25, True),
-        ("owt", "sp", -0.74, 0.4, False),
+        # At three of four widths losses jump right after the best point: where in that step the optimum lies
+        # nobody knows, and α's interval says so.
+        ("owt", "sp", -0.74, 0.4, True),
     ],
 )
 def test_published_sweeps_give_the_published_drift(table, parametrization, alpha, tolerance, zero_inside):

@@ -1,0 +1,394 @@
+"""Which runs next would settle whether a hyperparameter transfers, at the least cost.
+
+A function of what is known of each scale and of what a run costs there; any table can ask. Seeds are bought
+where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
+optimum itself tell less of where it lies. Where the optima's own scatter holds the verdict open, no seed
+helps, and another scale is asked for.
+
+Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J how many times too
+wide the widest interval is, squared, for the nearer verdict: 1 is settled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mup_tpu.analysis.drift import Drift, drift_reach
+from mup_tpu.analysis.optimum import Estimate, Noise
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.run_table import Columns, RunTable
+from mup_tpu.columns import write_scale
+
+NEEDED = 3
+"""Scales with a bracketed optimum that a verdict needs."""
+_FIRST_LOOK = ((0, 2), (-1, 2), (1, 2), (-2, 1), (2, 1))
+"""Octaves from a new scale's predicted optimum, and seeds there: a pack of 8."""
+_REACH = 2.3
+"""Octaves from an optimum within which a run tells where it lies."""
+_SHARE = 0.35
+"""A batch's cost, as a share of what was spent."""
+_FLOOR = 0.04**2
+"""Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
+_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
+"""Least distances from a verdict's limits: closer ones are not told apart."""
+_SCATTERED = 0.7
+"""Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
+_MOST_PACKS = 200
+"""Packs after which a verdict counts as out of reach."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs: a power of its scale."""
+
+    exponent: float
+    at_one: float
+    """Of a run at scale 1."""
+    unit: str
+    """"s", "FLOP", a column of the table, or runs of the smallest scale."""
+    source: str
+    """Where it is known from, as words."""
+
+    def of(self, scale: float) -> float:
+        """Cost of a run."""
+        return self.at_one * scale**self.exponent
+
+    def write(self, cost: float) -> str:
+        """A cost with its unit."""
+        if self.unit == "s":
+            return (
+                f"{cost:.0f} s"
+                if cost < 120
+                else f"{cost / 60:.0f} min"
+                if cost < 7200
+                else f"{cost / 3600:.1f} h"
+            )
+        return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
+
+
+def run_cost(table: RunTable) -> Cost:
+    """Cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
+
+    Args:
+        table: checked runs; `cost` is measured.
+    """
+    exponent = 2.0 if table.columns.scale == "width" else 1.0
+    smallest = float(table.runs["scale"].min())
+    known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
+    means = known.groupby("scale")["cost"].mean()
+    if means.empty:
+        words = f"taken to grow as {table.columns.scale}^{exponent:g}"
+        unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
+        return Cost(exponent, smallest**-exponent, unit, words)
+    if len(means) > 1:
+        exponent = max(0.0, float(np.polyfit(np.log2(means.index), np.log2(means), 1)[0]))
+    at_one = float(np.exp(np.mean(np.log(means) - exponent * np.log(means.index))))
+    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs to add at one point of the grid."""
+
+    scale: float
+    x: float
+    """log2 of the hyperparameter."""
+    runs: int
+    """How many to add."""
+    seeds: int
+    """How many there are then."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to run next of one parametrization."""
+
+    parametrization: str
+    cells: tuple[Cell, ...]
+    reason: str
+    """What it is for, one sentence without a full stop."""
+    cost: float
+    to_verdict: float
+    """Expected cost until the verdict, this batch included; inf where it is out of reach, nan where too
+    little is known to tell."""
+    spent: float
+    costs: Cost
+
+    def commands(self, columns: Columns, command: str | None) -> tuple[str, ...]:
+        """Command lines that run it where the experiment is ours, else sentences.
+
+        Args:
+            columns: names of what scales and what is tuned.
+            command: command line that adds runs to the table, or None.
+        """
+        groups: dict[tuple[float, int], list[float]] = {}
+        for cell in sorted(self.cells, key=lambda c: (c.scale, c.seeds, c.x)):
+            groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
+        flags = {"parametrization": "--parametrizations", "width": "--widths", "lr": "--learning-rates"}
+        ours = {columns.parametrization, columns.scale, columns.hyperparameter} == set(flags)
+        lines = []
+        for (scale, seeds), grid in groups.items():
+            values = " ".join(f"2^{x:.4g}" for x in grid)
+            if command is not None and ours:
+                lines.append(
+                    f"{command} --parametrizations {self.parametrization} --widths {scale:g} "
+                    f"--num-seeds {seeds} --learning-rates {values}"
+                )
+            else:
+                at = write_scale(columns.scale, scale)
+                many = "1 seed" if seeds == 1 else f"{seeds} seeds each"
+                lines.append(f"add {columns.hyperparameter} {values} at {columns.scale} {at}, {many}")
+        return tuple(lines)
+
+    def price(self) -> str:
+        """What it costs, beside what was spent and what the verdict may cost."""
+        costs = f"it costs {self.costs.write(self.cost)}, {self.costs.write(self.spent)} were spent"
+        if math.isinf(self.to_verdict):
+            return f"{costs}; no amount of such runs is expected to settle it"
+        if math.isfinite(self.to_verdict):
+            return f"{costs}; about {self.costs.write(self.to_verdict)} to a verdict ({self.costs.source})"
+        return f"{costs} ({self.costs.source})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of one scale, or would be after more runs."""
+
+    scale: float
+    variance: float
+    """Squared standard error of the optimum, octaves²."""
+    runs: int
+    """Beside the optimum."""
+
+    def with_runs(self, runs: int) -> _Known:
+        """After so many more runs."""
+        total = self.runs + runs
+        floor = min(_FLOOR, self.variance)
+        return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """How far a verdict is, given what is known of each scale."""
+
+    drift: Drift
+    noise_df: int
+    apart: float
+    """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
+    tolerated: float
+    """The |Δ| whose regret is ε."""
+    delta: float
+
+    def reach(self, known: Sequence[_Known]) -> float:
+        """Half-width of α's interval."""
+        variance_S, noise_df = (
+            np.array([k.variance for k in known]),
+            self.noise_df + sum(k.runs for k in known),
+        )
+        return drift_reach([k.scale for k in known], variance_S, self.drift.tau**2, noise_df)
+
+    def distances(self, known: Sequence[_Known]) -> dict[str, tuple[float, str]]:
+        """J of each verdict, and what holds it open: "α" or "regret"."""
+        reach = self.reach(known)
+        alpha, spread = abs(self.drift.alpha), 2 * math.sqrt(known[0].variance + known[-1].variance)
+        transfers = {
+            "α": reach / max(self.delta - alpha, _LEAST_ALPHA),
+            "regret": spread / max(self.tolerated - self.apart, _LEAST_OCTAVES),
+        }
+        drifts = {
+            "α": reach / max(alpha, _LEAST_ALPHA),
+            "regret": 0.0
+            if math.isnan(self.apart)
+            else spread / max(self.apart - self.tolerated, _LEAST_OCTAVES),
+        }
+        if math.isnan(self.apart):
+            transfers["regret"] = math.inf
+        found = {"TRANSFERS": transfers, "DRIFTS": drifts}
+        return {
+            verdict: (terms[worst] ** 2, worst)
+            for verdict, terms in found.items()
+            for worst in [max(terms, key=lambda term: terms[term])]
+        }
+
+    def distance(self, known: Sequence[_Known]) -> float:
+        """J of the nearer verdict."""
+        return min(j for j, _ in self.distances(known).values())
+
+
+def next_batch(
+    parametrization: str,
+    estimates: Sequence[Estimate],
+    drift: Drift,
+    regret: Regret | None,
+    noise: Noise,
+    columns: Columns,
+    costs: Cost,
+    epsilon: float,
+    delta: float,
+) -> Batch:
+    """The next runs of a parametrization whose verdict is open.
+
+    Args:
+        parametrization: whose.
+        estimates: what is known, by scale.
+        drift: fitted over the bracketed scales.
+        regret: from the smallest bracketed scale to the largest; None where there are not two.
+        noise: of single runs.
+        columns: names of what scales and what is tuned.
+        costs: of a run.
+        epsilon: regret that does not matter, nat per token.
+        delta: drift exponent that does not matter.
+    """
+    spent = float(sum(e.curve.count_G.sum() * costs.of(e.curve.scale) for e in estimates))
+
+    def batch(cells: list[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
+        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
+        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, spent, costs)
+
+    open_ = [e for e in estimates if not e.optimum.is_bracketed]
+    if open_:
+        at = _and([write_scale(columns.scale, e.optimum.scale) for e in open_])
+        ends = f"no optimum inside the grid at {columns.scale} {at}"
+        return batch([cell for e in open_ for cell in _beyond(e)], f"{ends}: extend it there first")
+    if len(estimates) < NEEDED:
+        reason = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}"
+        return batch(_new_scale(estimates, drift), reason)
+    assert regret is not None
+    question = _question(estimates, drift, regret, noise, epsilon, delta)
+    cells, reason, to_verdict = _buy(question, estimates, columns, costs, spent)
+    return batch(cells, reason, to_verdict)
+
+
+def _question(
+    estimates: Sequence[Estimate], drift: Drift, regret: Regret, noise: Noise, epsilon: float, delta: float
+) -> _Question:
+    first, last = estimates[0], estimates[-1]
+    coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
+    curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
+    apart = abs(last.optimum.x - first.optimum.x) if regret.status == "estimated" else math.nan
+    return _Question(drift, noise.df, apart, math.sqrt(2 * epsilon / curvature), delta)
+
+
+def _buy(
+    question: _Question, estimates: Sequence[Estimate], columns: Columns, costs: Cost, spent: float
+) -> tuple[list[Cell], str, float]:
+    """Packs of the largest drop of J per cost: a batch of them, what for, and the cost until J is 1."""
+    known = [
+        _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates
+    ]
+    _, holds = min(question.distances(known).values())
+    added = _new_known(known)
+    ideal = [replace(k, variance=min(k.variance, _FLOOR)) for k in [*known, added]]
+    is_scattered = question.reach(ideal[:-1]) > _SCATTERED * question.reach(known)
+    if holds == "α" and is_scattered and question.distance(ideal[:-1]) > 1:
+        helps = "would settle this" if question.distance(ideal) <= 1 else "is the next step"
+        reason = (
+            f"the optima scatter by {question.drift.tau:.2f} octave between {columns.scale}s: "
+            f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not"
+        )
+        cells = _new_scale(estimates, question.drift)
+        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
+        return cells, reason, cost if helps.startswith("would") else math.nan
+    pack = sum(seeds for _, seeds in _FIRST_LOOK)
+    bought: list[int] = []
+    cost = total = 0.0
+    now = question.distance(known)
+    while (now > 1 or not bought) and len(bought) < _MOST_PACKS:
+        options = []
+        for i, k in enumerate(known):
+            trial = [*known[:i], k.with_runs(pack), *known[i + 1 :]]
+            options.append(((now - question.distance(trial)) / (pack * costs.of(k.scale)), i, trial))
+        _, i, known = max(options, key=lambda option: option[0])
+        total += pack * costs.of(known[i].scale)
+        if not bought or cost < _SHARE * spent:
+            cost = total
+            bought.append(i)
+        elif total > 100 * max(spent, cost):
+            break
+        now = question.distance(known)
+    to_verdict = total if now <= 1 else math.inf
+    cells = [
+        cell for i in dict.fromkeys(bought) for cell in _replicates(estimates[i], pack * bought.count(i))
+    ]
+    at = _and([write_scale(columns.scale, estimates[i].optimum.scale) for i in sorted(set(bought))])
+    what = "α's interval" if holds == "α" else "the regret's interval"
+    reason = f"{what} is too wide: seeds beside the optimum at {columns.scale} {at} narrow it most"
+    return cells, reason, to_verdict
+
+
+def _new_known(known: Sequence[_Known]) -> _Known:
+    """What a first look at the next scale would tell, by what the others' runs told."""
+    pack = sum(seeds for _, seeds in _FIRST_LOOK)
+    per_run = float(np.median([k.variance * k.runs for k in known]))
+    return _Known(2 * known[-1].scale, max(_FLOOR, per_run / pack), pack)
+
+
+def _runs_beside(estimate: Estimate) -> int:
+    curve = estimate.curve
+    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= _REACH)
+    return int(curve.count_G[beside_G].sum())
+
+
+def _replicates(estimate: Estimate, runs: int) -> list[Cell]:
+    """Seeds for the cells an octave apart beside an optimum: the fewest first, then the nearest."""
+    curve, x = estimate.curve, estimate.optimum.x
+    step = max(1.0, curve.step)
+    grid = [estimate.optimum.best_x + k * step for k in range(-3, 4)]
+    seeds = {}
+    for at in grid:
+        there = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
+        is_lost = len(there) and not np.isfinite(curve.mean_G[there[0]])
+        if abs(at - x) <= max(_REACH, step) and not is_lost:
+            seeds[at] = int(curve.count_G[there[0]]) if len(there) else 0
+    before = dict(seeds)
+    for _ in range(runs):
+        fewest = min(seeds, key=lambda at: (seeds[at], abs(at - x)))
+        seeds[fewest] += 1
+    scale = estimate.optimum.scale
+    return [Cell(scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
+
+
+def _new_scale(estimates: Sequence[Estimate], drift: Drift) -> list[Cell]:
+    """A first look at twice the largest scale, around where its optimum is expected."""
+    last = estimates[-1].optimum
+    scale = 2 * last.scale
+    x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
+    if not drift.is_known and len(estimates) == 2:
+        first = estimates[0].optimum
+        slope = (last.x - first.x) / math.log2(last.scale / first.scale)
+        x = last.x + slope
+    step = max(1.0, estimates[-1].curve.step)
+    origin = last.best_x
+    centre = origin + round((x - origin) / step) * step
+    return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in sorted(_FIRST_LOOK)]
+
+
+def _beyond(estimate: Estimate) -> list[Cell]:
+    """Two more values beyond the edge that an optimum lies at, with as many seeds as there are."""
+    optimum, curve = estimate.optimum, estimate.curve
+    seeds = int(curve.count_G.max())
+    if optimum.status == "one value":
+        grid = [optimum.x + k for k in (-2, -1, 1, 2)]
+    else:
+        upwards = optimum.status == "at upper edge"
+        edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
+        grid = [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
+    return [Cell(optimum.scale, x, seeds, seeds) for x in sorted(grid)]
+
+
+def _ordinal(number: int) -> str:
+    words = {4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
+    return words.get(number, f"{number}th")
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,150 @@
+"""Which runs would settle a verdict: of sweeps whose truth is known, and of costs that are."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis.design import run_cost
+from mup_tpu.analysis.drift import drift_reach
+from mup_tpu.errors import TableError
+
+OCTAVES = range(-12, -3)
+
+
+def rows_at(width, vertex, cells, sigma, generator, curvature=0.04, cost=None):
+    """Runs of one width: cells are x → seeds to make."""
+    return [
+        {
+            "width": width,
+            "lr": 2.0**x,
+            "seed": seed,
+            "loss": 2.5 + curvature * (x - vertex) ** 2 + sigma * generator.standard_normal(),
+            **({"wall_time_s": cost(width)} if cost else {}),
+        }
+        for x, seeds in cells.items()
+        for seed in seeds
+    ]
+
+
+def sweep_of(vertices, sigma=0.01, seeds=2, cost=None, generator=None):
+    """Widths 64, 128 … with their optima, on an octave grid."""
+    generator = generator or np.random.default_rng(0)
+    grid = {x: range(seeds) for x in OCTAVES}
+    return pd.DataFrame(
+        [
+            row
+            for k, vertex in enumerate(vertices)
+            for row in rows_at(64 * 2**k, vertex, grid, sigma, generator, cost=cost)
+        ]
+    )
+
+
+def batch_of(frame, **options):
+    return analyze(check_table(frame), **options).results[0].next_batch
+
+
+def test_what_is_settled_needs_no_runs():
+    assert batch_of(sweep_of([-8, -8, -8, -8], sigma=0.001)) is None
+
+
+def test_an_optimum_at_an_edge_comes_first():
+    batch = batch_of(sweep_of([-8, -10, -12.5]))
+    assert {cell.scale for cell in batch.cells} == {256}
+    assert [cell.x for cell in batch.cells] == [-14, -13]
+    assert "no optimum inside the grid at width 256" in batch.reason
+    assert np.isnan(batch.to_verdict)
+
+
+def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
+    batch = batch_of(sweep_of([-7, -8], sigma=0.001))
+    assert [(c.scale, c.x, c.runs) for c in batch.cells] == [
+        (256, -11, 1), (256, -10, 2), (256, -9, 2), (256, -8, 2), (256, -7, 1),
+    ]  # fmt: skip
+    assert "a verdict needs 3 widths, there are 2" in batch.reason
+
+
+def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
+    frame = sweep_of([-8, -8, -8, -8], sigma=0.03)
+    frame.loc[(frame["width"] == 512) & (frame["lr"] == 2.0**-6), "loss"] = np.nan
+    batch = batch_of(frame)
+    assert "interval is too wide: seeds beside the optimum at width 64" in batch.reason
+    analysis = analyze(check_table(frame)).results[0]
+    optima = {o.scale: o.x for o in analysis.optima}
+    for cell in batch.cells:
+        assert abs(cell.x - optima[cell.scale]) <= 2.3 and cell.x == round(cell.x)
+        assert (cell.scale, cell.x) != (512, -6), "where runs diverge, none is bought"
+        assert cell.seeds == cell.runs + 2
+    middle = sum(c.runs for c in batch.cells if c.scale in (128, 256))
+    ends = sum(c.runs for c in batch.cells if c.scale in (64, 512))
+    assert ends > middle, "the outer widths tell most of a slope"
+    assert batch.cost < batch.to_verdict < np.inf
+
+
+def test_runs_are_bought_where_they_are_cheap():
+    cheap = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: 1.0))
+    steep = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: width**3.0))
+    share = [
+        sum(c.runs for c in b.cells if c.scale == 512) / sum(c.runs for c in b.cells) for b in (cheap, steep)
+    ]
+    assert share[0] > share[1]
+
+
+@pytest.mark.parametrize("scales", [3, 4, 5, 6])
+def test_alpha_rests_on_few_scales(scales):
+    """Optima known to 0.015 octave that scatter by 0.1: Student's t with scales - 2 degrees of freedom."""
+    variance, tau2 = 0.015**2, 0.1**2
+    octaves = np.arange(scales)
+    plain = np.sqrt((variance + tau2) / ((octaves - octaves.mean()) ** 2).sum())
+    reach = drift_reach(list(64 * 2.0**octaves), np.full(scales, variance), tau2, 1000)
+    assert reach == pytest.approx(stats.t.ppf(0.975, scales - 2) * plain, rel=0.1)
+    assert (reach > 0.2) == (scales == 3), "no number of seeds makes three scales tell TRANSFERS"
+
+
+def test_where_scales_are_missing_no_seeds_are_asked_for():
+    batch = batch_of(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
+    assert "a fourth width would settle this, seeds would not" in batch.reason
+    assert {cell.scale for cell in batch.cells} == {512}
+
+
+def test_costs_are_measured_where_a_table_tells():
+    frame = sweep_of([-8] * 3, cost=lambda width: 0.01 * width**1.25)
+    measured = run_cost(check_table(frame))
+    assert (measured.exponent, measured.unit) == (pytest.approx(1.25), "s")
+    assert measured.of(512) == pytest.approx(0.01 * 512**1.25)
+    flops = frame.drop(columns="wall_time_s").assign(flops=lambda t: t["width"] ** 2.0)
+    assert run_cost(check_table(flops)).unit == "FLOP"
+    unknown = run_cost(check_table(frame.drop(columns="wall_time_s")))
+    assert (unknown.exponent, unknown.of(64), unknown.of(128)) == (2, pytest.approx(1), pytest.approx(4))
+    assert unknown.write(unknown.of(512)) == "64 runs of width 64"
+    renamed = frame.rename(columns={"wall_time_s": "dollars"})
+    assert run_cost(check_table(renamed, Columns(cost="dollars"))).exponent == pytest.approx(1.25)
+    with pytest.raises(TableError, match="no column 'euros'"):
+        check_table(renamed, Columns(cost="euros"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("alpha", "right", "wrong"), [(0.0, "TRANSFERS", "DRIFTS"), (-0.6, "DRIFTS", "TRANSFERS")]
+)
+def test_who_follows_it_comes_to_the_right_verdict(alpha, right, wrong):
+    """From two seeds an octave, batch after batch, on a machine that is this simulation."""
+    decisions = []
+    for sweep in range(6):
+        generator = np.random.default_rng(sweep)
+        vertices = [-8 + generator.uniform(-0.5, 0.5) + alpha * k for k in range(4)]
+        vertices = [vertices[0] + alpha * k for k in range(4)]
+        frame = sweep_of(vertices, sigma=0.02, generator=generator)
+        for _ in range(8):
+            result = analyze(check_table(frame)).results[0]
+            if result.next_batch is None:
+                break
+            for cell in result.next_batch.cells:
+                vertex = vertices[0] + alpha * np.log2(cell.scale / 64)
+                fresh = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
+                rows = rows_at(int(cell.scale), vertex, fresh, 0.02, generator)
+                frame = pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
+        decisions.append(result.verdict.decision)
+    assert decisions.count(right) >= 5
+    assert wrong not in decisions
