@@ -234,6 +234,7 @@ def next_batch(
     costs: Cost,
     epsilon: float,
     delta: float,
+    planned: Sequence[float] = (),
 ) -> Batch:
     """The next runs of a parametrization whose verdict is open.
 
@@ -247,6 +248,7 @@ def next_batch(
         costs: of a run.
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
+        planned: scales that are to be run, and no others; each gets its first look before seeds are bought.
     """
     spent = float(sum(e.curve.count_G.sum() * costs.of(e.curve.scale) for e in estimates))
 
@@ -261,9 +263,17 @@ def next_batch(
         return batch([cell for e in open_ for cell in _beyond(e)], f"{ends}: extend it there first")
     if len(estimates) < NEEDED:
         reason = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}"
-        return batch(_new_scale(estimates, drift), reason)
+        return batch(_new_scale(estimates, drift, planned), reason)
+    if to_come := [scale for scale in planned if scale > estimates[-1].optimum.scale]:
+        at = write_scale(columns.scale, min(to_come))
+        reason = f"nothing is shown yet, and {columns.scale} {at} is planned: a first look at it"
+        return batch(_new_scale(estimates, drift, planned), reason)
     assert regret is not None
     question = _question(estimates, drift, regret, noise, epsilon, delta)
+    if not planned and (found := _one_more_scale(question, estimates, columns)) is not None:
+        cells, reason, settles = found
+        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
+        return batch(cells, reason, cost if settles else math.nan)
     cells, reason, to_verdict = _buy(question, estimates, columns, costs, spent)
     return batch(cells, reason, to_verdict)
 
@@ -278,31 +288,45 @@ def _question(
     return _Question(drift, noise.df, apart, math.sqrt(2 * epsilon / curvature), delta)
 
 
+def _known_of(estimates: Sequence[Estimate]) -> list[_Known]:
+    return [_Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates]
+
+
+def _one_more_scale(
+    question: _Question, estimates: Sequence[Estimate], columns: Columns
+) -> tuple[list[Cell], str, bool] | None:
+    """A first look at one more scale, what for, and whether it should settle it; None where seeds do as well.
+
+    That is where the optima's own scatter, not their errors, holds the verdict open.
+    """
+    known = _known_of(estimates)
+    _, holds = min(question.distances(known).values())
+    ideal = [replace(k, variance=min(k.variance, _FLOOR)) for k in [*known, _new_known(known)]]
+    is_scattered = question.reach(ideal[:-1]) > _SCATTERED * question.reach(known)
+    if holds != "α" or not is_scattered or question.distance(ideal[:-1]) <= 1:
+        return None
+    settles = question.distance(ideal) <= 1
+    helps = "would settle this" if settles else "is the next step"
+    reason = (
+        f"the optima scatter by {question.drift.tau:.2f} octave between {columns.scale}s: "
+        f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not"
+    )
+    return _new_scale(estimates, question.drift), reason, settles
+
+
 def _buy(
     question: _Question, estimates: Sequence[Estimate], columns: Columns, costs: Cost, spent: float
 ) -> tuple[list[Cell], str, float]:
     """Packs of the largest drop of J per cost: a batch of them, what for, and the cost until J is 1."""
-    known = [
-        _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates
-    ]
+    known = _known_of(estimates)
     _, holds = min(question.distances(known).values())
-    added = _new_known(known)
-    ideal = [replace(k, variance=min(k.variance, _FLOOR)) for k in [*known, added]]
-    is_scattered = question.reach(ideal[:-1]) > _SCATTERED * question.reach(known)
-    if holds == "α" and is_scattered and question.distance(ideal[:-1]) > 1:
-        helps = "would settle this" if question.distance(ideal) <= 1 else "is the next step"
-        reason = (
-            f"the optima scatter by {question.drift.tau:.2f} octave between {columns.scale}s: "
-            f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not"
-        )
-        cells = _new_scale(estimates, question.drift)
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return cells, reason, cost if helps.startswith("would") else math.nan
     pack = sum(seeds for _, seeds in _FIRST_LOOK)
     bought: list[int] = []
     cost = total = 0.0
     now = question.distance(known)
-    while (now > 1 or not bought) and len(bought) < _MOST_PACKS:
+    for _ in range(_MOST_PACKS):
+        if now <= 1 and bought:
+            break
         options = []
         for i, k in enumerate(known):
             trial = [*known[:i], k.with_runs(pack), *known[i + 1 :]]
@@ -312,8 +336,6 @@ def _buy(
         if not bought or cost < _SHARE * spent:
             cost = total
             bought.append(i)
-        elif total > 100 * max(spent, cost):
-            break
         now = question.distance(known)
     to_verdict = total if now <= 1 else math.inf
     cells = [
@@ -357,15 +379,15 @@ def _replicates(estimate: Estimate, runs: int) -> list[Cell]:
     return [Cell(scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
 
-def _new_scale(estimates: Sequence[Estimate], drift: Drift) -> list[Cell]:
-    """A first look at twice the largest scale, around where its optimum is expected."""
+def _new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
+    """A first look at the next planned scale, or twice the largest, around where its optimum is expected."""
     last = estimates[-1].optimum
-    scale = 2 * last.scale
+    scale = min((s for s in planned if s > last.scale), default=2 * last.scale)
     x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
     if not drift.is_known and len(estimates) == 2:
         first = estimates[0].optimum
         slope = (last.x - first.x) / math.log2(last.scale / first.scale)
-        x = last.x + slope
+        x = last.x + slope * math.log2(scale / last.scale)
     step = max(1.0, estimates[-1].curve.step)
     origin = last.best_x
     centre = origin + round((x - origin) / step) * step

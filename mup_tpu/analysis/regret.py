@@ -28,6 +28,8 @@ class Regret:
     """"estimated", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
     relative: float
     """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
+    high_99: float = math.nan
+    """Its 99 % upper bound, which a sequence of looks asks for."""
     compute_share: float = math.nan
     """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
 
@@ -55,10 +57,18 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     shift_R = own * generator.standard_normal(len(inside))
     losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - target.draws.loss_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
-    low, high = (float(q) for q in np.quantile(drawn, [0.025, 0.975], method="nearest"))
+    low, high, high_99 = (float(q) for q in np.quantile(drawn, [0.025, 0.975, 0.99], method="nearest"))
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
-    return Regret(*ends, max(value, 0.0), max(min(low, value), 0.0), max(high, value), "estimated", relative)
+    return Regret(
+        *ends,
+        value=max(value, 0.0),
+        low=max(min(low, value), 0.0),
+        high=max(high, value),
+        status="estimated",
+        relative=relative,
+        high_99=max(high_99, value),
+    )
 
 
 def _loss_at(

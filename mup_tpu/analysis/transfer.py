@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from mup_tpu.analysis.optimum import (
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict, decide
+from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, Verdict, decide
 from mup_tpu.errors import TableError
 
 
@@ -137,7 +138,12 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0
+    table: RunTable,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    seed: int = 0,
+    looks: Mapping[str, Look] = MappingProxyType({}),
+    planned: Sequence[float] = (),
 ) -> TransferAnalysis:
     """Optima, drift, regret and verdict of every parametrization in a table.
 
@@ -146,6 +152,8 @@ def analyze(
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
+        looks: of parametrizations that are looked at in a sequence.
+        planned: scales that are to be run, for what to run next.
 
     Raises:
         TableError: epsilon or delta is not a finite number above 0.
@@ -158,15 +166,27 @@ def analyze(
     rounding = _rounding(losses)
     if rounding > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
-    results, costs = [], run_cost(table)
+    results, asked = [], _Asked(run_cost(table), epsilon, delta, seed, looks, tuple(planned))
     for parametrization, runs in table.runs.groupby("parametrization", sort=True):
         curves = [loss_curve(group) for _, group in runs.groupby("scale")]
         noise = pooled_noise(curves, rounding)
         if noise.source == "lack of fit":
             notes.append(f"{parametrization}: one run a cell, so intervals come from the fits' lack of fit")
-        results.append(_analyze_one(str(parametrization), table, curves, noise, costs, epsilon, delta, seed))
+        results.append(_analyze_one(str(parametrization), table, curves, noise, asked))
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `analyze` was asked, and what a run costs."""
+
+    costs: Cost
+    epsilon: float
+    delta: float
+    seed: int
+    looks: Mapping[str, Look]
+    planned: tuple[float, ...]
 
 
 def _analyze_one(
@@ -174,15 +194,12 @@ def _analyze_one(
     table: RunTable,
     curves: list[LossCurve],
     noise: Noise,
-    costs: Cost,
-    epsilon: float,
-    delta: float,
-    seed: int,
+    asked: _Asked,
 ) -> TransferResult:
     def own(frame: pd.DataFrame) -> pd.DataFrame:
         return frame[frame["parametrization"] == parametrization]
 
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(asked.seed)
     estimates = [estimate(curve, noise, generator) for curve in curves]
     optima = [e.optimum for e in estimates]
     drift = fit_drift(optima, noise.df)
@@ -193,12 +210,16 @@ def _analyze_one(
         regrets = [_with_compute(r, law.law, runs) for r in regrets]
     history = own(table.history) if table.history is not None else None
     headline = _headline(optima, regrets)
-    decision, sentence = decide(parametrization, optima, drift, headline, table.columns, epsilon, delta)
+    decision, sentence = decide(
+        parametrization, optima, drift, headline, table.columns, asked.epsilon, asked.delta,
+        asked.looks.get(parametrization), len(asked.planned) - len(optima),
+    )  # fmt: skip
     batch = None
     if decision == "INCONCLUSIVE":
         batch = next_batch(
-            parametrization, estimates, drift, headline, noise, table.columns, costs, epsilon, delta
-        )
+            parametrization, estimates, drift, headline, noise, table.columns, asked.costs, asked.epsilon,
+            asked.delta, asked.planned,
+        )  # fmt: skip
     remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
     return TransferResult(
         parametrization=parametrization,

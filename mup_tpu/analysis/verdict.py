@@ -19,6 +19,26 @@ DELTA = 0.2
 """Drift exponent that does not matter."""
 
 
+MOST_LOOKS = 6
+"""Looks in a sequence."""
+_REACH_FACTOR = 1.2
+"""How much wider α's interval is taken in a sequence of looks before TRANSFERS."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """An analysis in a sequence of them, each of which could end it: its bounds are wider for that.
+
+    TRANSFERS then asks for α's interval, 1.2 times as wide, within ±delta and for a 99 % bound on the regret;
+    DRIFTS for two looks in a row, unless the regret's lower bound is twice epsilon, or the optimum diverges
+    or lies outside the grid. benchmarks/settle.py measures the error rates.
+    """
+
+    number: int
+    has_drifted: bool = False
+    """Whether the look before would have been DRIFTS on its own."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """TRANSFERS, DRIFTS or INCONCLUSIVE, why, and what would settle it."""
@@ -41,6 +61,8 @@ def decide(
     columns: Columns,
     epsilon: float = EPSILON,
     delta: float = DELTA,
+    look: Look | None = None,
+    to_come: int = 0,
 ) -> tuple[str, str]:
     """The verdict and its sentence.
 
@@ -56,6 +78,8 @@ def decide(
         columns: what is tuned and what scales.
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
+        look: where it is one of a sequence.
+        to_come: scales that are planned and have not been run: until then only DRIFTS may be said.
     """
     if not drift.is_known or regret is None:
         why = (
@@ -77,11 +101,26 @@ def decide(
         f"(95 % {drift.low:.2f} to {drift.high:.2f}); the optimum of {source} {cost}"
     )
     verdict = "INCONCLUSIVE"
-    if regret.high < epsilon and -delta < drift.low and drift.high < delta:
+    if to_come <= 0 and _transfers(drift, regret, epsilon, delta, look):
         verdict = "TRANSFERS"
-    elif (drift.low > 0 or drift.high < 0) and (regret.low > epsilon or regret.status == "outside the grid"):
+    elif shows_drift(drift, regret, epsilon) and (
+        look is None or look.has_drifted or regret.status != "estimated" or regret.low > 2 * epsilon
+    ):
         verdict = "DRIFTS"
-    return verdict, f"{parametrization}: {verdict}: {numbers}."
+    rule = "" if look is None else f" (look {look.number} of at most {MOST_LOOKS})"
+    return verdict, f"{parametrization}: {verdict}{rule}: {numbers}."
+
+
+def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
+    """Whether one look alone shows that the optimum drifts and that it matters."""
+    matters = regret.low > epsilon or regret.status == "outside the grid"
+    return (drift.low > 0 or drift.high < 0) and matters
+
+
+def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: Look | None) -> bool:
+    factor, high = (1.0, regret.high) if look is None else (_REACH_FACTOR, regret.high_99)
+    reach = factor * (drift.high - drift.low) / 2
+    return high < epsilon and abs(drift.alpha) + reach < delta
 
 
 def _nat(value: float) -> str:

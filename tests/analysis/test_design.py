@@ -8,6 +8,7 @@ from scipy import stats
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.design import run_cost
 from mup_tpu.analysis.drift import drift_reach
+from mup_tpu.analysis.verdict import Look
 from mup_tpu.errors import TableError
 
 OCTAVES = range(-12, -3)
@@ -63,6 +64,15 @@ def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
         (256, -11, 1), (256, -10, 2), (256, -9, 2), (256, -8, 2), (256, -7, 1),
     ]  # fmt: skip
     assert "a verdict needs 3 widths, there are 2" in batch.reason
+
+
+def test_what_is_planned_is_looked_at_before_seeds_are_bought():
+    table = check_table(sweep_of([-8, -8, -8], sigma=0.03))
+    first = analyze(table, planned=(64, 128, 256, 1024)).results[0].next_batch
+    assert {cell.scale for cell in first.cells} == {1024} and "width 1024 is planned" in first.reason
+    scattered = check_table(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
+    all_run = analyze(scattered, planned=(64, 128, 256), looks={"all": Look(1)}).results[0].next_batch
+    assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
 
 
 def test_noise_is_met_by_seeds_beside_the_optima_that_decide():

@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
-from mup_tpu.analysis.drift import collapse_exponent, fit_drift, wider_is_better
+from mup_tpu.analysis.drift import Drift, collapse_exponent, fit_drift, wider_is_better
 from mup_tpu.analysis.optimum import Optimum, loss_curve
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.verdict import Look, decide
 from mup_tpu.errors import TableError
 from mup_tpu.report import details
 
@@ -118,6 +120,41 @@ def test_drift_whose_regret_may_be_harmless_is_not_shown():
     assert result.drift.high < 0
     assert result.headline_regret.low < 0.01 < result.headline_regret.value
     assert result.verdict.decision == "INCONCLUSIVE"
+
+
+def decision(alpha, reach, look=None, to_come=0, **regret):
+    """The verdict of numbers as they might come out."""
+    known = {
+        "value": 0.004,
+        "low": 0.0,
+        "high": 0.009,
+        "high_99": 0.0095,
+        "status": "estimated",
+        "relative": 0.1,
+    }
+    drift = Drift(alpha, alpha - reach, alpha + reach, 0.0, -8.0, (64.0, 128.0, 256.0))
+    optima = [bracketed(scale, -8, 0.1) for scale in (64, 128, 256)]
+    found = Regret(64.0, 256.0, **(known | regret))
+    return decide("mup", optima, drift, found, Columns(), look=look, to_come=to_come)
+
+
+def test_a_sequence_of_looks_asks_for_more_than_one_look():
+    assert decision(0.02, 0.16)[0] == "TRANSFERS"
+    assert decision(0.02, 0.16, Look(2))[0] == "INCONCLUSIVE", "1.2 times 0.16 and 0.02 exceed 0.2"
+    assert decision(0.02, 0.14, Look(2))[0] == "TRANSFERS"
+    assert decision(0.02, 0.14, Look(2), high_99=0.011)[0] == "INCONCLUSIVE", "a 99 % bound on the regret"
+    drifts = {"value": 0.03, "low": 0.015, "high": 0.05, "high_99": 0.06}
+    assert decision(-0.4, 0.1, **drifts)[0] == "DRIFTS"
+    assert decision(-0.4, 0.1, Look(3), **drifts)[0] == "INCONCLUSIVE", "the look before said otherwise"
+    assert decision(-0.4, 0.1, Look(3, has_drifted=True), **drifts)[0] == "DRIFTS"
+    assert decision(-0.4, 0.1, Look(1), **drifts | {"low": 0.021})[0] == "DRIFTS", "more than twice ε"
+    assert decision(-0.4, 0.1, Look(1), **drifts | {"status": "outside the grid"})[0] == "DRIFTS"
+    assert "mup: TRANSFERS (look 2 of at most 6): lr* ∝ width^0.02" in decision(0.02, 0.14, Look(2))[1]
+
+
+def test_while_wider_ones_are_planned_only_drift_may_end_a_sequence():
+    assert decision(0.02, 0.1, Look(1), to_come=1)[0] == "INCONCLUSIVE"
+    assert decision(-0.4, 0.1, Look(1), to_come=1, value=0.05, low=0.03, high=0.08)[0] == "DRIFTS"
 
 
 def test_runs_that_blow_up_beyond_every_optimum_do_not_hide_that_it_transfers():
