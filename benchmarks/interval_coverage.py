@@ -59,7 +59,7 @@ class Valley:
 
 
 def draw_valley(
-    family: str, optimum: float, shape: tuple[str, float, float], step: float, generator
+    family: str, optimum: float, shape: tuple[str, float, float], step: float, generator: np.random.Generator
 ) -> Valley:
     """A width's valley around its optimum; `shape` is what all widths of a sweep share."""
     kind, asymmetry, curvature = shape

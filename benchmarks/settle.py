@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import tyro
+from interval_coverage import linex
 from rich.progress import track
 
 from mup_tpu.analysis import analyze, check_table, load_table
@@ -92,8 +93,8 @@ class Sweep:
 
     def run(self, width: float, x: float, seeds: int) -> None:
         """Train so many more seeds of one learning rate."""
-        u, a = x - self.optimum(width), self.asymmetry
-        rise = min(self.kind.curvature * (np.exp(a * u) - a * u - 1) / a**2, 3.0)
+        u = x - self.optimum(width)
+        rise = min(self.kind.curvature * float(linex(u, self.asymmetry)), 3.0)
         known = sum(1 for row in self.rows if row["width"] == width and row["lr"] == 2.0**x)
         for seed in range(known, known + seeds):
             loss = (

@@ -12,22 +12,22 @@ wide the widest interval is, squared, for the nearer verdict: 1 is settled.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mup_tpu.analysis.drift import Drift, drift_reach
+from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
 from mup_tpu.analysis.optimum import Estimate, Noise
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import Columns, RunTable
 from mup_tpu.columns import write_scale
 
-NEEDED = 3
-"""Scales with a bracketed optimum that a verdict needs."""
-_FIRST_LOOK = ((0, 2), (-1, 2), (1, 2), (-2, 1), (2, 1))
-"""Octaves from a new scale's predicted optimum, and seeds there: a pack of 8."""
+_FIRST_LOOK = ((-2, 1), (-1, 2), (0, 2), (1, 2), (2, 1))
+"""Octaves from a new scale's predicted optimum, and seeds there: a pack."""
+_PACK = sum(seeds for _, seeds in _FIRST_LOOK)
 _REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
 _SHARE = 0.35
@@ -61,13 +61,8 @@ class Cost:
     def write(self, cost: float) -> str:
         """A cost with its unit."""
         if self.unit == "s":
-            return (
-                f"{cost:.0f} s"
-                if cost < 120
-                else f"{cost / 60:.0f} min"
-                if cost < 7200
-                else f"{cost / 3600:.1f} h"
-            )
+            unit, seconds = ("s", 1) if cost < 120 else ("min", 60) if cost < 7200 else ("h", 3600)
+            return f"{cost / seconds:.{1 if unit == 'h' else 0}f} {unit}"
         return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
 
 
@@ -169,10 +164,14 @@ class _Known:
     runs: int
     """Beside the optimum."""
 
+    @property
+    def ideal(self) -> _Known:
+        """After any number of runs."""
+        return replace(self, variance=min(self.variance, _FLOOR))
+
     def with_runs(self, runs: int) -> _Known:
         """After so many more runs."""
-        total = self.runs + runs
-        floor = min(_FLOOR, self.variance)
+        total, floor = self.runs + runs, self.ideal.variance
         return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
 
 
@@ -190,38 +189,30 @@ class _Question:
 
     def reach(self, known: Sequence[_Known]) -> float:
         """Half-width of α's interval."""
-        variance_S, noise_df = (
-            np.array([k.variance for k in known]),
-            self.noise_df + sum(k.runs for k in known),
-        )
+        variance_S = np.array([k.variance for k in known])
+        noise_df = self.noise_df + sum(k.runs for k in known)
         return drift_reach([k.scale for k in known], variance_S, self.drift.tau**2, noise_df)
 
-    def distances(self, known: Sequence[_Known]) -> dict[str, tuple[float, str]]:
-        """J of each verdict, and what holds it open: "α" or "regret"."""
-        reach = self.reach(known)
-        alpha, spread = abs(self.drift.alpha), 2 * math.sqrt(known[0].variance + known[-1].variance)
-        transfers = {
-            "α": reach / max(self.delta - alpha, _LEAST_ALPHA),
-            "regret": spread / max(self.tolerated - self.apart, _LEAST_OCTAVES),
-        }
-        drifts = {
-            "α": reach / max(alpha, _LEAST_ALPHA),
-            "regret": 0.0
-            if math.isnan(self.apart)
-            else spread / max(self.apart - self.tolerated, _LEAST_OCTAVES),
-        }
-        if math.isnan(self.apart):
-            transfers["regret"] = math.inf
-        found = {"TRANSFERS": transfers, "DRIFTS": drifts}
-        return {
-            verdict: (terms[worst] ** 2, worst)
-            for verdict, terms in found.items()
-            for worst in [max(terms, key=lambda term: terms[term])]
-        }
+    def is_held_by_scatter(self, known: Sequence[_Known]) -> bool:
+        """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""
+        ideal = [k.ideal for k in known]
+        is_scattered = self.reach(ideal) > _SCATTERED * self.reach(known)
+        return self.nearest(known)[1] == "α" and is_scattered and self.distance(ideal) > 1
+
+    def nearest(self, known: Sequence[_Known]) -> tuple[float, str]:
+        """J of the nearer verdict, and what holds it open: "α" or "regret"."""
+        reach, alpha = self.reach(known), abs(self.drift.alpha)
+        transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "regret": math.inf}
+        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "regret": 0.0}
+        if math.isfinite(self.apart):
+            spread, room = 2 * math.sqrt(known[0].variance + known[-1].variance), self.tolerated - self.apart
+            transfers["regret"] = spread / max(room, _LEAST_OCTAVES)
+            drifts["regret"] = spread / max(-room, _LEAST_OCTAVES)
+        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in (transfers, drifts))
 
     def distance(self, known: Sequence[_Known]) -> float:
         """J of the nearer verdict."""
-        return min(j for j, _ in self.distances(known).values())
+        return self.nearest(known)[0]
 
 
 def next_batch(
@@ -270,12 +261,27 @@ def next_batch(
         return batch(_new_scale(estimates, drift, planned), reason)
     assert regret is not None
     question = _question(estimates, drift, regret, noise, epsilon, delta)
-    if not planned and (found := _one_more_scale(question, estimates, columns)) is not None:
-        cells, reason, settles = found
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return batch(cells, reason, cost if settles else math.nan)
-    cells, reason, to_verdict = _buy(question, estimates, columns, costs, spent)
-    return batch(cells, reason, to_verdict)
+    known = [
+        _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates
+    ]
+    if not planned and question.is_held_by_scatter(known):
+        ideal = [k.ideal for k in [*known, _new_known(known)]]
+        settles = question.distance(ideal) <= 1
+        helps = "would settle this" if settles else "is the next step"
+        found = batch(
+            _new_scale(estimates, drift),
+            f"the optima scatter by {drift.tau:.2f} octave between {columns.scale}s: "
+            f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not",
+        )
+        return replace(found, to_verdict=found.cost) if settles else found
+    bought, to_verdict = _buy(question, known, costs, spent)
+    at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
+    what = "α's interval" if question.nearest(known)[1] == "α" else "the regret's interval"
+    return batch(
+        [cell for i, packs in bought.items() for cell in _replicates(estimates[i], _PACK * packs)],
+        f"{what} is too wide: seeds beside the optimum at {columns.scale} {at} narrow it most",
+        to_verdict,
+    )
 
 
 def _question(
@@ -288,40 +294,11 @@ def _question(
     return _Question(drift, noise.df, apart, math.sqrt(2 * epsilon / curvature), delta)
 
 
-def _known_of(estimates: Sequence[Estimate]) -> list[_Known]:
-    return [_Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates]
-
-
-def _one_more_scale(
-    question: _Question, estimates: Sequence[Estimate], columns: Columns
-) -> tuple[list[Cell], str, bool] | None:
-    """A first look at one more scale, what for, and whether it should settle it; None where seeds do as well.
-
-    That is where the optima's own scatter, not their errors, holds the verdict open.
-    """
-    known = _known_of(estimates)
-    _, holds = min(question.distances(known).values())
-    ideal = [replace(k, variance=min(k.variance, _FLOOR)) for k in [*known, _new_known(known)]]
-    is_scattered = question.reach(ideal[:-1]) > _SCATTERED * question.reach(known)
-    if holds != "α" or not is_scattered or question.distance(ideal[:-1]) <= 1:
-        return None
-    settles = question.distance(ideal) <= 1
-    helps = "would settle this" if settles else "is the next step"
-    reason = (
-        f"the optima scatter by {question.drift.tau:.2f} octave between {columns.scale}s: "
-        f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not"
-    )
-    return _new_scale(estimates, question.drift), reason, settles
-
-
 def _buy(
-    question: _Question, estimates: Sequence[Estimate], columns: Columns, costs: Cost, spent: float
-) -> tuple[list[Cell], str, float]:
-    """Packs of the largest drop of J per cost: a batch of them, what for, and the cost until J is 1."""
-    known = _known_of(estimates)
-    _, holds = min(question.distances(known).values())
-    pack = sum(seeds for _, seeds in _FIRST_LOOK)
-    bought: list[int] = []
+    question: _Question, known: Sequence[_Known], costs: Cost, spent: float
+) -> tuple[Counter[int], float]:
+    """Packs of the largest drop of J per cost: how many of each scale, and the cost until J is 1."""
+    bought: Counter[int] = Counter()
     cost = total = 0.0
     now = question.distance(known)
     for _ in range(_MOST_PACKS):
@@ -329,29 +306,21 @@ def _buy(
             break
         options = []
         for i, k in enumerate(known):
-            trial = [*known[:i], k.with_runs(pack), *known[i + 1 :]]
-            options.append(((now - question.distance(trial)) / (pack * costs.of(k.scale)), i, trial))
+            trial = [*known[:i], k.with_runs(_PACK), *known[i + 1 :]]
+            options.append(((now - question.distance(trial)) / costs.of(k.scale), i, trial))
         _, i, known = max(options, key=lambda option: option[0])
-        total += pack * costs.of(known[i].scale)
+        total += _PACK * costs.of(known[i].scale)
         if not bought or cost < _SHARE * spent:
             cost = total
-            bought.append(i)
+            bought[i] += 1
         now = question.distance(known)
-    to_verdict = total if now <= 1 else math.inf
-    cells = [
-        cell for i in dict.fromkeys(bought) for cell in _replicates(estimates[i], pack * bought.count(i))
-    ]
-    at = _and([write_scale(columns.scale, estimates[i].optimum.scale) for i in sorted(set(bought))])
-    what = "α's interval" if holds == "α" else "the regret's interval"
-    reason = f"{what} is too wide: seeds beside the optimum at {columns.scale} {at} narrow it most"
-    return cells, reason, to_verdict
+    return bought, total if now <= 1 else math.inf
 
 
 def _new_known(known: Sequence[_Known]) -> _Known:
     """What a first look at the next scale would tell, by what the others' runs told."""
-    pack = sum(seeds for _, seeds in _FIRST_LOOK)
     per_run = float(np.median([k.variance * k.runs for k in known]))
-    return _Known(2 * known[-1].scale, max(_FLOOR, per_run / pack), pack)
+    return _Known(2 * known[-1].scale, max(_FLOOR, per_run / _PACK), _PACK)
 
 
 def _runs_beside(estimate: Estimate) -> int:
@@ -391,7 +360,7 @@ def _new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[fl
     step = max(1.0, estimates[-1].curve.step)
     origin = last.best_x
     centre = origin + round((x - origin) / step) * step
-    return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in sorted(_FIRST_LOOK)]
+    return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
 
 
 def _beyond(estimate: Estimate) -> list[Cell]:

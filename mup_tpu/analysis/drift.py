@@ -13,6 +13,9 @@ from scipy import stats
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 
+NEEDED = 3
+"""Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
+
 
 @dataclass(frozen=True)
 class Drift:
@@ -58,7 +61,7 @@ def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
     """
     known = [o for o in optima if o.is_bracketed]
     scales = tuple(o.scale for o in known)
-    if len(known) < 3:
+    if len(known) < NEEDED:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
     x = np.log2([o.scale for o in known])
     y = np.array([o.x for o in known])

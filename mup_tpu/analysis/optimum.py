@@ -266,7 +266,7 @@ def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
             if len(window) < 4:
                 continue
             u_W, mean_W = curve.x_G[window] - curve.x_G[best], curve.mean_G[window]
-            fit = _fit(u_W, mean_W[None], curve.mean_G[best] * np.ones(1), np.full(len(window), sigma))
+            fit = _fit(u_W, mean_W[None], curve.mean_G[[best]], np.full(len(window), sigma))
             residual_W = mean_W - np.vander(u_W, 4, increasing=True) @ fit.coefficients_R4[0]
             variance_W = fit.variance_RW[0]
             used = residual_W**2 <= _MISS**2 * variance_W
@@ -290,9 +290,19 @@ class Draws:
     coefficients_R4: np.ndarray
     centre_R: np.ndarray
 
+    def fitted(self, x: np.ndarray) -> np.ndarray:
+        """Loss of each draw's local fit at its own x (R,); of one draw, at as many x as are given."""
+        u = x - self.centre_R
+        return sum((self.coefficients_R4[:, k] * u**k for k in range(4)), start=np.zeros(1))
+
 
 def draw_curve(
-    curve: LossCurve, noise: Noise, fit: Draws, generator: np.random.Generator, draws: int = DRAWS
+    curve: LossCurve,
+    noise: Noise,
+    fit: Draws,
+    misses_G: np.ndarray,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
 ) -> Draws:
     """Bootstrap a curve: cell means redrawn around what was seen, bracketing and fit re-run in each.
 
@@ -307,7 +317,7 @@ def draw_curve(
     x = fit.x_R[0] if np.isfinite(fit.x_R[0]) else fit.centre_R[0]
     share_G = np.minimum(_REMAINDER * (curve.x_G - x) ** 2, _MOST_REMAINDER)
     rises_RG = (curve.mean_G - lowest) * np.exp(share_G * generator.standard_normal(shape))
-    worst = float(np.abs(misses(curve, noise, fit))[_beside_best(curve)].max())
+    worst = float(np.abs(misses_G)[_beside_best(curve)].max())
     sd_R1 = noise.draw_factors(generator, draws)[:, None] * max(1.0, worst / _USUAL_MISS)
     shocks_RG = generator.standard_normal(shape) * sd_R1 * error_G
     return fit_curves(curve.x_G, lowest + rises_RG + shocks_RG, error_G, curve.step)
@@ -317,9 +327,8 @@ def misses(curve: LossCurve, noise: Noise, fit: Draws) -> np.ndarray:
     """How far each point lies above a fit, in standard errors of noise and model; 0 where runs are lost."""
     finite_G = np.isfinite(curve.mean_G)
     mean_G = np.where(finite_G, curve.mean_G, curve.mean_G.min() if finite_G.any() else 0.0)
-    fitted_G = np.vander(curve.x_G - fit.centre_R[0], 4, increasing=True) @ fit.coefficients_R4[0]
     error_G = np.hypot(np.maximum(noise.errors_G(curve), _LEAST_ERROR), MODEL_ERROR * (mean_G - mean_G.min()))
-    return np.where(finite_G, (mean_G - fitted_G) / error_G, 0.0)
+    return np.where(finite_G, (mean_G - fit.fitted(curve.x_G)) / error_G, 0.0)
 
 
 def _beside_best(curve: LossCurve) -> np.ndarray:
@@ -426,8 +435,8 @@ class Estimate:
 def estimate(curve: LossCurve, noise: Noise, generator: np.random.Generator) -> Estimate:
     """Bootstrap a curve and find its optimum."""
     fit = fit_curves(curve.x_G, curve.mean_G[None], noise.errors_G(curve), curve.step)
-    draws = draw_curve(curve, noise, fit, generator)
     misses_G = misses(curve, noise, fit)
+    draws = draw_curve(curve, noise, fit, misses_G, generator)
     optimum = find_optimum(curve, fit, draws, misses_G)
     return Estimate(curve, fit, draws, optimum, np.abs(misses_G) > _MISS)
 
@@ -468,10 +477,8 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
     worst = int(np.argmax(np.where(_beside_best(curve), np.abs(misses_G), 0.0)))
     missed = {}
     if abs(misses_G[worst]) > _MISS:
-        fitted = float(
-            np.vander(x_G[[worst]] - fit.centre_R[0], 4, increasing=True)[0] @ fit.coefficients_R4[0]
-        )
-        missed = {"missed_x": float(x_G[worst]), "missed_by": float(curve.mean_G[worst]) - fitted}
+        missed_by = float(curve.mean_G[worst] - fit.fitted(x_G[[worst]])[0])
+        missed = {"missed_x": float(x_G[worst]), "missed_by": missed_by}
     status = "bracketed"
     if lost:
         status += " by divergence" if curve.diverged_G[lost].any() else " by stopped runs"

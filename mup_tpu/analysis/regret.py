@@ -89,7 +89,6 @@ def _loss_at(
     rows = np.arange(len(x_R))
     clipped_R = np.clip(x_R, curve.x_G[0], curve.x_G[-1])
     u_R = clipped_R - draws.centre_R
-    fitted_R = sum(draws.coefficients_R4[:, k] * u_R**k for k in range(4))
     right_R = np.clip(np.searchsorted(curve.x_G, clipped_R, side="right"), 1, len(curve.x_G) - 1)
     left_R = right_R - 1
     left_y, right_y = draws.means_RG[rows, left_R], draws.means_RG[rows, right_R]
@@ -104,7 +103,9 @@ def _loss_at(
     outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)
     outer_y, inner_y = draws.means_RG[rows, outer_R], draws.means_RG[rows, inner_R]
     floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y))
-    loss_R = np.where(reaches_R, np.clip(fitted_R, floor_R, np.maximum(inner_y, outer_y)), straight_R)
+    loss_R = np.where(
+        reaches_R, np.clip(draws.fitted(clipped_R), floor_R, np.maximum(inner_y, outer_y)), straight_R
+    )
     if generator is not None:
         to_outer_R = np.where(above_R, share_R, 1 - share_R)
         is_beyond_R = target.missed_G[outer_R] & (generator.uniform(size=len(x_R)) < to_outer_R)

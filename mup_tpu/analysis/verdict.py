@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mup_tpu.analysis.design import NEEDED
-from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import Columns
@@ -17,8 +16,6 @@ EPSILON = 0.01
 """Regret that does not matter, nat per token."""
 DELTA = 0.2
 """Drift exponent that does not matter."""
-
-
 MOST_LOOKS = 6
 """Looks in a sequence."""
 _REACH_FACTOR = 1.2

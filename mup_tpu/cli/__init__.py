@@ -36,14 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checks.coord_check,
         replay.runs,
         replay.analyze,
-        replay.next_runs,
+        replay.next_,
         replay.plot,
         replay.report,
         checks.doctor,
     )
     for command in commands:
-        name = "next" if command is replay.next_runs else command.__name__.replace("_", "-")
-        app.command(name=name)(command)
+        app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
     app.command(data.app, name="data", help="Prepare shards of a corpus, or look at one.")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     guard(

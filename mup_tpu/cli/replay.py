@@ -170,7 +170,7 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         _print_analysis(analysis)
 
 
-def next_runs(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
+def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Say which runs next would settle each open verdict, why, and what they cost.
 
     Args:
@@ -185,8 +185,7 @@ def next_runs(path: Where, table: TableOptions = TableOptions(), json: bool = Fa
         print(_to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
         return
     console = Console()
-    for note in analysis.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
+    _print_notes(console, analysis)
     for result in analysis.results:
         console.print(result.verdict.sentence, style="bold", highlight=False, soft_wrap=True)
         batch = result.next_batch
@@ -277,12 +276,16 @@ def _print_ranking(path: str) -> None:
     Console().print(shown)
 
 
+def _print_notes(console: Console, analysis: TransferAnalysis) -> None:
+    for note in analysis.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False)
+
+
 def _print_analysis(analysis: TransferAnalysis) -> None:
     from mup_tpu import report
 
     console = Console()
-    for note in analysis.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
+    _print_notes(console, analysis)
     for result in analysis.results:
         cells = report.optima_cells(result, analysis.scale)
         shown = Table(title=f"{result.parametrization}: best {analysis.hyperparameter} by {analysis.scale}")
