@@ -73,6 +73,7 @@ _OUTCOME = [
     Column("wall_time_s", float, "time", "s"),
     Column("device", str, "device"),
     Column("pack_size", int, "trials in the pack"),
+    Column("purchase", int, "purchase of the sequence"),
     Column("versions", str, "versions"),
     Column("git_commit", str, "git commit"),
     Column("config", str, "configuration"),

@@ -2,7 +2,8 @@
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json        which experiment, along which axes, which format
+    results/lr_transfer/store.json        which experiment, along which axes, which format; of a sequence, the
+                                          scales that are planned
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
@@ -17,7 +18,7 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,18 +83,26 @@ class Store:
         path: local folder or fsspec URL; made where it is not there.
         experiment: name of the experiment whose rows it takes.
         axes: those of the sweep whose rows it takes; None for rows that are no sweep's.
+        planned: scales of the sequence whose rows it takes, besides those that it knows to be planned.
 
     Raises:
         StoreError: the folder cannot be written, or holds another experiment or a sweep along other axes.
     """
 
-    def __init__(self, path: str | os.PathLike[str], experiment: str, axes: StoredAxes | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        experiment: str,
+        axes: StoredAxes | None = None,
+        planned: Sequence[float] = (),
+    ) -> None:
         self.folder = results_folder(path)
         self.experiment = experiment
         held = _read_header(self.folder)
         if held is None:
-            header = {"experiment": experiment, "format": FORMAT} | ({"axes": asdict(axes)} if axes else {})
-            _write(self.folder, "store.json", json.dumps(header).encode())
+            held = {"experiment": experiment, "format": FORMAT} | ({"axes": asdict(axes)} if axes else {})
+            if not planned:
+                self._write_header(held)
         elif held["experiment"] != experiment:
             raise StoreError(
                 f"results folder {self.folder} holds experiment {held['experiment']!r}, not {experiment!r}; "
@@ -104,6 +113,11 @@ class Store:
                 f"results folder {self.folder} holds a sweep of {found}, not of {axes}; "
                 "give this one a folder of its own"
             )
+        if more := sorted({*planned} - {*_planned(held)}):
+            self._write_header({**held, "planned": sorted([*_planned(held), *more])})
+
+    def _write_header(self, header: Mapping[str, Any]) -> None:
+        _write(self.folder, "store.json", json.dumps(header).encode())
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk.
@@ -176,6 +190,11 @@ def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
     return _axes(_read_header(results_folder(path)) or {})
 
 
+def load_planned(path: str | os.PathLike[str]) -> tuple[float, ...]:
+    """Scales of the sequence that a results folder holds; none where its sweep is a fixed grid."""
+    return _planned(_read_header(results_folder(path)) or {})
+
+
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Learning curves of a results folder: trial_id, step, tokens, split, loss (nat per token)."""
     return _read_table(results_folder(path), "curves").sort_values(
@@ -186,6 +205,10 @@ def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
 def _axes(header: Mapping[str, Any]) -> StoredAxes:
     named = header.get("axes", {})
     return StoredAxes(**{name: StoredAxis(a["column"], tuple(a["fields"])) for name, a in named.items()})
+
+
+def _planned(header: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(float(scale) for scale in header.get("planned", ()))
 
 
 def _read_header(folder: Folder) -> dict[str, Any] | None:

@@ -19,12 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
-from mup_tpu.analysis.optimum import Estimate, Noise
-from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.run_table import Columns, RunTable
+from mup_tpu.analysis.looks import Evidence, LookTaken, Question
+from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.run_table import Columns
+from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.columns import write_scale
 
+_START = 8
+"""Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""
+_LEAST_SPAN = 3.0
+"""Octaves that a given grid must span for a sequence to start inside it; else it is but a guess."""
 _FIRST_LOOK = ((-2, 1), (-1, 2), (0, 2), (1, 2), (2, 1))
 """Octaves from a new scale's predicted optimum, and seeds there: a pack."""
 _PACK = sum(seeds for _, seeds in _FIRST_LOOK)
@@ -40,50 +46,10 @@ _SCATTERED = 0.7
 """Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
 _MOST_PACKS = 200
 """Packs after which a verdict counts as out of reach."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run costs: a power of its scale."""
-
-    exponent: float
-    at_one: float
-    """Of a run at scale 1."""
-    unit: str
-    """"s", "FLOP", a column of the table, or runs of the smallest scale."""
-    source: str
-    """Where it is known from, as words."""
-
-    def of(self, scale: float) -> float:
-        """Cost of a run."""
-        return self.at_one * scale**self.exponent
-
-    def write(self, cost: float) -> str:
-        """A cost with its unit."""
-        if self.unit == "s":
-            unit, seconds = ("s", 1) if cost < 120 else ("min", 60) if cost < 7200 else ("h", 3600)
-            return f"{cost / seconds:.{1 if unit == 'h' else 0}f} {unit}"
-        return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
-
-
-def run_cost(table: RunTable) -> Cost:
-    """Cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
-
-    Args:
-        table: checked runs; `cost` is measured.
-    """
-    exponent = 2.0 if table.columns.scale == "width" else 1.0
-    smallest = float(table.runs["scale"].min())
-    known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
-    means = known.groupby("scale")["cost"].mean()
-    if means.empty:
-        words = f"taken to grow as {table.columns.scale}^{exponent:g}"
-        unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
-        return Cost(exponent, smallest**-exponent, unit, words)
-    if len(means) > 1:
-        exponent = max(0.0, float(np.polyfit(np.log2(means.index), np.log2(means), 1)[0]))
-    at_one = float(np.exp(np.mean(np.log(means) - exponent * np.log(means.index))))
-    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")
+_PATIENCE = 3
+"""Looks before an expected cost may end a sequence: before, too little is known to expect one."""
+_WIDEST = 14.0
+"""Octaves that a grid may span and still hold no optimum."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +142,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Distance:
     """How far a verdict is, given what is known of each scale."""
 
     drift: Drift
@@ -186,6 +152,17 @@ class _Question:
     tolerated: float
     """The |Δ| whose regret is ε."""
     delta: float
+
+    @classmethod
+    def of(cls, evidence: Evidence, question: Question) -> _Distance:
+        """From evidence of three scales or more, all bracketed."""
+        first, last = evidence.estimates[0], evidence.estimates[-1]
+        coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
+        curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
+        is_estimated = evidence.headline is not None and evidence.headline.status == "estimated"
+        apart = abs(last.optimum.x - first.optimum.x) if is_estimated else math.nan
+        tolerated = math.sqrt(2 * question.epsilon / curvature)
+        return cls(evidence.drift, evidence.noise.df, apart, tolerated, question.delta)
 
     def reach(self, known: Sequence[_Known]) -> float:
         """Half-width of α's interval."""
@@ -197,7 +174,7 @@ class _Question:
         """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""
         ideal = [k.ideal for k in known]
         is_scattered = self.reach(ideal) > _SCATTERED * self.reach(known)
-        return self.nearest(known)[1] == "α" and is_scattered and self.distance(ideal) > 1
+        return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
 
     def nearest(self, known: Sequence[_Known]) -> tuple[float, str]:
         """J of the nearer verdict, and what holds it open: "α" or "regret"."""
@@ -210,42 +187,50 @@ class _Question:
             drifts["regret"] = spread / max(-room, _LEAST_OCTAVES)
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in (transfers, drifts))
 
-    def distance(self, known: Sequence[_Known]) -> float:
+    def of_verdict(self, known: Sequence[_Known]) -> float:
         """J of the nearer verdict."""
         return self.nearest(known)[0]
 
 
-def next_batch(
-    parametrization: str,
-    estimates: Sequence[Estimate],
-    drift: Drift,
-    regret: Regret | None,
-    noise: Noise,
-    columns: Columns,
-    costs: Cost,
-    epsilon: float,
-    delta: float,
-    planned: Sequence[float] = (),
-) -> Batch:
+def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
+    """What a sequence starts with: one seed of values an octave apart at the smallest scale.
+
+    Args:
+        parametrization: whose.
+        scale: the smallest.
+        grid: log2 of the values that were asked for; where they span less than three octaves, a guess.
+    """
+    middle = (min(grid) + max(grid)) / 2
+    centre = min(grid, key=lambda x: (abs(x - middle), x))
+    values = [centre + k for k in range(-_START // 2, _START // 2)]
+    if max(grid) - min(grid) >= _LEAST_SPAN:
+        values = [x for x in values if min(grid) - 1e-6 <= x <= max(grid) + 1e-6]
+    cells = tuple(Cell(scale, x, 1, 1) for x in values)
+    costs = Cost(0.0, 1.0, "runs", "not measured yet")
+    return Batch(parametrization, cells, "a start at the smallest scale", len(cells), math.nan, 0.0, costs)
+
+
+def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
     """The next runs of a parametrization whose verdict is open.
 
     Args:
         parametrization: whose.
-        estimates: what is known, by scale.
-        drift: fitted over the bracketed scales.
-        regret: from the smallest bracketed scale to the largest; None where there are not two.
-        noise: of single runs.
-        columns: names of what scales and what is tuned.
+        evidence: what is known of it.
         costs: of a run.
-        epsilon: regret that does not matter, nat per token.
-        delta: drift exponent that does not matter.
-        planned: scales that are to be run, and no others; each gets its first look before seeds are bought.
+        question: what is asked. The scales that it plans are run and no others; each gets its first look
+            before seeds are bought.
     """
-    spent = float(sum(e.curve.count_G.sum() * costs.of(e.curve.scale) for e in estimates))
+    estimates, drift, columns, planned = (
+        evidence.estimates,
+        evidence.drift,
+        question.columns,
+        question.planned,
+    )
+    spent = sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves)
 
     def batch(cells: list[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
         cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, spent, costs)
+        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, float(spent), costs)
 
     open_ = [e for e in estimates if not e.optimum.is_bracketed]
     if open_:
@@ -259,24 +244,16 @@ def next_batch(
         at = write_scale(columns.scale, min(to_come))
         reason = f"nothing is shown yet, and {columns.scale} {at} is planned: a first look at it"
         return batch(_new_scale(estimates, drift, planned), reason)
-    assert regret is not None
-    question = _question(estimates, drift, regret, noise, epsilon, delta)
-    known = [
-        _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e))) for e in estimates
-    ]
-    if not planned and question.is_held_by_scatter(known):
+    distance = _Distance.of(evidence, question)
+    known = _known(evidence)
+    if not planned and distance.is_held_by_scatter(known):
         ideal = [k.ideal for k in [*known, _new_known(known)]]
-        settles = question.distance(ideal) <= 1
-        helps = "would settle this" if settles else "is the next step"
-        found = batch(
-            _new_scale(estimates, drift),
-            f"the optima scatter by {drift.tau:.2f} octave between {columns.scale}s: "
-            f"a {_ordinal(len(known) + 1)} {columns.scale} {helps}, seeds would not",
-        )
+        settles = distance.of_verdict(ideal) <= 1
+        found = batch(_new_scale(estimates, drift), _scatter_reason(evidence, question, settles))
         return replace(found, to_verdict=found.cost) if settles else found
-    bought, to_verdict = _buy(question, known, costs, spent)
+    bought, to_verdict = _buy(distance, known, costs, spent)
     at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
-    what = "α's interval" if question.nearest(known)[1] == "α" else "the regret's interval"
+    what = "α's interval" if distance.nearest(known)[1] == "α" else "the regret's interval"
     return batch(
         [cell for i, packs in bought.items() for cell in _replicates(estimates[i], _PACK * packs)],
         f"{what} is too wide: seeds beside the optimum at {columns.scale} {at} narrow it most",
@@ -284,36 +261,72 @@ def next_batch(
     )
 
 
-def _question(
-    estimates: Sequence[Estimate], drift: Drift, regret: Regret, noise: Noise, epsilon: float, delta: float
-) -> _Question:
-    first, last = estimates[0], estimates[-1]
-    coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
-    curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
-    apart = abs(last.optimum.x - first.optimum.x) if regret.status == "estimated" else math.nan
-    return _Question(drift, noise.df, apart, math.sqrt(2 * epsilon / curvature), delta)
+def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:
+    """Why a sequence is not to go on although nothing is settled, as a sentence; "" where it is.
+
+    Args:
+        look: the last.
+        batch: what would be next.
+        question: what is asked.
+        left: of the budget, in the unit of the batch's costs.
+    """
+    columns = question.columns
+    if look.number >= MOST_LOOKS:
+        return f"{MOST_LOOKS} looks were taken, as many as the verdict's error rates were measured for"
+    for e in look.evidence.estimates:
+        span = e.curve.x_G[-1] - e.curve.x_G[0]
+        if not e.optimum.is_bracketed and span >= _WIDEST:
+            at = f"{columns.scale} {write_scale(columns.scale, e.optimum.scale)}"
+            return f"the grid at {at} spans {span:.0f} octaves and holds no optimum"
+    if look.number < _PATIENCE or math.isnan(batch.to_verdict):
+        return ""
+    if math.isinf(batch.to_verdict):
+        known = _known(look.evidence)
+        if _Distance.of(look.evidence, question).is_held_by_scatter(known):
+            return _scatter_reason(look.evidence, question, settles=True)
+        return "no amount of such runs is expected to settle it"
+    if batch.to_verdict > left:
+        cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
+        return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
+    return ""
+
+
+def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> str:
+    scale = question.columns.scale
+    helps = "would settle this" if settles else "is the next step"
+    return (
+        f"the optima scatter by {evidence.drift.tau:.2f} octave between {scale}s: "
+        f"a {_ordinal(len(evidence.estimates) + 1)} {scale} {helps}, seeds would not"
+    )
+
+
+def _known(evidence: Evidence) -> list[_Known]:
+    return [
+        _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e)))
+        for e in evidence.estimates
+    ]
 
 
 def _buy(
-    question: _Question, known: Sequence[_Known], costs: Cost, spent: float
+    distance: _Distance, known: Sequence[_Known], costs: Cost, spent: float
 ) -> tuple[Counter[int], float]:
     """Packs of the largest drop of J per cost: how many of each scale, and the cost until J is 1."""
     bought: Counter[int] = Counter()
     cost = total = 0.0
-    now = question.distance(known)
+    now = distance.of_verdict(known)
     for _ in range(_MOST_PACKS):
         if now <= 1 and bought:
             break
         options = []
         for i, k in enumerate(known):
             trial = [*known[:i], k.with_runs(_PACK), *known[i + 1 :]]
-            options.append(((now - question.distance(trial)) / costs.of(k.scale), i, trial))
+            options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
         _, i, known = max(options, key=lambda option: option[0])
         total += _PACK * costs.of(known[i].scale)
         if not bought or cost < _SHARE * spent:
             cost = total
             bought[i] += 1
-        now = question.distance(known)
+        now = distance.of_verdict(known)
     return bought, total if now <= 1 else math.inf
 
 

@@ -110,7 +110,7 @@ def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, no
     return float(stats.t.ppf(0.975, df) * math.sqrt(total))
 
 
-def wider_is_better(curves: list[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:
+def wider_is_better(curves: Sequence[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:
     """Compare neighbouring scales at each hyperparameter (and step) both have.
 
     Args:
@@ -137,7 +137,7 @@ def wider_is_better(curves: list[LossCurve], history: pd.DataFrame | None = None
     return WiderIsBetter(held, pairs, _trend(curves))
 
 
-def _trend(curves: list[LossCurve]) -> float:
+def _trend(curves: Sequence[LossCurve]) -> float:
     """p-value of Page's test that loss falls with scale."""
     shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
     if len(curves) >= 3 and len(shared) >= 2:
@@ -146,7 +146,7 @@ def _trend(curves: list[LossCurve]) -> float:
     return math.nan
 
 
-def collapse_exponent(curves: list[LossCurve]) -> float:
+def collapse_exponent(curves: Sequence[LossCurve]) -> float:
     """Octaves of shift per octave of scale that bring the excess-loss curves closest together.
 
     Each curve's loss over its own minimum is moved by -β·log2(scale ratio) and compared with the others where

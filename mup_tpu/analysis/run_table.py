@@ -17,7 +17,7 @@ import pandas as pd
 from mup_tpu.columns import CONFIGURED, label
 from mup_tpu.config import field_column, parse_learning_rate
 from mup_tpu.errors import ConfigError, TableError
-from mup_tpu.store import load_axes, load_curves, load_runs
+from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
 
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
@@ -71,6 +71,8 @@ class Columns:
     """Tokens a run was trained on; optional."""
     cost: str = ""
     """What a run cost; optional. By default the first of wall_time_s (s) and flops (FLOP) that there is."""
+    purchase: str = "purchase"
+    """Purchase of a sequence that a run came with; optional."""
     along: tuple[str, ...] = ()
     """Other columns that change along the scale with it, as on a ladder."""
 
@@ -94,8 +96,8 @@ class RunTable:
 
     runs: pd.DataFrame
     """One row a run: parametrization, scale, x (log2 of the hyperparameter), loss (+inf where diverged or
-    stopped), stopped (early, for being behind), seed, and loss_error, params, tokens, cost (nan where
-    unknown)."""
+    stopped), stopped (early, for being behind), seed, purchase (0 where it came with none), and loss_error,
+    params, tokens, cost (nan where unknown)."""
     notes: tuple[str, ...]
     columns: Columns
     name: str
@@ -107,6 +109,8 @@ class RunTable:
     """Training losses on the way, where known: parametrization, scale, x, seed, step, loss."""
     stored: pd.DataFrame | None = field(default=None, repr=False)
     """The rows as they are stored, where the table is a store; they say how the runs were made."""
+    planned: tuple[float, ...] = ()
+    """Scales of the sequence that the table is of: it is looked at after each purchase, not once."""
     zeros: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     """Runs whose hyperparameter is 0, which has no place on a log2 axis; columns as `runs`, without x."""
 
@@ -141,7 +145,8 @@ def load_table(
     checked = check_table(stored, columns, chance, name)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
-    return replace(checked, command=_command(path, stored), history=history, stored=stored)
+    planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
+    return replace(checked, command=_command(path, stored), history=history, stored=stored, planned=planned)
 
 
 def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
@@ -261,6 +266,7 @@ def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
                 part: pd.to_numeric(_optional(table, column, np.nan), errors="coerce")
                 for part, column in numbers.items()
             },
+            "purchase": pd.to_numeric(_optional(table, columns.purchase, 0), errors="coerce").fillna(0),
             "trial_id": _optional(table, "trial_id", ""),
         }
     )

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.design import Batch, Cost, next_batch, run_cost
-from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, fit_drift, wider_is_better
-from mup_tpu.analysis.optimum import (
-    LossCurve,
-    Noise,
-    Optimum,
-    estimate,
-    loss_curve,
-    pooled_noise,
-)
+from mup_tpu.analysis.cost import Cost, run_cost
+from mup_tpu.analysis.design import Batch, next_batch, why_stop
+from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
+from mup_tpu.analysis.looks import LookTaken, Question, take_looks
+from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, Verdict, decide
+from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
 from mup_tpu.errors import TableError
 
 
@@ -72,6 +66,31 @@ class AtZero:
 
 
 @dataclass(frozen=True)
+class Sequenced:
+    """The looks of a sequence: what each purchase cost and what was known after it."""
+
+    looks: tuple[LookTaken, ...]
+    costs: Cost
+    stops: str
+    """Why it ends here although nothing is settled; "" where it may go on, or is settled."""
+
+    @property
+    def spent(self) -> tuple[float, ...]:
+        """Cost of all runs until each look, in the unit of `costs`."""
+        return tuple(
+            float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in look.evidence.curves))
+            for look in self.looks
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        looks = [
+            {**look.to_dict(), "spent": spent} for look, spent in zip(self.looks, self.spent, strict=True)
+        ]
+        return {"looks": looks, "unit": self.costs.unit, "stops": self.stops}
+
+
+@dataclass(frozen=True)
 class TransferResult:
     """All that one parametrization's runs say about transfer."""
 
@@ -92,6 +111,8 @@ class TransferResult:
     """What to run next; None where the verdict is settled."""
     at_zero: tuple[AtZero, ...] = ()
     """Of each scale that was tried without the hyperparameter."""
+    sequence: Sequenced | None = None
+    """How it came to this; None where the table is looked at once."""
 
     @property
     def headline_regret(self) -> Regret | None:
@@ -113,7 +134,9 @@ class TransferResult:
             "law": self.law.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
-        } | ({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {})
+            **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
+            **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -138,12 +161,7 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: RunTable,
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
-    seed: int = 0,
-    looks: Mapping[str, Look] = MappingProxyType({}),
-    planned: Sequence[float] = (),
+    table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0
 ) -> TransferAnalysis:
     """Optima, drift, regret and verdict of every parametrization in a table.
 
@@ -152,8 +170,6 @@ def analyze(
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
-        looks: of parametrizations that are looked at in a sequence.
-        planned: scales that are to be run, for what to run next.
 
     Raises:
         TableError: epsilon or delta is not a finite number above 0.
@@ -166,75 +182,56 @@ def analyze(
     rounding = _rounding(losses)
     if rounding > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
-    results, asked = [], _Asked(run_cost(table), epsilon, delta, seed, looks, tuple(planned))
-    for parametrization, runs in table.runs.groupby("parametrization", sort=True):
-        curves = [loss_curve(group) for _, group in runs.groupby("scale")]
-        noise = pooled_noise(curves, rounding)
-        if noise.source == "lack of fit":
-            notes.append(f"{parametrization}: one run a cell, so intervals come from the fits' lack of fit")
-        results.append(_analyze_one(str(parametrization), table, curves, noise, asked))
+    question = Question(table.columns, epsilon, delta, table.planned, rounding, seed)
+    results = []
+    for name in sorted(table.runs["parametrization"].unique()):
+        results.append(_analyze_one(name, _only(table, name), question, run_cost(table)))
+        if results[-1].noise.source == "lack of fit":
+            notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What `analyze` was asked, and what a run costs."""
+def _only(table: RunTable, parametrization: str) -> RunTable:
+    """The part of a table that is one parametrization's."""
 
-    costs: Cost
-    epsilon: float
-    delta: float
-    seed: int
-    looks: Mapping[str, Look]
-    planned: tuple[float, ...]
-
-
-def _analyze_one(
-    parametrization: str,
-    table: RunTable,
-    curves: list[LossCurve],
-    noise: Noise,
-    asked: _Asked,
-) -> TransferResult:
     def own(frame: pd.DataFrame) -> pd.DataFrame:
-        return frame[frame["parametrization"] == parametrization]
+        return frame[frame["parametrization"] == parametrization] if len(frame) else frame
 
-    generator = np.random.default_rng(asked.seed)
-    estimates = [estimate(curve, noise, generator) for curve in curves]
-    optima = [e.optimum for e in estimates]
-    drift = fit_drift(optima, noise.df)
-    regrets = [regret(source, target) for source, target in itertools.combinations(estimates, 2)]
-    runs = own(table.runs)
-    law = fit_law(runs, optima)
+    history = None if table.history is None else own(table.history)
+    return replace(table, runs=own(table.runs), history=history, zeros=own(table.zeros))
+
+
+def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
+    """What one parametrization's table says; in a sequence runs cost what its own did, as when planned."""
+    looks = tuple(take_looks(parametrization, table.runs, question))
+    last, evidence = looks[-1], looks[-1].evidence
+    optima = tuple(e.optimum for e in evidence.estimates)
+    regrets = [regret(source, target) for source, target in itertools.combinations(evidence.estimates, 2)]
+    law = fit_law(table.runs, optima)
     if law.law is not None:
-        regrets = [_with_compute(r, law.law, runs) for r in regrets]
-    history = own(table.history) if table.history is not None else None
-    headline = _headline(optima, regrets)
-    decision, sentence = decide(
-        parametrization, optima, drift, headline, table.columns, asked.epsilon, asked.delta,
-        asked.looks.get(parametrization), len(asked.planned) - len(optima),
-    )  # fmt: skip
-    batch = None
-    if decision == "INCONCLUSIVE":
-        batch = next_batch(
-            parametrization, estimates, drift, headline, noise, table.columns, asked.costs, asked.epsilon,
-            asked.delta, asked.planned,
-        )  # fmt: skip
+        regrets = [_with_compute(r, law.law, table.runs) for r in regrets]
+    costs = run_cost(table) if question.planned else costs
+    batch, stops = None, ""
+    if last.decision == "INCONCLUSIVE":
+        batch = next_batch(parametrization, evidence, costs, question)
+        stops = why_stop(last, batch, question) if question.planned else ""
     remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
     return TransferResult(
         parametrization=parametrization,
-        curves=tuple(curves),
-        noise=noise,
-        optima=tuple(optima),
-        drift=drift,
+        curves=evidence.curves,
+        noise=evidence.noise,
+        optima=optima,
+        drift=evidence.drift,
         regrets=tuple(regrets),
-        wider_is_better=wider_is_better(curves, history),
-        collapse_exponent=collapse_exponent(curves),
+        wider_is_better=wider_is_better(evidence.curves, table.history),
+        collapse_exponent=collapse_exponent(evidence.curves),
         law=law,
-        learning_curves=learning_curves(optima, history),
-        verdict=Verdict(decision, sentence, remedy),
+        learning_curves=learning_curves(optima, table.history),
+        verdict=Verdict(last.decision, last.sentence, remedy),
         next_batch=batch,
-        at_zero=_at_zero(own(table.zeros), noise) if len(table.zeros) else (),
+        at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
+        sequence=Sequenced(looks, costs, stops) if question.planned else None,
     )
 
 

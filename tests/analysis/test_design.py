@@ -1,14 +1,15 @@
 """Which runs would settle a verdict: of sweeps whose truth is known, and of costs that are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
 from mup_tpu.analysis import Columns, analyze, check_table
-from mup_tpu.analysis.design import run_cost
+from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.drift import drift_reach
-from mup_tpu.analysis.verdict import Look
 from mup_tpu.errors import TableError
 
 OCTAVES = range(-12, -3)
@@ -42,8 +43,8 @@ def sweep_of(vertices, sigma=0.01, seeds=2, cost=None, generator=None):
     )
 
 
-def batch_of(frame, **options):
-    return analyze(check_table(frame), **options).results[0].next_batch
+def batch_of(frame):
+    return analyze(check_table(frame)).results[0].next_batch
 
 
 def test_what_is_settled_needs_no_runs():
@@ -68,10 +69,10 @@ def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
 
 def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     table = check_table(sweep_of([-8, -8, -8], sigma=0.03))
-    first = analyze(table, planned=(64, 128, 256, 1024)).results[0].next_batch
+    first = analyze(replace(table, planned=(64, 128, 256, 1024))).results[0].next_batch
     assert {cell.scale for cell in first.cells} == {1024} and "width 1024 is planned" in first.reason
     scattered = check_table(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
-    all_run = analyze(scattered, planned=(64, 128, 256), looks={"all": Look(1)}).results[0].next_batch
+    all_run = analyze(replace(scattered, planned=(64, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
 
 

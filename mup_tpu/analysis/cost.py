@@ -1,0 +1,54 @@
+"""What a run costs, by its scale: as measured, or as a power of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.columns import write_scale
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run costs: a power of its scale."""
+
+    exponent: float
+    at_one: float
+    """Of a run at scale 1."""
+    unit: str
+    """"s", "FLOP", a column of the table, or runs of the smallest scale."""
+    source: str
+    """Where it is known from, as words."""
+
+    def of(self, scale: float) -> float:
+        """Cost of a run."""
+        return self.at_one * scale**self.exponent
+
+    def write(self, cost: float) -> str:
+        """A cost with its unit."""
+        if self.unit == "s":
+            unit, seconds = ("s", 1) if cost < 120 else ("min", 60) if cost < 7200 else ("h", 3600)
+            return f"{cost / seconds:.{1 if unit == 'h' else 0}f} {unit}"
+        return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
+
+
+def run_cost(table: RunTable) -> Cost:
+    """Cost of a run by scale: measured where the table says, else ∝ width² or the scale itself.
+
+    Args:
+        table: checked runs; `cost` is measured.
+    """
+    exponent = 2.0 if table.columns.scale == "width" else 1.0
+    smallest = float(table.runs["scale"].min())
+    known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
+    means = known.groupby("scale")["cost"].mean()
+    if means.empty:
+        words = f"taken to grow as {table.columns.scale}^{exponent:g}"
+        unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
+        return Cost(exponent, smallest**-exponent, unit, words)
+    if len(means) > 1:
+        exponent = max(0.0, float(np.polyfit(np.log2(means.index), np.log2(means), 1)[0]))
+    at_one = float(np.exp(np.mean(np.log(means) - exponent * np.log(means.index))))
+    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")

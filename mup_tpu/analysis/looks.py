@@ -1,0 +1,131 @@
+"""Looks: what one parametrization's runs say, once or after each purchase of a sequence.
+
+A run table tells by itself which looks were taken at it: each row holds the number of the purchase that it
+came with. So the rows are all that a sequence needs to be judged, and to go on after a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.drift import Drift, fit_drift
+from mup_tpu.analysis.optimum import Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.regret import Regret, regret
+from mup_tpu.analysis.run_table import Columns
+from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, decide, shows_drift
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a run table."""
+
+    columns: Columns = Columns()
+    epsilon: float = EPSILON
+    """Regret that does not matter, nat per token."""
+    delta: float = DELTA
+    """Drift exponent that does not matter."""
+    planned: tuple[float, ...] = ()
+    """Scales of a sequence; none where the table is looked at once."""
+    rounding: float = 0.0
+    """What losses are rounded to, nat per token."""
+    seed: int = 0
+    """Of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one parametrization's runs tell of its optima."""
+
+    curves: tuple[LossCurve, ...]
+    noise: Noise
+    estimates: tuple[Estimate, ...]
+    drift: Drift
+    headline: Regret | None
+    """From the smallest bracketed scale to the largest; None where there are not two."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a verdict can be asked for: drift and regret are known."""
+        return self.drift.is_known and self.headline is not None
+
+
+def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
+    """Optima, drift and headline regret of one parametrization's runs."""
+    curves = [loss_curve(group) for _, group in runs.groupby("scale")]
+    noise = pooled_noise(curves, question.rounding)
+    generator = np.random.default_rng(question.seed)
+    estimates = [estimate(curve, noise, generator) for curve in curves]
+    drift = fit_drift([e.optimum for e in estimates], noise.df)
+    bracketed = [e for e in estimates if e.optimum.is_bracketed]
+    headline = regret(bracketed[0], bracketed[-1]) if len(bracketed) > 1 else None
+    return Evidence(tuple(curves), noise, tuple(estimates), drift, headline)
+
+
+@dataclass(frozen=True)
+class LookTaken:
+    """What was known after a purchase."""
+
+    number: int
+    """Of the look; 0 while too little was known to ask for a verdict."""
+    purchase: int
+    """That it came after; 0 for runs that belong to none."""
+    runs: int
+    evidence: Evidence
+    decision: str
+    sentence: str
+    has_drifted: bool
+    """Whether it would have been DRIFTS on its own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without the evidence."""
+        drift, headline = self.evidence.drift, self.evidence.headline
+        numbers = {"alpha": drift.alpha, "low": drift.low, "high": drift.high}
+        if headline is not None:
+            numbers |= {"regret": headline.value, "regret_low": headline.low, "regret_high": headline.high}
+        return {"look": self.number, "runs": self.runs, "verdict": self.decision} | numbers
+
+
+def take_look(
+    parametrization: str, runs: pd.DataFrame, question: Question, before: LookTaken | None = None
+) -> LookTaken:
+    """Look at one parametrization's runs.
+
+    Args:
+        parametrization: name to say.
+        runs: of a checked table.
+        question: what is asked; where it plans scales, this is one look of a sequence.
+        before: the look before.
+    """
+    evidence = weigh(runs, question)
+    number, drifted = (before.number, before.has_drifted) if before else (0, False)
+    number += evidence.is_enough
+    rule = Look(max(number, 1), drifted) if question.planned else None
+    decision, sentence = decide(
+        parametrization,
+        [e.optimum for e in evidence.estimates],
+        evidence.drift,
+        evidence.headline,
+        question.columns,
+        question.epsilon,
+        question.delta,
+        rule,
+        to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
+    )
+    if evidence.is_enough:
+        assert evidence.headline is not None
+        drifted = shows_drift(evidence.drift, evidence.headline, question.epsilon)
+    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence, drifted)
+
+
+def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
+    """The looks that a table of one parametrization's runs tells of: after each purchase, or one at all."""
+    purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
+    taken = None
+    for purchase in purchases:
+        taken = take_look(parametrization, runs[runs["purchase"] <= purchase], question, taken)
+        yield taken
