@@ -1,6 +1,6 @@
 """What a settled verdict costs, and how often it is wrong: runs bought look by look, against fixed grids.
 
-    python benchmarks/settle.py --sweeps 60 --out benchmarks/settle.csv
+    python benchmarks/settle.py --out benchmarks/settle.csv
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
 
 Simulated sweeps of widths 64 to 512 in 14 cells, from plain transfer over the boundary to SP's drift; a run
@@ -14,6 +14,7 @@ and says at which share of that sweep's cost the verdict was settled.
 from __future__ import annotations
 
 import itertools
+import math
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,13 @@ from interval_coverage import linex
 from rich.progress import track
 
 from mup_tpu.analysis import analyze, check_table, load_table
-from mup_tpu.analysis.verdict import DELTA, EPSILON, MOST_LOOKS, Look, shows_drift
+from mup_tpu.analysis.cost import run_cost
+from mup_tpu.analysis.design import first_batch, next_batch, why_stop
+from mup_tpu.analysis.looks import Question, take_look
+from mup_tpu.analysis.verdict import DELTA, EPSILON, MOST_LOOKS
 
 WIDTHS = (64, 128, 256, 512)
+SEQUENCE = "sequence"
 GRIDS = {
     "octave 7 × 2": (1.0, 7, 2),
     "octave 7 × 4": (1.0, 7, 4),
@@ -91,7 +96,7 @@ class Sweep:
         guess = round(self.middle) + int(self.generator.integers(-1, 2))
         return [float(x) for x in range(guess - 4, guess + 4)]
 
-    def run(self, width: float, x: float, seeds: int) -> None:
+    def run(self, width: float, x: float, seeds: int, purchase: int = 0) -> None:
         """Train so many more seeds of one learning rate."""
         u = x - self.optimum(width)
         rise = min(self.kind.curvature * float(linex(u, self.asymmetry)), 3.0)
@@ -100,7 +105,8 @@ class Sweep:
             loss = (
                 2.5 - 0.05 * np.log2(width / 64) + rise + self.kind.sigma * self.generator.standard_normal()
             )
-            self.rows.append({"width": width, "lr": 2.0**x, "seed": seed, "loss": loss})
+            row = {"width": width, "lr": 2.0**x, "seed": seed, "loss": loss, "purchase": purchase}
+            self.rows.append(row)
         self.cost += seeds * (width / WIDTHS[0]) ** 2
 
 
@@ -122,72 +128,98 @@ class Pool:
         grid = np.sort(self.left.loc[self.left["scale"] == self.widths[0], "x"].unique())
         return [float(x) for x in grid if abs((x - grid[0]) - round(x - grid[0])) < 0.01]
 
-    def run(self, width: float, x: float, seeds: int) -> None:
+    def run(self, width: float, x: float, seeds: int, purchase: int = 0) -> None:
         """Take so many more runs of one learning rate, or as many as there are."""
         there = self.left[(self.left["scale"] == width) & ((self.left["x"] - x).abs() < 0.01)].head(seeds)
         self.left = self.left.drop(there.index)
         self.cost += float(there["cost"].sum())
         self.rows += [
-            {"width": width, "lr": 2.0**row.x, "seed": row.seed, "loss": row.loss, "wall_time_s": row.cost}
+            {
+                "width": width, "lr": 2.0**row.x, "seed": row.seed, "loss": row.loss, "wall_time_s": row.cost,
+                "purchase": purchase,
+            }
             for row in there.itertuples()
-        ]
+        ]  # fmt: skip
 
 
-def in_sequence(sweep: Sweep | Pool) -> tuple[str, int]:
-    """Buy batch after batch until the verdict is settled: it, and how many looks it took."""
-    widths = sweep.widths
-    for x in sweep.first_grid():
-        sweep.run(widths[0], x, 1)
-    looks, has_drifted = 0, False
-    while True:
-        table = check_table(pd.DataFrame(sweep.rows))
-        result = analyze(table, looks={"all": Look(looks + 1, has_drifted)}, planned=widths).results[0]
-        headline = result.headline_regret
-        if result.drift.is_known and headline is not None:
-            looks += 1
-            if result.next_batch is None or looks == MOST_LOOKS:
-                return result.verdict.decision, looks
-            has_drifted = shows_drift(result.drift, headline, EPSILON)
-        assert result.next_batch is not None
+@dataclass(frozen=True)
+class Settled:
+    """How a sequence ended."""
+
+    decision: str
+    looks: int
+    costs: tuple[float, ...]
+    """Of all runs until each look."""
+
+
+def in_sequence(sweep: Sweep | Pool) -> Settled:
+    """Buy batch after batch until the verdict is settled, or the sequence ends without one."""
+    question = Question(planned=sweep.widths)
+    batch = first_batch("all", sweep.widths[0], sweep.first_grid())
+    taken, costs = None, []
+    for purchase in itertools.count(1):
         bought = len(sweep.rows)
-        for cell in result.next_batch.cells:
-            sweep.run(int(cell.scale), cell.x, cell.runs)
+        for cell in batch.cells:
+            sweep.run(int(cell.scale), cell.x, cell.runs, purchase)
         if len(sweep.rows) == bought:
-            return result.verdict.decision, looks  # a pool that holds none of what is asked for
+            break  # a pool that holds none of what is asked for
+        table = check_table(pd.DataFrame(sweep.rows))
+        taken = take_look("all", table.runs, question, taken)
+        costs += [sweep.cost] * (taken.number - len(costs))
+        if taken.decision != "INCONCLUSIVE":
+            break
+        batch = next_batch("all", taken.evidence, run_cost(table), question)
+        if why_stop(taken, batch, question):
+            break
+    assert taken is not None
+    return Settled(taken.decision, taken.number, tuple(costs))
 
 
-def at_once(sweep: Sweep, step: float, points: int, seeds: int) -> tuple[str, int]:
+def at_once(sweep: Sweep, step: float, points: int, seeds: int) -> Settled:
     """Run a grid and look once."""
     for width in WIDTHS:
         offset = float(sweep.generator.uniform(-0.5, 0.5))
         for k in range(points):
             sweep.run(width, sweep.optimum(width) + offset + (k - points // 2) * step, seeds)
-    return analyze(check_table(pd.DataFrame(sweep.rows))).results[0].verdict.decision, 1
+    verdict = analyze(check_table(pd.DataFrame(sweep.rows))).results[0].verdict
+    return Settled(verdict.decision, 1, (sweep.cost,))
 
 
-def cell_row(task: tuple[int, Kind, str], sweeps: int, seed: int) -> dict[str, Any]:
-    """Shares of verdicts and mean cost of one design in one cell."""
+def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int) -> list[dict[str, Any]]:
+    """Shares of verdicts and mean cost of one design in one cell; of a sequence, for each bound on looks."""
     index, kind, design = task
-    decisions, looks, costs = [], [], []
+    ends = []
     for number in range(sweeps):
         sweep = Sweep(kind, np.random.default_rng([seed, index, number]))
-        decision, looked = in_sequence(sweep) if design == "sequence" else at_once(sweep, *GRIDS[design])
-        decisions.append(decision)
-        looks.append(looked)
-        costs.append(sweep.cost)
+        ends.append(in_sequence(sweep) if design == SEQUENCE else at_once(sweep, *GRIDS[design]))
     wrong = {"TRANSFERS": "DRIFTS", "DRIFTS": "TRANSFERS"}[kind.truth]
-    return {
-        "design": design,
-        "cell": kind.name,
-        "alpha": kind.alpha,
-        "curvature": kind.curvature,
-        "sigma": kind.sigma,
-        "truth": kind.truth,
-        "right": decisions.count(kind.truth) / sweeps,
-        "wrong": decisions.count(wrong) / sweeps,
-        "looks": round(float(np.mean(looks)), 2),
-        "cost": round(float(np.mean(costs)), 1),
-    }
+    rows = []
+    for most in range(MOST_LOOKS, 0, -1) if design == SEQUENCE else (1,):
+        decisions = [end.decision if end.looks <= most else "INCONCLUSIVE" for end in ends]
+        rows.append(
+            {
+                "design": f"{SEQUENCE}, {most} looks" if design == SEQUENCE else design,
+                "cell": kind.name,
+                "alpha": kind.alpha,
+                "curvature": kind.curvature,
+                "sigma": kind.sigma,
+                "truth": kind.truth,
+                "right": decisions.count(kind.truth) / sweeps,
+                "wrong": decisions.count(wrong) / sweeps,
+                "looks": round(float(np.mean([min(end.looks, most) for end in ends])), 2),
+                "cost": round(float(np.mean([end.costs[min(end.looks, most) - 1] for end in ends])), 1),
+            }
+        )
+    return rows
+
+
+def cost_at(table: pd.DataFrame, right: float) -> float:
+    """What a sequence costs at a share of right verdicts, between the most looks that it may take."""
+    means = table[table["design"].str.startswith(SEQUENCE)].groupby("design")[["right", "cost"]].mean()
+    means = means.sort_values("right")
+    if not means["right"].iloc[0] <= right <= means["right"].iloc[-1]:
+        return math.nan
+    return float(np.interp(right, means["right"], means["cost"]))
 
 
 def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
@@ -198,13 +230,13 @@ def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
             runs = runs.assign(cost=runs["cost"].fillna(runs["scale"] ** 2.0))
             for order in range(orders):
                 pool = Pool(runs, np.random.default_rng([seed, order]))
-                decision, looks = in_sequence(pool)
+                end = in_sequence(pool)
                 rows.append(
                     {
                         "sweep": Path(folder).name,
                         "parametrization": parametrization,
-                        "decision": decision,
-                        "looks": looks,
+                        "decision": end.decision,
+                        "looks": end.looks,
                         "share": pool.cost / pool.total,
                     }
                 )
@@ -213,8 +245,8 @@ def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
 
 
 def main(
-    sweeps: int = 60,
-    designs: tuple[str, ...] = ("sequence", *GRIDS),
+    sweeps: int = 200,
+    designs: tuple[str, ...] = (SEQUENCE, *GRIDS),
     out: Path | None = None,
     seed: int = 1,
     processes: int = 2,
@@ -235,12 +267,13 @@ def main(
         return
     tasks = [(i, kind, design) for (i, kind), design in itertools.product(enumerate(KINDS), designs)]
     with ProcessPoolExecutor(processes) as pool:
-        done = pool.map(cell_row, tasks, itertools.repeat(sweeps), itertools.repeat(seed))
-        table = pd.DataFrame(track(done, "simulating", len(tasks)))
+        done = pool.map(cell_rows, tasks, itertools.repeat(sweeps), itertools.repeat(seed))
+        rows = itertools.chain.from_iterable(track(done, "simulating", len(tasks)))
+        table = pd.DataFrame(rows).sort_values(["design", "cell", "alpha"], kind="stable")
     print(table.to_string(index=False))
-    print(
-        table.groupby("design", sort=False)[["right", "wrong", "looks", "cost"]].mean().round(3).to_string()
-    )
+    means = table.groupby("design")[["right", "wrong", "looks", "cost"]].mean()
+    means["cost of the sequence at that share"] = [cost_at(table, right) for right in means["right"]]
+    print(means.round(3).to_string())
     if out is not None:
         table.to_csv(out, index=False)
 

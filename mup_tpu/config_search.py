@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mup_tpu.config import Trial, require_choices, require_positive
+from mup_tpu.config.values import parse_seconds
 from mup_tpu.config_io import from_dict, read_toml
 from mup_tpu.errors import ConfigError
 
@@ -116,14 +117,7 @@ class SearchOptions:
         """The time budget in seconds."""
         if self.time_budget is None:
             return None
-        number, unit = self.time_budget[:-1], self.time_budget[-1:]
-        try:
-            seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-        except (KeyError, ValueError):
-            seconds = 0.0
-        if seconds <= 0:
-            raise ConfigError(f"time_budget {self.time_budget!r} is not a time; write 90s, 30m or 2h")
-        return seconds
+        return parse_seconds("time_budget", self.time_budget)
 
 
 def load_search(path: str | Path) -> Search:

@@ -22,8 +22,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from mup_tpu import columns
 from mup_tpu.analysis.coord_check import by_setting, slopes
+from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import DELTA
 
 P = ParamSpec("P")
 
@@ -72,7 +74,17 @@ def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
         }
     if any(result.learning_curves for result in analysis.results):
         figures["learning_curves"] = learning_curves_figure(analysis)
+    if any(looks_known(result) for result in analysis.results):
+        figures["sequence"] = sequence_figure(analysis)
     return figures
+
+
+def looks_known(result: TransferResult) -> list[tuple[LookTaken, float]]:
+    """The looks of a sequence at which α was known, each with what had been spent."""
+    if result.sequence is None:
+        return []
+    looks = zip(result.sequence.looks, result.sequence.spent, strict=True)
+    return [(look, spent) for look, spent in looks if look.number and look.evidence.drift.is_known]
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -390,6 +402,39 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
 def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
     """A figure of each optimizer and tying that a coordinate check measured, by name."""
     return {name: coordinate_check_figure(part) for name, part in by_setting(table).items()}
+
+
+@_styled
+def sequence_figure(analysis: TransferAnalysis) -> Figure:
+    """α with its interval against what was spent until each look of a sequence, a panel a parametrization."""
+    shown = [result for result in analysis.results if looks_known(result)]
+    figure, axes = _panels(len(shown), width=4.6, height=3.6)
+    for ax, result in zip(axes, shown, strict=True):
+        assert result.sequence is not None
+        ax.axhspan(-DELTA, DELTA, color=_INK, alpha=0.08, lw=0, label=f"|α| < {DELTA:g}")
+        ax.axhline(0, color=_INK, lw=0.8)
+        for look, spent in looks_known(result):
+            drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
+            reach = [[drift.alpha - drift.low], [drift.high - drift.alpha]]
+            name = look.decision if settled else "INCONCLUSIVE, bought on"
+            seen = ax.get_legend_handles_labels()[1]
+            ax.errorbar(
+                [spent], [drift.alpha], reach, fmt="s" if settled else "o", capsize=3, ms=5, lw=1.3,
+                mfc=_categorical(0) if settled else "white", color=_categorical(0),
+                label="_" if name in seen else name,
+            )  # fmt: skip
+            ax.annotate(
+                f"look {look.number}", (spent, drift.high), (0, 4), textcoords="offset points", ha="center",
+                fontsize=8,
+            )  # fmt: skip
+        unit = result.sequence.costs.unit
+        ax.set_xlabel(f"spent ({unit})")
+        ax.set_xlim(left=0)
+        ax.margins(y=0.15)
+        ax.set_title(f"{label(result.parametrization)}: {result.verdict.decision}", fontsize=10.5)
+        ax.legend(loc="best", fontsize=8)
+    axes[0].set_ylabel(f"α, exponent of {columns.label(analysis.scale)} (95 %)")
+    return figure
 
 
 @_styled

@@ -32,6 +32,7 @@ _TITLES = {
     "best_loss": "Best loss against scale and compute",
     "collapse": "Loss above the best, curves moved by the exponent that collapses them",
     "learning_curves": "Learning curves at the optima",
+    "sequence": "Drift exponent and its interval against what was spent, look by look",
 }
 _MADE = (
     "dataset", "data_fingerprint", "tokens", *(name for name in CONFIGURED if name != "corpus"), "device",
@@ -83,7 +84,9 @@ def render(
 def details(result: TransferResult) -> list[str]:
     """What else to say below a verdict."""
     lines = []
-    if result.next_batch is not None:
+    if result.sequence is not None and result.sequence.stops:
+        lines.append(f"the sequence ends here: {result.sequence.stops}")
+    elif result.next_batch is not None:
         lines += [
             f"to settle it: {result.verdict.settle}",
             f"{result.next_batch.reason}; {result.next_batch.price()}",

@@ -143,6 +143,13 @@ class Store:
         runs = self.results()
         return set(runs.loc[stopped | (runs["status"] != "stopped"), "trial_id"])
 
+    def next_purchase(self) -> int | None:
+        """Of a sequence, the number that what is run now comes with; None where the folder holds none."""
+        if not load_planned(self.folder):
+            return None
+        purchases = self.results()["purchase"].dropna()
+        return int(purchases.max()) + 1 if len(purchases) else 1
+
     def compact(self) -> None:
         """Merge all parts into one of each table (a folder to commit is easier to look at)."""
         for table in ("runs", "curves"):
@@ -190,9 +197,10 @@ def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
     return _axes(_read_header(results_folder(path)) or {})
 
 
-def load_planned(path: str | os.PathLike[str]) -> tuple[float, ...]:
+def load_planned(path: str | os.PathLike[str] | Folder) -> tuple[float, ...]:
     """Scales of the sequence that a results folder holds; none where its sweep is a fixed grid."""
-    return _planned(_read_header(results_folder(path)) or {})
+    folder = path if isinstance(path, Folder) else results_folder(path)
+    return _planned(_read_header(folder) or {})
 
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:

@@ -50,6 +50,8 @@ _PATIENCE = 3
 """Looks before an expected cost may end a sequence: before, too little is known to expect one."""
 _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
+_MOST_PURCHASES = 25
+"""Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
         grid: log2 of the values that were asked for; where they span less than three octaves, a guess.
     """
     middle = (min(grid) + max(grid)) / 2
-    centre = min(grid, key=lambda x: (abs(x - middle), x))
+    centre = min(grid, key=lambda x: (abs(x - middle), -x))
     values = [centre + k for k in range(-_START // 2, _START // 2)]
     if max(grid) - min(grid) >= _LEAST_SPAN:
         values = [x for x in values if min(grid) - 1e-6 <= x <= max(grid) + 1e-6]
@@ -268,26 +270,27 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         look: the last.
         batch: what would be next.
         question: what is asked.
-        left: of the budget, in the unit of the batch's costs.
+        left: of the budget, in the unit of the batch's costs. Without one a sequence goes on to its last
+            look: what seems out of reach is found all the same often enough (benchmarks/settle.py).
     """
     columns = question.columns
     if look.number >= MOST_LOOKS:
         return f"{MOST_LOOKS} looks were taken, as many as the verdict's error rates were measured for"
+    if look.purchase >= _MOST_PURCHASES:
+        return f"{look.purchase} purchases were made and nothing is settled"
     for e in look.evidence.estimates:
         span = e.curve.x_G[-1] - e.curve.x_G[0]
         if not e.optimum.is_bracketed and span >= _WIDEST:
             at = f"{columns.scale} {write_scale(columns.scale, e.optimum.scale)}"
             return f"the grid at {at} spans {span:.0f} octaves and holds no optimum"
-    if look.number < _PATIENCE or math.isnan(batch.to_verdict):
-        return ""
-    if math.isinf(batch.to_verdict):
+    if look.number >= _PATIENCE and batch.to_verdict > left:
         known = _known(look.evidence)
+        if math.isfinite(batch.to_verdict):
+            cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
+            return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
         if _Distance.of(look.evidence, question).is_held_by_scatter(known):
             return _scatter_reason(look.evidence, question, settles=True)
         return "no amount of such runs is expected to settle it"
-    if batch.to_verdict > left:
-        cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
-        return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
     return ""
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.optimum import Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import Columns
+from mup_tpu.analysis.run_table import Columns, RunTable, require_above_zero
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, decide, shows_drift
 
 
@@ -35,6 +35,19 @@ class Question:
     """What losses are rounded to, nat per token."""
     seed: int = 0
     """Of the bootstrap."""
+
+    @classmethod
+    def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
+        """What a checked table asks by its columns, its rounding and what it plans.
+
+        Raises:
+            TableError: epsilon or delta is not a finite number above 0.
+        """
+        require_above_zero("epsilon", epsilon)
+        require_above_zero("delta", delta)
+        losses = table.runs["loss"].to_numpy()
+        rounding = _rounding(losses[np.isfinite(losses)])
+        return cls(table.columns, epsilon, delta, table.planned, rounding, seed)
 
 
 @dataclass(frozen=True)
@@ -129,3 +142,11 @@ def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> 
     for purchase in purchases:
         taken = take_look(parametrization, runs[runs["purchase"] <= purchase], question, taken)
         yield taken
+
+
+def _rounding(losses: np.ndarray) -> float:
+    """Power of ten that all losses are multiples of, or 0."""
+    for digits in range(1, 6):
+        if len(losses) and np.allclose(losses, np.round(losses, digits), atol=1e-9):
+            return 10.0**-digits
+    return 0.0

@@ -446,7 +446,8 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
 
     Where the fit misses a point near the optimum by more than 3 standard errors (so also where it lies below
     the best measured mean by more than noise allows), the interval reaches to the next points, as it does
-    beside diverged ones.
+    beside diverged ones. So it does where the fit has no minimum at all, as at the edge of a plateau: the
+    optimum is then the best point.
     """
     x_G, finite_G = curve.x_G, np.isfinite(curve.mean_G)
     nothing = dict.fromkeys(("x", "low", "high", "loss", "best_x", "band_low", "band_high", "se"), np.nan)
@@ -472,11 +473,14 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
             status,
             **(nothing | known | bounds | {"x": float(x_G[best]), "loss": float(curve.mean_G[best])}),
         )
-    x = float(fit.x_R[0])
+    x, loss = float(fit.x_R[0]), float(fit.loss_R[0])
     lost = [i for i in (best - 1, best + 1) if not finite_G[i]]
     worst = int(np.argmax(np.where(_beside_best(curve), np.abs(misses_G), 0.0)))
     missed = {}
-    if abs(misses_G[worst]) > _MISS:
+    has_minimum = math.isfinite(x)
+    if not has_minimum:
+        x, loss, worst = float(x_G[best]), float(curve.mean_G[best]), best
+    if abs(misses_G[worst]) > _MISS or not has_minimum:
         missed_by = float(curve.mean_G[worst] - fit.fitted(x_G[[worst]])[0])
         missed = {"missed_x": float(x_G[worst]), "missed_by": missed_by}
     status = "bracketed"
@@ -497,7 +501,7 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
         x=x,
         low=low,
         high=high,
-        loss=float(fit.loss_R[0]),
+        loss=loss,
         se=se,
         **known,
         **missed,

@@ -16,7 +16,7 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable, require_above_zero
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
 from mup_tpu.errors import TableError
@@ -174,15 +174,10 @@ def analyze(
     Raises:
         TableError: epsilon or delta is not a finite number above 0.
     """
-    require_above_zero("epsilon", epsilon)
-    require_above_zero("delta", delta)
+    question = Question.of(table, epsilon, delta, seed)
     notes = list(table.notes)
-    losses = table.runs["loss"].to_numpy()
-    losses = losses[np.isfinite(losses)]
-    rounding = _rounding(losses)
-    if rounding > 1e-5:
+    if (rounding := question.rounding) > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
-    question = Question(table.columns, epsilon, delta, table.planned, rounding, seed)
     results = []
     for name in sorted(table.runs["parametrization"].unique()):
         results.append(_analyze_one(name, _only(table, name), question, run_cost(table)))
@@ -216,7 +211,10 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     if last.decision == "INCONCLUSIVE":
         batch = next_batch(parametrization, evidence, costs, question)
         stops = why_stop(last, batch, question) if question.planned else ""
-    remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
+    if batch and question.planned and table.command:
+        remedy = f"{table.command} --until-settled"
+    else:
+        remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
     return TransferResult(
         parametrization=parametrization,
         curves=evidence.curves,
@@ -308,11 +306,3 @@ def curve_to_dict(curve: LossCurve, noise: Noise) -> dict[str, Any]:
         "diverged": curve.diverged_G.tolist(),
         "stopped": curve.stopped_G.tolist(),
     }
-
-
-def _rounding(losses: np.ndarray) -> float:
-    """Power of ten that all losses are multiples of, or 0."""
-    for digits in range(1, 6):
-        if len(losses) and np.allclose(losses, np.round(losses, digits), atol=1e-9):
-            return 10.0**-digits
-    return 0.0

@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, unknown_key
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
@@ -55,13 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
+def run_experiment(
+    sweep: Sweep,
+    description: str | None,
+    h200: Sweep | None = None,
+    until: SequenceOptions = SequenceOptions(),
+) -> None:
     """The command line of an experiment: run what is missing of its sweep, then show verdict and figures.
 
     Args:
         sweep: the experiment's grid, for a few CPU cores; options narrow or extend it.
         description: what the help says, the script's docstring.
         h200: the grid for one such GPU, an experiment of its own.
+        until: whether runs are bought until the verdict is settled, where options do not say.
     """
     presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
@@ -71,6 +77,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
         results: str | None = None,
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
+        until: SequenceOptions = until,
     ) -> None:
         """Run an experiment.
 
@@ -81,13 +88,14 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
                 results/NAME, or results/NAME_h200.
             run: How each trial is run.
             where: Where the sweep runs.
+            until: Whether runs are bought until the verdict is settled.
         """
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
             raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
         from mup_tpu.cli.tuning import run_and_show
 
-        run_and_show(grid.change(presets[preset]), results, where, run)
+        run_and_show(grid.change(presets[preset]), results, where, run, until)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
@@ -106,6 +114,7 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
         results: str = "results/ablations",
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
+        until: SequenceOptions = SequenceOptions(),
     ) -> None:
         """Run several sweeps.
 
@@ -115,15 +124,16 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
             results: Results folder; what is stored there is not run again.
             run: How each trial is run.
             where: Where the sweeps run.
+            until: Whether runs are bought until each verdict is settled.
         """
         for name in names:
             if name not in sweeps:
                 raise ConfigError(f"names: {unknown_key(name, sweeps)}")
         from mup_tpu.cli import replay
-        from mup_tpu.tuning.sweep import run_sweep
+        from mup_tpu.cli.tuning import run_either
 
         for name in names:
-            run_sweep(grid.change(sweeps[name]), f"{results}/{name}", where, run, Console())
+            run_either(grid.change(sweeps[name]), f"{results}/{name}", where, run, until, Console())
         replay.show_ablations(results)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))

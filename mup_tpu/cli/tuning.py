@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError
 
@@ -23,6 +24,7 @@ def sweep(
     results: str | None = None,
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
+    until: SequenceOptions = SequenceOptions(),
 ) -> None:
     """Run what is missing of a sweep described in a TOML file, and store it.
 
@@ -35,14 +37,17 @@ def sweep(
         results: Results folder (or fsspec URL); by default results/EXPERIMENT.
         run: How each trial is run.
         where: Where the sweep runs.
+        until: Whether runs are bought until the verdict is settled.
     """
     from mup_tpu.config_io import load_sweep
 
-    run_and_show(grid.change(load_sweep(file)), results, where, run)
+    run_and_show(grid.change(load_sweep(file)), results, where, run, until)
 
 
-def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions) -> None:
-    """Run a sweep, then print its optima and verdict and draw its figures."""
+def run_and_show(
+    sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions, until: SequenceOptions
+) -> None:
+    """Run a sweep, whole or until it is settled, then print its optima and verdict and draw its figures."""
     from mup_tpu.tuning.this_machine import start_server
 
     sweep.trials()  # what is not allowed is said before anything starts
@@ -50,13 +55,13 @@ def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: Ru
     if not Path(folder, "store.json").exists():  # or there may be nothing left to run
         start_server(where, run)
     from mup_tpu.cli import replay
-    from mup_tpu.tuning.sweep import run_sweep
 
-    # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
-    threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
+    if not until.until_settled:  # which needs it before anything runs
+        # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
+        threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
     console = Console()
     try:
-        outcome = run_sweep(sweep, folder, where, run, console)
+        outcome = run_either(sweep, folder, where, run, until, console)
     except KeyboardInterrupt:
         console.print(f"stopped; what had finished is stored in {folder}, run the same command to go on")
         raise
@@ -64,6 +69,19 @@ def run_and_show(sweep: Sweep, results: str | None, where: SweepOptions, run: Ru
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
     replay.show(folder)
+
+
+def run_either(
+    sweep: Sweep, folder: str, where: SweepOptions, run: RunOptions, until: SequenceOptions, console: Console
+) -> Counter[str]:
+    """Run what is missing of a sweep's grid, or buy runs of it until it is settled."""
+    if until.until_settled:
+        from mup_tpu.tuning.sequence import run_until_settled
+
+        return run_until_settled(sweep, folder, until, where, run, console)
+    from mup_tpu.tuning.sweep import run_sweep
+
+    return run_sweep(sweep, folder, where, run, console)
 
 
 def search(

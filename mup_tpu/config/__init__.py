@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
-from mup_tpu.config.options import RunOptions, SweepOptions
+from mup_tpu.config.options import RunOptions, SequenceOptions, SweepOptions
 from mup_tpu.config.sweep import Axis, Ladder, Sweep
 from mup_tpu.config.trial import (
     PARTS,
@@ -31,6 +31,7 @@ __all__ = [
     "OptimizerConfig",
     "RunOptions",
     "Sweep",
+    "SequenceOptions",
     "SweepOptions",
     "TrainConfig",
     "Trial",

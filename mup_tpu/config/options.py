@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mup_tpu.config.values import require_choices, require_positive
+from mup_tpu.config.values import parse_seconds, require_choices, require_positive
+from mup_tpu.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,24 @@ class SweepOptions:
     def on_ray(self) -> bool:
         """Whether Ray runs the packs: an address asks for it too."""
         return self.ray or self.address is not None
+
+
+@dataclass(frozen=True)
+class SequenceOptions:
+    """Whether runs are bought look by look, where they decide, in place of the whole grid."""
+
+    until_settled: bool = False
+    """Start at the smallest scale, and buy batch after batch until each verdict is settled, or is not worth
+    its expected cost."""
+    budget: str | None = None
+    """Longest time of this call with --until-settled, as 90s, 30m or 2h; the same command goes on."""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not self.until_settled:
+            raise ConfigError(f"budget {self.budget!r} is of no use without until_settled: give both")
+        self.seconds  # noqa: B018 (checks budget)
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget in seconds."""
+        return None if self.budget is None else parse_seconds("budget", self.budget)

@@ -32,6 +32,22 @@ def parse_learning_rate(text: str | float) -> float:
         ) from None
 
 
+def parse_seconds(name: str, text: str) -> float:
+    """Seconds from `90s`, `30m` or `2h`.
+
+    Raises:
+        ConfigError: the text is no such time above 0; it is called `name`.
+    """
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{name} {text!r} is not a time; write 90s, 30m or 2h")
+    return seconds
+
+
 def format_learning_rate(value: float) -> str:
     """`2^-8` where the exponent is a multiple of 1/8, else the plain number to three digits."""
     exponent = math.log2(value) if value > 0 else math.nan

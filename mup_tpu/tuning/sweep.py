@@ -7,10 +7,13 @@ caching, and "three more learning rates" in one rule.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 
@@ -51,11 +54,14 @@ def run_sweep(
         DataError: the corpus cannot be used.
     """
     trials = sweep.trials()
-    check_measure(sweep)
+    measured(sweep)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    return _run(store, trials, sweep.scale_axis.fields, options, run, console)
+    purchase = store.next_purchase()
+    return run_missing(
+        store, Corpora(trials), trials, sweep.scale_axis.fields, options, run, console, lambda trial: purchase
+    )
 
 
 def run_trials(
@@ -68,16 +74,18 @@ def run_trials(
     console: Console,
 ) -> Counter[str]:
     """Run what is missing of any trials, as `run_sweep` does; fields of `scale` tell their sizes."""
-    return _run(Store(results, experiment), trials, scale, options, run, console)
+    store = Store(results, experiment)
+    return run_missing(store, Corpora(trials), trials, scale, options, run, console)
 
 
-def check_measure(sweep: Sweep) -> None:
-    """Points of the scale must differ in what measures it, or an analysis would take two for one.
+def measured(sweep: Sweep) -> dict[float, dict[str, Any]]:
+    """Points of the scale by what measures them, which must tell them apart, or an analysis would take two
+    for one.
 
     Raises:
         ConfigError: two of them measure the same.
     """
-    axis, seen = sweep.scale_axis, dict[float, str]()
+    axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
         declaration = declare(trial.model, trial.data.vocab_size, trial.data.sequence_length)
@@ -87,13 +95,16 @@ def check_measure(sweep: Sweep) -> None:
             "flops": training_flops(trial, trial.data.vocab_size),
         }
         at = describe(trial, axis.fields)
-        if values[axis.column] in seen:
+        size = float(values[axis.column])
+        if size in found:
+            before = describe(sweep.base.replace(**found[size]), axis.fields)
             raise ConfigError(
-                f"scale: {seen[values[axis.column]]} and {at} have the same {label(axis.column)} "
+                f"scale: {before} and {at} have the same {label(axis.column)} "
                 f"({write(axis.column, values[axis.column])}), by which the sweep is measured; "
                 "give a measured_by that tells them apart"
             )
-        seen[values[axis.column]] = at
+        found[size] = point
+    return found
 
 
 def check_alike(sweep: Sweep, store: Store) -> None:
@@ -117,16 +128,33 @@ def check_alike(sweep: Sweep, store: Store) -> None:
             )
 
 
-def _run(
+def run_missing(
     store: Store,
+    corpora: Corpora,
     trials: list[Trial],
     scale: Sequence[str],
     options: SweepOptions,
     run: RunOptions,
     console: Console,
+    purchase: Callable[[Trial], int | None] = lambda trial: None,
+    deadline: float = math.inf,
 ) -> Counter[str]:
-    """Run what the store misses of some trials."""
-    corpora = _Corpora(trials)
+    """Run what a store misses of some trials.
+
+    Args:
+        store: where rows go.
+        corpora: of the trials.
+        trials: in any order.
+        scale: fields that tell their sizes.
+        options: where they run.
+        run: how each pack is run.
+        console: for progress.
+        purchase: of a sequence that a trial comes with; None where it is of none.
+        deadline: by `time.monotonic`, when packs that have not ended are given up.
+
+    Returns:
+        How many trials ended how in this call; empty where nothing was missing.
+    """
     missing = missing_trials(trials, store.done(stopped=run.halving), corpora.trial_id)
     console.print(
         f"{store.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
@@ -143,25 +171,29 @@ def _run(
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
         SweepProgress(missing, scale, console) as progress,
     ):
-        keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console)
+        keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console, purchase)
         for index, event in events:
             keeper.take(index, event)
+            if time.monotonic() >= deadline:
+                break
     console.print(progress.summary(), highlight=False, soft_wrap=True)
-    if not keeper.outcome["failed"]:
+    if not keeper.outcome["failed"] and time.monotonic() < deadline:
         folders.remove_all(trials)
     return keeper.outcome
 
 
-class _Corpora:
+class Corpora:
     """The data of some trials, which may differ in batches or in text."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._datasets = {config: data.load(config) for config in dict.fromkeys(t.data for t in trials)}
 
     def of(self, trial: Trial) -> data.TokenDataset:
+        """What a trial trains on."""
         return self._datasets[trial.data]
 
     def trial_id(self, trial: Trial) -> str:
+        """Name of a trial's row."""
         return trial.trial_id(self.of(trial).fingerprint)
 
 
@@ -171,14 +203,16 @@ class _Keeper:
     def __init__(
         self,
         store: Store,
-        corpora: _Corpora,
+        corpora: Corpora,
         folders: _CheckpointFolders,
         packs: list[list[Trial]],
         scale: Sequence[str],
         run: RunOptions,
         progress: SweepProgress,
         console: Console,
+        purchase: Callable[[Trial], int | None],
     ) -> None:
+        self._purchase = {corpora.trial_id(t): purchase(t) for pack in packs for t in pack}
         self._store, self._corpora, self._folders, self._packs = store, corpora, folders, packs
         self._scale, self._run, self._progress, self._console = scale, run, progress, console
         self.outcome: Counter[str] = Counter()
@@ -212,7 +246,8 @@ class _Keeper:
 
     def _store_result(self, index: int, result: PackResult) -> None:
         pack = self._packs[index]
-        self._store.append(result.rows, result.curves)
+        rows = [{**row, "purchase": self._purchase[row["trial_id"]]} for row in result.rows]
+        self._store.append(rows, result.curves)
         self._progress.finished(index, result)
         statuses = count_statuses(result)
         self.outcome += statuses

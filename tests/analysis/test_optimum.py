@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import check_table, load_table
-from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import Noise, estimate, loss_curve, pooled_noise
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,3 +233,13 @@ def test_intervals_cover_the_truth_about_as_often_as_they_claim():
         optimum = optimum_of(curve, seed=trial)
         covered += optimum.low <= vertex <= optimum.high
     assert 180 <= covered <= 200
+
+
+def test_a_fit_without_a_minimum_gives_the_best_point_and_says_so():
+    """The edge of a plateau: the cubic falls all the way, and an optimum at -∞ made α nan without a word."""
+    means = {-8: 2.850, -7: 2.790, -6: 3.016, -5: 3.019, -4: 3.022}
+    curve = curve_of(means.__getitem__, means, seeds=1)
+    optimum = estimate(curve, Noise(0.04, 367, "seeds"), np.random.default_rng(0)).optimum
+    assert optimum.x == -7 and optimum.loss == pytest.approx(2.790)
+    assert optimum.low <= -8 and optimum.high >= -6
+    assert not optimum.is_fitted and "the interval reaches to the next points" in optimum.sentence()

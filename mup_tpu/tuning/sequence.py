@@ -1,0 +1,283 @@
+"""A sequence: runs are bought where they decide, look by look, until each verdict is settled.
+
+The store is the only state. Each row holds the number of the purchase that it came with, so that looks are
+counted from the rows, and a purchase that was cut off is planned again from the rows before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from mup_tpu.analysis.cost import Cost, run_cost
+from mup_tpu.analysis.design import Batch, first_batch, next_batch, why_stop
+from mup_tpu.analysis.drift import NEEDED
+from mup_tpu.analysis.looks import LookTaken, Question, take_looks
+from mup_tpu.analysis.run_table import Columns, RunTable, load_table
+from mup_tpu.columns import configured, label, write_scale
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import Store, StoredAxes, load_planned
+from mup_tpu.tuning.plan import missing_trials
+from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
+
+_SAME_X = 1e-6
+"""Octaves within which a value counts as one that was run already."""
+
+
+def run_until_settled(
+    sweep: Sweep,
+    results: str,
+    until: SequenceOptions,
+    options: SweepOptions,
+    run: RunOptions,
+    console: Console,
+) -> Counter[str]:
+    """Buy runs of a sweep, batch after batch, until every verdict is settled or is not worth its cost.
+
+    Args:
+        sweep: its scales are planned; its values of the hyperparameter are where the search begins.
+        results: results folder or fsspec URL; what is there counts.
+        until: the time that it may take.
+        options: where it runs.
+        run: how each pack is run.
+        console: for what is known, what is next, and progress.
+
+    Returns:
+        How many trials ended how in this call; empty where nothing was to be bought.
+
+    Raises:
+        ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer than
+            three scales, or the device or cluster is not there.
+        StoreError: the results folder cannot be written, holds another experiment, other axes, runs of
+            another kind, or a sequence with scales that this sweep lacks.
+        DataError: the corpus cannot be used.
+    """
+    deadline = time.monotonic() + (until.seconds or math.inf)
+    points = measured(sweep)
+    _check_axes(sweep, points)
+    if lacking := sorted(set(load_planned(results)) - set(points)):
+        at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
+        raise StoreError(
+            f"results folder {results} plans {label(sweep.scale_axis.column)} {at} too, which this sweep "
+            "lacks: give all of its scales, or another --results"
+        )
+    store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(points))
+    check_alike(sweep, store)
+    buyer = _Buyer(sweep, points, store, run, deadline)
+    outcome: Counter[str] = Counter()
+    with _cluster(options):
+        while True:
+            plans = buyer.plans()
+            _show(plans, buyer.columns, console)
+            trials = {trial: plan.purchase for plan in plans for trial in plan.trials}
+            if not trials:
+                return outcome
+            if time.monotonic() >= deadline:
+                break
+            ended = run_missing(
+                store, buyer.corpora, list(trials), sweep.scale_axis.fields, options, buyer.run, console,
+                purchase=trials.__getitem__, deadline=deadline,
+            )  # fmt: skip
+            outcome += ended
+            if ended["failed"] or not ended:
+                break
+    if time.monotonic() >= deadline:
+        console.print(f"the budget of {until.budget} is used up; the same command goes on", highlight=False)
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is known of one parametrization, and what is to be run of it."""
+
+    name: str
+    looks: tuple[LookTaken, ...]
+    batch: Batch | None
+    """None where it is settled."""
+    stops: str
+    """Why the batch is not bought; "" where it is."""
+    purchase: int
+    trials: tuple[Trial, ...]
+    """Of the batch; none where it is not bought."""
+
+
+class _Buyer:
+    """Plans purchases from the rows of a store."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        points: Mapping[float, dict[str, Any]],
+        store: Store,
+        run: RunOptions,
+        deadline: float,
+    ) -> None:
+        self._sweep, self._points, self._store = sweep, points, store
+        self.run = replace(run, tuned=sweep.tune_axis.fields)
+        self.columns = Columns(
+            sweep.scale_axis.column, sweep.tune_axis.column, parametrization=sweep.compare_axis.column
+        )
+        start = points[min(points)]
+        self._compared = {
+            str(configured(sweep.base.replace(**start, **point))[self.columns.parametrization]): point
+            for point in sweep.compare_axis.points
+        }
+        first = [sweep.base.replace(**start, **point) for point in self._compared.values()]
+        self.corpora = Corpora([trial.replace(**at) for trial in first for at in points.values()])
+        self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
+
+    def plans(self) -> list[_Plan]:
+        """What to run next of each parametrization."""
+        stored = self._store.results()
+        table = load_table(str(self._store.folder)) if len(stored) else None
+        done = self._store.done(stopped=self.run.halving)
+        return [self._plan(name, point, table, stored, done) for name, point in self._compared.items()]
+
+    def _plan(
+        self,
+        name: str,
+        point: dict[str, Any],
+        table: RunTable | None,
+        stored: pd.DataFrame,
+        done: set[str],
+    ) -> _Plan:
+        known = self._known_values(stored)
+        runs = table.runs[table.runs["parametrization"] == name] if table is not None else pd.DataFrame()
+        if not len(runs):
+            return self._bought(name, point, (), self._first(name), "", 1, known)
+        assert table is not None
+        question = Question.of(table)
+        looks = tuple(take_looks(name, runs, question))
+        last = looks[-1].purchase
+        if last:
+            before = runs[runs["purchase"] < last]
+            batch = self._next(name, replace(table, runs=before), looks[:-1], question)
+            again = self._bought(name, point, looks[:-1], batch, "", last, known)
+            if missing_trials(again.trials, done, self.corpora.trial_id):
+                return again
+        batch = self._next(name, replace(table, runs=runs), looks, question)
+        stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
+        return self._bought(name, point, looks, batch, stops, last + 1, known)
+
+    def _first(self, name: str) -> Batch:
+        grid = [math.log2(value) for value in self._sweep.tune_axis.values if value > 0]
+        return first_batch(name, min(self._points), grid)
+
+    def _next(
+        self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
+    ) -> Batch | None:
+        """The batch after some looks; None where the last of them settled it."""
+        if not looks:
+            return self._first(name)
+        if looks[-1].decision != "INCONCLUSIVE":
+            return None
+        return next_batch(name, looks[-1].evidence, run_cost(table), question)
+
+    def _bought(
+        self, name: str, point: dict[str, Any], looks: Sequence[LookTaken], batch: Batch | None, stops: str,
+        purchase: int, known: np.ndarray,
+    ) -> _Plan:  # fmt: skip
+        """A plan with the trials of its batch; a value that no trial may have ends it."""
+        trials: list[Trial] = []
+        if batch is not None and not stops:
+            try:
+                trials = [
+                    t
+                    for cell in batch.cells
+                    for t in self._trials(cell.scale, cell.x, cell.seeds, point, known)
+                ]
+            except ConfigError as error:
+                stops, trials = f"{batch.reason}, but {error}", []
+        return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
+
+    def _trials(
+        self, scale: float, x: float, seeds: int, point: dict[str, Any], known: np.ndarray
+    ) -> list[Trial]:
+        at = self._points[min(self._points, key=lambda s: abs(s - scale))]
+        value = 2.0**x
+        if len(known) and abs(math.log2(near := known[np.abs(np.log2(known) - x).argmin()]) - x) < _SAME_X:
+            value = float(near)  # not another in the last digit, which would be another trial
+        base = self._sweep.base
+        tuned = {self._sweep.tune_axis.field: value}
+        return [base.replace(**at, **point, **tuned, seed=base.train.seed + seed) for seed in range(seeds)]
+
+    def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
+        """What the budget leaves, in the unit of a cost, at this call's pace; inf before there is one."""
+        new = stored.loc[~stored["trial_id"].isin(self._before), self.columns.scale]
+        bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
+        return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
+
+    def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
+        """Values of the hyperparameter that were asked for or run."""
+        values = [*self._sweep.tune_axis.values, *stored[self.columns.hyperparameter].unique()]
+        return np.array([value for value in values if value > 0], dtype=float)
+
+
+def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
+    """A verdict needs three scales; what is bought lies anywhere on a log2 axis, so it is a real number."""
+    if len(points) < NEEDED:
+        name = label(sweep.scale_axis.column)
+        raise ConfigError(f"the sweep has {len(points)} {name}s: until_settled needs {NEEDED} at least")
+    axis = sweep.tune_axis
+    if not isinstance(sweep.base.flat()[axis.field], float):
+        raise ConfigError(
+            f"tune {axis.field} is a whole number: until_settled needs a real one, as learning_rate"
+        )
+    if not any(value > 0 for value in axis.values):
+        raise ConfigError(f"tune {axis.field} has no value above 0: until_settled needs one to start from")
+
+
+def _cluster(options: SweepOptions) -> contextlib.AbstractContextManager[None]:
+    """One connection to Ray for the whole sequence, where it runs there."""
+    if not options.on_ray:
+        return contextlib.nullcontext()
+    from mup_tpu.tuning.cluster import ray_cluster
+
+    return ray_cluster(options.address)
+
+
+def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:
+    """What is known of each parametrization, and what is run next of it."""
+    shown = Table(title=f"best {columns.hyperparameter} by {columns.scale}, look by look")
+    for heading in (
+        label(columns.parametrization),
+        "look",
+        "runs",
+        "α (95 %)",
+        "regret (nat, 95 %)",
+        "verdict",
+    ):
+        shown.add_column(heading, justify="left" if heading in ("verdict",) else "right")
+    for plan in plans:
+        shown.add_row(plan.name, *_cells(plan.looks[-1] if plan.looks else None))
+    console.print(shown)
+    for plan in plans:
+        if plan.batch is None:
+            line = f"settled: {plan.looks[-1].sentence}"
+        elif plan.stops:
+            line = f"{plan.name} ends here: {plan.stops}"
+        else:
+            line = f"{plan.name}, purchase {plan.purchase}: {plan.batch.reason}; {plan.batch.price()}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _cells(look: LookTaken | None) -> tuple[str, ...]:
+    if look is None:
+        return "-", "0", "-", "-", "-"
+    drift, regret = look.evidence.drift, look.evidence.headline
+    alpha = f"{drift.alpha:.2f} ({drift.low:.2f} to {drift.high:.2f})" if drift.is_known else "-"
+    lost = "-" if regret is None else regret.status
+    if regret is not None and regret.status == "estimated":
+        lost = f"{regret.value:.3f} ({regret.low:.3f} to {regret.high:.3f})"
+    return str(look.number or "-"), str(look.runs), alpha, lost, look.decision

@@ -1,0 +1,124 @@
+"""Looks are counted from the rows: of sequences on a machine whose optima are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis.cost import run_cost
+from mup_tpu.analysis.design import first_batch, next_batch, why_stop
+from mup_tpu.analysis.looks import Question, take_look, take_looks
+from mup_tpu.analysis.verdict import MOST_LOOKS
+
+WIDTHS = (64.0, 128.0, 256.0, 512.0)
+
+
+def sequence(alpha, sigma=0.01, seed=0, most=30):
+    """Rows as bought from a machine whose optimum is 2^-8 at width 64 and moves as width^alpha."""
+    generator = np.random.default_rng(seed)
+    rows, looks = [], []
+    question = Question(planned=WIDTHS)
+    batch = first_batch("all", 64, list(range(-12, -3)))
+    for purchase in range(1, most):
+        for cell in batch.cells:
+            before = sum(r["width"] == cell.scale and r["lr"] == 2.0**cell.x for r in rows)
+            off = cell.x + 8 - alpha * np.log2(cell.scale / 64)
+            for s in range(before, before + cell.runs):
+                loss = 2.5 + 0.04 * off**2 + sigma * generator.standard_normal()
+                rows.append(
+                    {"width": cell.scale, "lr": 2.0**cell.x, "seed": s, "loss": loss, "purchase": purchase}
+                )
+        table = check_table(pd.DataFrame(rows))
+        looks.append(take_look("all", table.runs, question, looks[-1] if looks else None))
+        if looks[-1].decision != "INCONCLUSIVE":
+            return rows, looks
+        batch = next_batch("all", looks[-1].evidence, run_cost(table), question)
+        if why_stop(looks[-1], batch, question):
+            return rows, looks
+    return rows, looks
+
+
+@pytest.mark.parametrize(("alpha", "decision"), [(0.0, "TRANSFERS"), (-0.7, "DRIFTS")])
+def test_the_rows_tell_which_looks_were_taken_whatever_their_order(alpha, decision):
+    rows, taken = sequence(alpha)
+    shuffled = pd.DataFrame(rows).sample(frac=1, random_state=1)
+    table = replace(check_table(shuffled), planned=WIDTHS)
+    counted = list(take_looks("all", table.runs, Question(planned=WIDTHS)))
+    assert [(k.number, k.decision, k.runs) for k in counted] == [
+        (k.number, k.decision, k.runs) for k in taken
+    ]
+    (result,) = analyze(table).results
+    assert result.verdict.decision == decision
+    assert f"(look {taken[-1].number} of at most {MOST_LOOKS})" in result.verdict.sentence
+    assert [look.purchase for look in result.sequence.looks] == list(range(1, len(taken) + 1))
+    assert list(result.sequence.spent) == sorted(result.sequence.spent)
+
+
+def test_a_sequence_starts_at_the_smallest_scale_and_comes_to_each_planned_one():
+    rows, _ = sequence(0.0)
+    first = [r for r in rows if r["purchase"] == 1]
+    assert {r["width"] for r in first} == {64} and len(first) == 8, "eight values, one seed each"
+    assert [min(r["purchase"] for r in rows if r["width"] == w) for w in WIDTHS] == [1, 2, 3, 4]
+
+
+def test_what_drifts_plainly_never_pays_for_its_widest_model():
+    rows, taken = sequence(-1.0)
+    assert taken[-1].decision == "DRIFTS"
+    assert max(r["width"] for r in rows) == 256
+
+
+def test_a_sequence_ends_after_its_last_look():
+    _, taken = sequence(0.17, sigma=0.03, seed=3)
+    assert taken[-1].number <= MOST_LOOKS
+    if taken[-1].decision == "INCONCLUSIVE":
+        assert taken[-1].number == MOST_LOOKS
+
+
+def test_a_table_without_a_plan_is_looked_at_once():
+    rows, _ = sequence(0.0)
+    (result,) = analyze(check_table(pd.DataFrame(rows))).results
+    assert result.sequence is None and "(look" not in result.verdict.sentence
+
+
+def test_a_budget_ends_what_is_not_worth_its_cost():
+    rows, taken = sequence(0.12, sigma=0.03)
+    table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
+    late = replace(taken[-1], number=3, decision="INCONCLUSIVE")
+    batch = replace(next_batch("all", late.evidence, run_cost(table), question), to_verdict=500.0)
+    assert why_stop(late, batch, question) == "" == why_stop(late, batch, question, left=501.0)
+    assert "a verdict is expected to cost 500 runs of width 64 more" in why_stop(late, batch, question, 499.0)
+    out_of_reach = replace(batch, to_verdict=np.inf)
+    assert why_stop(late, out_of_reach, question) == "", "without a budget it goes on to the last look"
+    assert why_stop(late, out_of_reach, question, left=1e9)
+    assert why_stop(replace(late, number=1), out_of_reach, question, left=1e9) == "", "too early to tell"
+
+
+def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
+    rows = [
+        {"width": 64.0, "lr": 2.0**x, "seed": 0, "loss": 3 - 0.01 * x, "purchase": 1} for x in range(-16, -1)
+    ]
+    table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
+    look = take_look("all", table.runs, question)
+    batch = next_batch("all", look.evidence, run_cost(table), question)
+    assert "the grid at width 64 spans 14 octaves and holds no optimum" in why_stop(look, batch, question)
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [
+        (range(-11, -4), range(-11, -4)),
+        (np.arange(-10, -2, 0.5), range(-10, -2)),
+        ([-8], range(-12, -4)),
+        (range(-20, 1), range(-14, -6)),
+    ],
+)
+def test_a_start_is_eight_values_an_octave_apart_in_the_middle_of_what_was_asked(grid, expected):
+    batch = first_batch("mup", 64, list(grid))
+    xs = [cell.x for cell in batch.cells]
+    assert np.diff(xs).tolist() == [1] * (len(xs) - 1) and len(xs) <= 8
+    middle = (min(grid) + max(grid)) / 2
+    assert abs(np.mean(xs) - middle) <= 1.0
+    assert {cell.runs for cell in batch.cells} == {1}
+    assert set(xs) == set(expected) or abs(min(xs) - min(expected)) <= 1

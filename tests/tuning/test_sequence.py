@@ -1,0 +1,156 @@
+"""Sequences that train for real: bought look by look, cut off and gone on with, from the rows alone."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis.verdict import MOST_LOOKS
+from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import Store, load_planned, load_runs
+from mup_tpu.tuning.sequence import run_until_settled
+from mup_tpu.tuning.sweep import run_sweep
+
+UNTIL = SequenceOptions(until_settled=True)
+OCTAVES = tuple(2.0**e for e in range(-10, -2))
+
+
+@pytest.fixture(scope="module")
+def sweep(tiny):
+    """SP, whose optimum drifts so plainly that few runs settle it."""
+    base = tiny.replace(steps=60, batch_size=8, init_std=0.06, eval_batches=8)
+    return Sweep("seq", base, widths=(32, 64, 128), learning_rates=OCTAVES, parametrizations=("sp",))
+
+
+def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
+    console = console or Console(quiet=True)
+    return run_until_settled(sweep, str(path), until, options, RunOptions(threads=1), console)
+
+
+def ended(path):
+    """Each parametrization's sequence has come to its end."""
+    results = analyze(load_table(path)).results
+    return results and all(r.next_batch is None or r.sequence.stops for r in results)
+
+
+@pytest.mark.slow
+def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing(sweep, tmp_path):
+    outcome = settle(sweep, tmp_path)
+    runs = load_runs(tmp_path)
+    assert sum(outcome.values()) == len(runs)
+    assert load_planned(tmp_path) == (32.0, 64.0, 128.0)
+    first = runs[runs["purchase"] == 1]
+    assert set(first["width"]) == {32} and (first["seed"] == 0).all()
+    assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"sp": 8}
+    for result in analyze(load_table(tmp_path)).results:
+        own = runs[runs["parametrization"] == result.parametrization]
+        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
+        assert result.sequence.looks[-1].number <= MOST_LOOKS
+        assert "(look" in result.verdict.sentence or not result.drift.is_known
+    assert ended(tmp_path)
+    assert not settle(sweep, tmp_path), "what is settled is settled"
+    assert len(load_runs(tmp_path)) == len(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills processes as Linux has them")
+def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
+    results, script = tmp_path / "results", tmp_path / "sequence.py"
+    script.write_text(
+        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sequence import run_until_settled\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
+        f"sweep = Sweep('seq', base, widths=(32, 64, 128), parametrizations=('sp',),\n"
+        f"              learning_rates={OCTAVES!r})\n"
+        "until = SequenceOptions(until_settled=True)\n"
+        "run = RunOptions(threads=1)\n"
+        "options = SweepOptions(pack_size=2)\n"
+        "run_until_settled(sweep, sys.argv[1], until, options, run, Console(quiet=True))\n"
+    )
+    command = [sys.executable, str(script), str(results)]
+    before = None
+    for parts in (2, 7):
+        victim = subprocess.Popen(command, start_new_session=True)
+        deadline = time.monotonic() + 300
+        while victim.poll() is None and len(list(results.glob("runs/*.parquet"))) < parts:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        runs = load_runs(results)
+        if before is not None:
+            kept = runs[runs["trial_id"].isin(before)]
+            assert len(kept) == len(before), "nothing that was stored is lost"
+        before = set(runs["trial_id"])
+    subprocess.run(command, check=True, timeout=600)
+    runs = load_runs(results)
+    assert before <= set(runs["trial_id"]) and runs["trial_id"].is_unique
+    for _, own in runs.groupby("parametrization"):
+        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
+    assert ended(results)
+
+
+@pytest.mark.slow
+def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(sweep, tmp_path):
+    both = dataclasses.replace(sweep, parametrizations=("sp", "mup"))
+    settle(both, tmp_path, SequenceOptions(until_settled=True, budget="40s"), SweepOptions(ray=True))
+    runs = load_runs(tmp_path)
+    assert set(runs["parametrization"]) == {"sp", "mup"}
+    for _, own in runs.groupby("parametrization"):
+        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
+
+
+def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
+    hurried = SequenceOptions(until_settled=True, budget="0.01s")
+    assert not settle(sweep, tmp_path, hurried, console=Console(width=200))
+    assert "the budget of 0.01s is used up; the same command goes on" in capsys.readouterr().out
+
+
+def test_what_no_trial_may_have_ends_it_with_a_sentence(tiny, tmp_path, capsys):
+    """The best of so few steps may lie at the edge; beyond 1 there is no β₂ to buy, and that is said."""
+    sweep = Sweep(
+        "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
+    )
+    settle(sweep, tmp_path, SequenceOptions(True, budget="20s"), console=Console(width=300))
+    assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
+
+
+def test_rows_of_a_grid_count_as_before_and_those_added_later_as_a_purchase(sweep, tmp_path):
+    one = dataclasses.replace(sweep, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    alone = RunOptions(threads=os.cpu_count() or 1)
+    run_sweep(one, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
+    assert load_runs(tmp_path)["purchase"].isna().all()
+    store = Store(tmp_path, "seq", planned=(32, 64, 128))
+    assert store.next_purchase() == 1
+    more = dataclasses.replace(one, learning_rates=(0.02,))
+    run_sweep(more, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
+    assert load_runs(tmp_path).set_index("lr")["purchase"].dropna().to_dict() == {0.02: 1}
+    assert store.next_purchase() == 2
+
+
+def test_what_a_sequence_cannot_be_is_a_sentence(sweep, tiny, tmp_path):
+    with pytest.raises(ConfigError, match="budget '2h' is of no use without until_settled"):
+        SequenceOptions(budget="2h")
+    with pytest.raises(ConfigError, match="budget 'soon' is not a time; write 90s, 30m or 2h"):
+        SequenceOptions(until_settled=True, budget="soon")
+    two = Sweep("x", tiny, widths=(32, 64))
+    with pytest.raises(ConfigError, match="the sweep has 2 widths: until_settled needs 3 at least"):
+        settle(two, tmp_path / "d")
+    whole = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("depth", (1, 2)))
+    with pytest.raises(ConfigError, match="tune depth is a whole number"):
+        settle(whole, tmp_path / "a")
+    nothing = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("weight_decay", (0.0,)))
+    with pytest.raises(ConfigError, match="tune weight_decay has no value above 0"):
+        settle(nothing, tmp_path / "b")
+    assert not list(tmp_path.iterdir())
+    Store(tmp_path / "c", "seq", planned=(32, 64, 128, 256))
+    with pytest.raises(StoreError, match="plans width 256 too, which this sweep lacks"):
+        settle(sweep, tmp_path / "c")
