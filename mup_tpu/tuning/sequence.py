@@ -57,8 +57,8 @@ def run_until_settled(
         How many trials ended how in this call; empty where nothing was to be bought.
 
     Raises:
-        ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer than
-            three scales, or the device or cluster is not there.
+        ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer
+            than three scales, or the device or cluster is not there.
         StoreError: the results folder cannot be written, holds another experiment, other axes, runs of
             another kind, or a sequence with scales that this sweep lacks.
         DataError: the corpus cannot be used.
