@@ -5,7 +5,7 @@ python experiments/coord_check.py --widths 64 128 256
 """
 
 from mup_tpu.cli import run_coord_checks
-from mup_tpu.config import Trial
+from mup_tpu.config import Axis, Trial
 
 BASE = Trial().replace(depth=2, head_size=32, base_width=64, sequence_length=128, batch_size=4)
 TRIALS = [
@@ -18,5 +18,7 @@ TRIALS = [
     for tied in (True, False)
 ]
 
+WIDTHS = Axis("width", (64, 128, 256, 512, 1024, 2048))
+
 if __name__ == "__main__":
-    run_coord_checks(TRIALS, __doc__)
+    run_coord_checks(TRIALS, __doc__, WIDTHS)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from mup_tpu import columns
-from mup_tpu.analysis.coord_check import by_setting, slopes
+from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
@@ -439,19 +439,26 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
 
 @_styled
 def coordinate_check_figure(table: pd.DataFrame) -> Figure:
-    """Activation and update size of each layer against width, with each layer's slope in the legend."""
+    """Activation and update size of each layer against the scale, with each layer's slope in the legend.
+
+    Along the depth also blocks' distance from linearization.
+    """
+    scale = scale_of(table)
     fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
     parametrizations = sorted(table["parametrization"].unique(), reverse=True)
     last = table[table["step"] == table["step"].max()]
-    layers = list(dict.fromkeys(table["layer"]))
-    figure = Figure(figsize=(4.9 * len(parametrizations), 7.4), layout="constrained")
+    layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
+    measured = [quantity for quantity in _CHECKED if (last["quantity"] == quantity).any()]
+    figure = Figure(figsize=(4.9 * len(parametrizations), 3.7 * len(measured)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = np.atleast_2d(figure.subplots(2, len(parametrizations), sharex=True, sharey="row", squeeze=False))
-    for row, quantity in zip(axes, ("activation", "update"), strict=True):
+    shape = (len(measured), len(parametrizations))
+    axes = np.atleast_2d(figure.subplots(*shape, sharex=True, sharey="row", squeeze=False))
+    for row, quantity in zip(axes, measured, strict=True):
+        title, size = _CHECKED[quantity]
         for ax, parametrization in zip(row, parametrizations, strict=True):
             chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
             for i, layer in enumerate(layers):
-                line = chosen[chosen["layer"] == layer].groupby("width")["rms"].mean()
+                line = chosen[chosen["layer"] == layer].groupby(scale)["rms"].mean()
                 line = line[line > 0]
                 if line.empty:
                     continue
@@ -461,15 +468,25 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
                 ax.plot(line.index, line, label=f"{layer}: {slope:+.2f}", **style)
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
-            widths = sorted(last["width"].unique())
-            ax.set_xticks(widths, [str(w) for w in widths])
+            ax.set_xticks(points, [columns.write(scale, p) for p in points])
             ax.minorticks_off()
             ax.legend(fontsize=7, title="slope", title_fontsize=7.5, ncols=2)
-            ax.set_title(f"{label(parametrization)}: {quantity} size", fontsize=10.5)
-        row[0].set_ylabel(f"rms of {quantity} after {last['step'].max()} steps")
+            ax.set_title(f"{label(parametrization)}: {title}", fontsize=10.5)
+        row[0].set_ylabel(f"{size} after {last['step'].max()} steps")
+        if len(measured) > 2:  # room for the legend, and an octave at least
+            low, high = row[0].get_ylim()
+            row[0].set_ylim(low / 4, max(high, 2 * low))
     for ax in axes[-1]:
-        ax.set_xlabel("width")
+        ax.set_xlabel(columns.title(scale))
     return figure
+
+
+_CHECKED = {
+    "activation": ("activation size", "rms of activation"),
+    "update": ("update size", "rms of update"),
+    "linearization": ("distance from linearization", "relative distance"),
+}
+"""Quantity of a coordinate check -> title of its panel, what its axis shows."""
 
 
 @_styled

@@ -319,6 +319,28 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
         assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
 
 
+def test_coord_check_goes_along_any_scale(corpus, tmp_path, capfd):
+    command = [
+        "coord-check", "--results", tmp_path, "--num-seeds", 2, "--corpus", corpus, "--base-width", 32,
+        "--width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
+    ]  # fmt: skip
+    code, out, err = outcome(capfd, *command, "--scale", "depth=1,2")
+    assert code == 0, err
+    assert "exponent of depth" in out
+    for name in ("mup", "sp"):
+        assert f"{name}: fastest growing is the" in out
+        assert f"{name}: blocks " in out
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"adamw_tied.png", "adamw_tied.svg"}
+    for given, sentence in (
+        (("--scale", "batch_size=4,8"), "along another scale than batch_size is stored there"),
+        (("--scale", "depth=2", "--widths", 32), "scale and widths were both given"),
+        (("--scale", "depht=2,4"), "unknown key 'depht'; the nearest known key is 'depth'"),
+        (("--scale", "tied=true,false"), "scale tied of a coordinate check is no way of growing"),
+    ):
+        code, out, err = outcome(capfd, *command, *given)
+        assert (code, sentence in err) == (2, True), err
+
+
 BAD_TRIALS = {
     "unknown parametrization": (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
     "width": (["--width", "100"], "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128"),

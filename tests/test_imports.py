@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
     "tpu_compiler": TRAINING | {"tpus"},
-    "tuning": TRAINING | {"store"},
+    "tuning": TRAINING | {"store", "analysis"},
     "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},

@@ -175,6 +175,30 @@ def test_coordinate_check_figure_names_each_slope():
     assert labels == ["embedding: +0.50", "logits: +0.50"] * 4
 
 
+def test_coordinate_check_figure_along_the_depth_has_a_row_for_linearization():
+    table = pd.DataFrame(
+        [
+            {
+                "parametrization": p, "depth": d, "seed": s, "step": 1, "layer": layer, "quantity": q,
+                "rms": d**e,
+            }
+            for p in ("mup", "sp")
+            for d in (2, 4, 8)
+            for s in (0, 1)
+            for layer, q, e in (
+                ("block", "activation", -0.5), ("block", "update", 0.25), ("block", "linearization", -1.0)
+            )
+        ]
+    )  # fmt: skip
+    figure = plots.coordinate_check_figure(table)
+    assert [ax.get_title() for ax in figure.axes[::2]] == [
+        "SP: activation size", "SP: update size", "SP: distance from linearization"
+    ]  # fmt: skip
+    labels = [text.get_text() for ax in figure.axes[::2] for text in ax.get_legend().get_texts()]
+    assert labels == ["block: -0.50", "block: +0.25", "block: -1.00"]
+    assert figure.axes[-1].get_xlabel() == "depth (layers)"
+
+
 def test_a_search_has_a_panel_for_each_hyperparameter_it_varied_and_marks_the_best():
     figure = plots.search_figure(ranking(load_runs(RESULTS / "tune_small")))
     labels = [ax.get_xlabel() for ax in figure.axes]

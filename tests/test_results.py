@@ -1,6 +1,7 @@
 """Stored results: complete, small, explained, and the figures' numbers come out of the stored rows again."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pandas as pd
@@ -65,6 +66,17 @@ def test_coordinate_check_s_figure_comes_out_of_the_stored_table(tmp_path):
     main(["plot", str(RESULTS / "coord_check"), "--out", str(tmp_path)])
     committed = {p.name for p in (RESULTS / "coord_check" / "figures").iterdir()}
     assert {p.name for p in tmp_path.iterdir()} == committed
+
+
+def test_what_a_coordinate_check_has_stored_is_not_measured_again():
+    from mup_tpu.training.coord_check import measure
+
+    check = runpy.run_path(str(RESULTS.parent / "experiments" / "coord_check.py"))
+    stored = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
+    for trial in check["TRIALS"]:
+        trial = trial.replace(steps=4, warmup=0.0, schedule="constant")
+        (table,) = measure(trial, check["WIDTHS"], ("sp", "mup"), 3, stored)
+        assert table is stored
 
 
 @pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)

@@ -1,17 +1,28 @@
-"""Slopes of the coordinate check: how each layer's activations and updates grow with width.
+"""Slopes of the coordinate check: how each layer's activations and updates grow along a scale.
 
-Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope is much above 0.
+Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope in width is much above 0. Dey et al. 2025
+(arXiv:2505.01618, section 6): along the depth, no block may come closer to its linearization either.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from mup_tpu.columns import label
 from mup_tpu.errors import TableError
 
-COLUMNS = ("parametrization", "width", "seed", "step", "layer", "quantity", "rms")
+COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
+
+SIZES = ("activation", "update")
+"""Quantities that have a size, which no layer's may grow."""
+
+LAZY = -0.25
+"""Exponent of depth below which blocks turn lazy: half of that of 1/√depth, which Dey et al. draw in figure 6
+for branches that are scaled so."""
 
 
 def setting_name(optimizer: str, tied: bool) -> str:
@@ -27,8 +38,22 @@ def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {str(name): part for name, part in table.groupby(names)}
 
 
+def scale_of(table: pd.DataFrame) -> str:
+    """Column of the scale along which a table was measured: what is neither a result nor a setting.
+
+    Raises:
+        TableError: there is no such column, or several.
+    """
+    others = [str(c) for c in table if c not in (*COLUMNS, "setting", "optimizer", "tied")]
+    if "width" in others or not others:
+        others = ["width"]
+    if len(others) > 1:
+        raise TableError(f"coordinate-check table has several scales: {', '.join(map(repr, others))}")
+    return others[0]
+
+
 def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
-    """Exponent of rms in width, layer by layer, at one step.
+    """Exponent of rms in the scale, layer by layer, at one step.
 
     Args:
         table: tidy measurements, as `mup_tpu.training.coord_check.measure` returns.
@@ -36,17 +61,18 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
 
     Returns:
         One row a (parametrization, quantity, layer): slope with its 95 % interval, from log2 rms against log2
-        width over all seeds; a layer that is 0 everywhere has slope nan.
+        scale over all seeds; a layer that is 0 everywhere has slope nan.
 
     Raises:
-        TableError: a column is missing, or there are fewer than two widths.
+        TableError: a column is missing, or there are fewer than two points of the scale.
     """
-    missing = [column for column in COLUMNS if column not in table]
+    scale = scale_of(table)
+    missing = [column for column in (COLUMNS[0], scale, *COLUMNS[1:]) if column not in table]
     if missing:
         raise TableError(f"coordinate-check table has no column {', '.join(map(repr, missing))}")
-    if table["width"].nunique() < 2:
+    if table[scale].nunique() < 2:
         raise TableError(
-            f"coordinate check needs at least 2 widths, the table has {table['width'].nunique()}"
+            f"coordinate check needs at least 2 {label(scale)}s, the table has {table[scale].nunique()}"
         )
     at = table[table["step"] == (table["step"].max() if step is None else step)]
     layers = {layer: i for i, layer in enumerate(dict.fromkeys(table["layer"]))}
@@ -54,8 +80,8 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
     for (parametrization, quantity, layer), group in at.groupby(["parametrization", "quantity", "layer"]):
         usable = group[np.isfinite(group["rms"]) & (group["rms"] > 0)]
         fit = {"slope": np.nan, "low": np.nan, "high": np.nan}
-        if usable["width"].nunique() >= 2 and len(usable) > 2:
-            line = stats.linregress(np.log2(usable["width"]), np.log2(usable["rms"]))
+        if usable[scale].nunique() >= 2 and len(usable) > 2:
+            line = stats.linregress(np.log2(usable[scale]), np.log2(usable["rms"]))
             reach = stats.t.ppf(0.975, len(usable) - 2) * line.stderr
             fit = {"slope": line.slope, "low": line.slope - reach, "high": line.slope + reach}
         rows.append({"parametrization": parametrization, "quantity": quantity, "layer": layer, **fit})
@@ -66,3 +92,30 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
         .sort_values(["parametrization", "quantity", "order"], ignore_index=True)
         .drop(columns="order")
     )
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """What the slopes after the last step come to, of each parametrization: the layer that grows fastest, and
+    along the depth whether blocks turn lazy.
+    """
+    scale = label(scale_of(table))
+    rows: list[dict[Any, Any]] = slopes(table).dropna(subset="slope").to_dict("records")
+    found = []
+    for parametrization in dict.fromkeys(r["parametrization"] for r in rows):
+        own = [r for r in rows if r["parametrization"] == parametrization]
+        if sizes := [r for r in own if r["quantity"] in SIZES]:
+            top = max(sizes, key=lambda r: r["slope"])
+            what = f"{top['quantity']} of {top['layer']} ∝ {scale}^{top['slope']:.2f}"
+            found.append(f"{parametrization}: fastest growing is the {what}")
+        for r in own:
+            if r["quantity"] == "linearization":
+                power = f"{scale}^{r['slope']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+                said = _laziness(r["low"], r["high"])
+                found.append(f"{parametrization}: blocks {said}: distance from linearization ∝ {power}")
+    return found
+
+
+def _laziness(low: float, high: float) -> str:
+    if high < LAZY:
+        return "turn lazy"
+    return "may turn lazy" if low < LAZY else "do not turn lazy"

@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
+from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, Preempted
 
@@ -139,29 +139,42 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
 
-def run_coord_checks(trials: Sequence[Trial], description: str | None) -> None:
+def run_coord_checks(
+    trials: Sequence[Trial],
+    description: str | None,
+    usual: Axis,
+    parametrizations: tuple[str, ...] = ("sp", "mup"),
+    check_steps: int = 4,
+) -> None:
     """The command line of several coordinate checks into one table, each of its own optimizer or tying.
 
     Args:
         trials: what to train in each.
         description: what the help says, the script's docstring.
+        usual: the scale, where no option says another.
+        parametrizations: what to compare.
+        check_steps: optimizer steps.
     """
 
     def experiment(
-        widths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048),
+        scale: str | None = None,
+        widths: tuple[int, ...] | None = None,
         num_seeds: int = 3,
-        results: str = "results/coord_check",
+        results: str | None = None,
     ) -> None:
         """Run several coordinate checks.
 
         Args:
-            widths: Widths to compare.
+            scale: Another way of growing, or other points: depth=2,4,8.
+            widths: Widths to compare; short for --scale width=...
             num_seeds: Seeds to average over.
-            results: Results folder; what is stored there is not measured again.
+            results: Results folder; what is stored there is not measured again. By default
+                results/coord_check, or results/coord_check_depth and so on.
         """
-        from mup_tpu.cli.checks import coord_checks
+        from mup_tpu.cli.checks import coord_checks, default_results, scale_of_check
 
-        coord_checks(results, trials, widths, num_seeds=num_seeds)
+        axis = scale_of_check(scale, widths, usual)
+        coord_checks(results or default_results(axis), trials, axis, parametrizations, num_seeds, check_steps)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,40 +9,69 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu.config import Trial
+from mup_tpu.columns import label
+from mup_tpu.config import Axis, Trial
+from mup_tpu.config_io import parse_axis
 from mup_tpu.errors import ConfigError, StoreError, reason
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
+
+
 def coord_check(
-    results: str = "results/coord_check",
+    results: str | None = None,
     trial: Trial = Trial(),
-    widths: tuple[int, ...] = (64, 128, 256, 512, 1024),
+    scale: str | None = None,
+    widths: tuple[int, ...] | None = None,
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     num_seeds: int = 3,
     check_steps: int = 4,
 ) -> None:
     """Train a few steps at several widths; plot each layer's activation and update size against width.
 
-    In μP no slope is above 0 by much; in SP some are: those layers blow up as the model grows.
+    In μP no slope is above 0 by much; in SP some are: those layers blow up as the model grows. Along another
+    scale, such as --scale depth=2,4,8,16, the same against that.
 
     Args:
-        results: Folder for the table and the figures; what is stored there is not measured again.
-        trial: What to train at each width; its width, parametrization and schedule are not used.
-        widths: Widths to compare.
+        results: Folder for the table and the figures; what is stored there is not measured again. By default
+            results/coord_check, or results/coord_check_depth and so on.
+        trial: What to train at each point of the scale; its own value along it, parametrization and
+            schedule are not used. Where it has no base along the scale, the smallest value is the base.
+        scale: Another way of growing, any number of a trial: depth=2,4,8,16,32,64.
+        widths: Widths to compare, by default 64 to 1024; short for --scale width=...
         parametrizations: Parametrizations to compare.
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.
     """
-    coord_checks(results, [trial], widths, parametrizations, num_seeds, check_steps)
+    axis = scale_of_check(scale, widths, WIDTHS)
+    coord_checks(results or default_results(axis), [trial], axis, parametrizations, num_seeds, check_steps)
+
+
+def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:
+    """The scale that was asked for; the usual one where none was.
+
+    Raises:
+        ConfigError: the short form and the long one were both given, or the scale is not one.
+    """
+    if scale is not None and widths is not None:
+        raise ConfigError("scale and widths were both given: widths is short for one")
+    if widths is not None:
+        return Axis("width", widths)
+    return usual if scale is None else parse_axis(scale, "scale")
+
+
+def default_results(scale: Axis) -> str:
+    """Folder of the checks along a scale: a table holds one."""
+    return "results/coord_check" + ("" if scale.field == "width" else f"_{scale.field}")
 
 
 def coord_checks(
     results: str,
     trials: Sequence[Trial],
-    widths: tuple[int, ...],
+    scale: Axis,
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     num_seeds: int = 3,
     check_steps: int = 4,
@@ -52,14 +80,14 @@ def coord_checks(
     from mup_tpu.cli import replay
 
     for trial in trials:
-        _coord_check(results, trial, widths, parametrizations, num_seeds, check_steps)
+        _coord_check(results, trial, scale, parametrizations, num_seeds, check_steps)
     replay.plot(results)
 
 
 def _coord_check(
     results: str,
     trial: Trial,
-    widths: tuple[int, ...],
+    scale: Axis,
     parametrizations: tuple[str, ...],
     num_seeds: int,
     check_steps: int,
@@ -68,7 +96,6 @@ def _coord_check(
     import pandas as pd
     import pyarrow as pa
 
-    from mup_tpu import data
     from mup_tpu.analysis import coord_check as analysis
     from mup_tpu.files import Folder
     from mup_tpu.training.coord_check import measure
@@ -81,38 +108,38 @@ def _coord_check(
     try:
         stored = pd.read_parquet(Path(results) / name) if name in folder.names() else None
         with console.status("measuring") as status:
-            dataset = data.load(trial.data)
-            for table in measure(trial, dataset, widths, parametrizations, num_seeds, stored, status.update):
+            for table in measure(trial, scale, parametrizations, num_seeds, stored, status.update):
                 if len(table):
                     with folder.writing(name) as file:
                         table.to_parquet(file, index=False)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
     own = analysis.setting_name(trial.optimizer.optimizer, trial.model.tied)
-    _print_slopes(console, analysis.slopes(analysis.by_setting(table)[own]), own)
+    _print_slopes(console, analysis.by_setting(table)[own], own)
 
 
-def _print_slopes(console: Console, slopes: pd.DataFrame, setting: str) -> None:
-    """A row a layer; then, for each parametrization, the layer that grows fastest with width."""
-    rows: list[dict[Any, Any]] = slopes.to_dict("records")
+def _print_slopes(console: Console, table: pd.DataFrame, setting: str) -> None:
+    """A row a layer; then, for each parametrization, what its slopes come to."""
+    from mup_tpu.analysis.coord_check import SIZES, scale_of, sentences, slopes
+
+    rows: list[dict[Any, Any]] = slopes(table).to_dict("records")
     cells = {
         (r["layer"], r["parametrization"], r["quantity"]): f"{r['slope']:+.2f} ± {r['high'] - r['slope']:.2f}"
         for r in rows
     }
-    columns = list(dict.fromkeys((p, quantity) for _, p, quantity in cells))
-    shown = Table("layer", title=f"{setting}: exponent of width (95 %)")
-    for parametrization, quantity in columns:
-        shown.add_column(f"{parametrization} {quantity}", justify="right")
-    for layer in dict.fromkeys(r["layer"] for r in rows):
-        shown.add_row(layer, *(cells[layer, *column] for column in columns))
-    console.print(shown)
-    for parametrization in dict.fromkeys(p for p, _ in columns):
-        known = [r for r in rows if r["parametrization"] == parametrization and not math.isnan(r["slope"])]
-        if not known:
-            continue
-        top = max(known, key=lambda r: r["slope"])
-        what = f"{top['quantity']} of {top['layer']} ∝ width^{top['slope']:.2f}"
-        console.print(f"{parametrization}: fastest growing is the {what}", style="bold", highlight=False)
+    quantities = [q for q in dict.fromkeys(r["quantity"] for r in rows) if q in SIZES]
+    title = f"{setting}: exponent of {label(scale_of(table))} (95 %)"
+    parametrizations = list(dict.fromkeys(r["parametrization"] for r in rows))
+    for i in range(0, len(parametrizations), 2):  # more would not fit beside each other
+        columns = [(p, q) for p in parametrizations[i : i + 2] for q in quantities]
+        shown = Table("layer", title=title)
+        for parametrization, quantity in columns:
+            shown.add_column(f"{parametrization} {quantity}", justify="right")
+        for layer in dict.fromkeys(r["layer"] for r in rows):
+            shown.add_row(layer, *(cells.get((layer, *column), "") for column in columns))
+        console.print(shown)
+    for sentence in sentences(table):
+        console.print(sentence, style="bold", highlight=False, soft_wrap=True)
 
 
 def doctor(results: str = "results", tpu: str | None = None) -> None:

@@ -98,7 +98,10 @@ class Declaration:
     heads: int
     head_size: int
     probes: Mapping[str, str]
-    """Label -> submodule whose output the coordinate check measures, from the input on; without logits."""
+    """Label -> submodule whose output the coordinate check measures, from the input on; without logits. In
+    blocks, and of blocks, labels end in the block's number."""
+    blocks: tuple[str, ...]
+    """Submodule of each block, from the input on; the residual stream is its first argument and output."""
     activations: ActivationMemory
 
     @property

@@ -80,6 +80,7 @@ class GPT2(Architecture):
             heads=config.heads,
             head_size=config.actual_head_size,
             probes=probes | {"final norm": _FINAL_NORM},
+            blocks=tuple(f"transformer.h.{i}" for i in range(config.depth)),
             activations=ACTIVATIONS,
         )
 

@@ -1,143 +1,235 @@
-"""The coordinate check: how large each layer's activations and their updates are, width by width.
+"""The coordinate check: how large each layer's activations and their updates are along a scale.
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1: after a few steps, no coordinate of any activation should
 grow with width. Measured as the root mean square of each module's output on a fixed batch, and of its change
-since init.
+since init. Along the depth, layers of the same kind are taken together, and there is more to see: what blocks
+add to the residual stream, and how far each is from its linearization (Dey et al. 2025, arXiv:2505.01618,
+section 6 and figures 6 and 7).
+
+Shapes: B sequences, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
-from torch.func import functional_call
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
 
-from mup_tpu.config import Trial
-from mup_tpu.data import TokenDataset
+from mup_tpu import data
+from mup_tpu.config import Axis, Trial
 from mup_tpu.devices import get_device
-from mup_tpu.errors import StoreError
-from mup_tpu.models import Forms, architecture_of
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.models import Declaration, Forms, architecture_of
 from mup_tpu.training.pack import Pack
 
-CELL = ("setting", "parametrization", "width", "seed")
-"""Columns that name what was trained."""
+CELL = ("setting", "parametrization", "seed")
+"""Columns that, with the scale's, name what was trained."""
 
 
 def measure(
     trial: Trial,
-    dataset: TokenDataset,
-    widths: Sequence[int],
+    scale: Axis,
     parametrizations: Sequence[str],
     num_seeds: int,
     stored: pd.DataFrame | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[pd.DataFrame]:
-    """Train each (parametrization, width, seed), measuring before each step and at the end.
+    """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
 
     Args:
-        trial: what to train; its width, parametrization and seed are replaced.
-        dataset: batches; the probe is the first held-out batch.
-        widths: model widths.
+        trial: what to train and for how many steps; the scale's field, parametrization and seed are
+            replaced. The probe is the first held-out batch.
+        scale: the way of growing. Where the trial has no base along it, its smallest value is the base.
         parametrizations: keys of `mup_tpu.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
         stored: what was measured before, of these trials or others; it is not measured again.
-        say: told which width is being measured.
+        say: told which point is being measured.
 
     Yields:
-        After each width and parametrization all measurements so far, those stored first; at least once.
-        Tidy table: setting (an id of the trial but for width, parametrization and seed), parametrization,
-        optimizer, tied, width, seed, step, layer, quantity ("activation" or "update"), rms. Steps count the
-        updates made.
+        After each point and parametrization all measurements so far, those stored first; at least once.
+        Tidy table: setting (an id of the trial but for scale, parametrization and seed), parametrization,
+        optimizer, tied, the scale's column, seed, step, layer, quantity, rms. Steps count the updates made.
+        Quantities are "activation" and "update", the change since init; along the depth also
+        "linearization", a block's relative distance from its own.
 
     Raises:
+        ConfigError: the scale is not one that a trial can be checked along.
         StoreError: trials of the same optimizer and tying, otherwise of another setting, are stored, or
             something else.
     """
-    alike = trial.replace(width=trial.model.base_width, parametrization="mup", seed=0)
-    setting = alike.trial_id(dataset.fingerprint)
+    trial = _with_base(trial, scale)
+    setting = _setting(trial, scale)
     table = stored if stored is not None else pd.DataFrame()
     if len(table):
-        if not {*CELL, "optimizer", "tied"} <= set(table):
-            raise StoreError("what is stored there is no coordinate check; give another --results")
-        same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
-        if not (table[same]["setting"] == setting).all():
-            raise StoreError(
-                f"a coordinate check of {trial.optimizer.optimizer}, tied {trial.model.tied}, but with other "
-                "options is stored there; give another --results"
-            )
-    done = set(zip(*(table[c] for c in CELL), strict=True)) if len(table) else set()
+        _check_stored(table, trial, scale, setting)
+    cell = (*CELL, scale.column)
+    done = set(zip(*(table[c] for c in cell), strict=True)) if len(table) else set()
     yield table
-    probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
-    for width in widths:
+    for point in scale.points:
+        (value,) = point.values()
         for parametrization in parametrizations:
             members = [
-                trial.replace(width=width, parametrization=parametrization, seed=seed)
+                trial.replace(**point, parametrization=parametrization, seed=seed)
                 for seed in range(num_seeds)
-                if (setting, parametrization, width, seed) not in done
+                if (setting, parametrization, seed, value) not in done
             ]
             if not members:
                 continue
-            say(f"width {width}, {parametrization}")
+            say(f"{scale.field} {value}, {parametrization}")
             shared = {
                 "setting": setting,
                 "parametrization": parametrization,
                 "optimizer": trial.optimizer.optimizer,
                 "tied": trial.model.tied,
-                "width": width,
+                scale.column: value,
             }
-            points = [shared | point for point in _measure_pack(members, dataset, probe_BT)]
+            points = [shared | p for p in _measure_pack(members, trial.train.steps, scale.field == "depth")]
             table = pd.concat([table, pd.DataFrame(points)], ignore_index=True)
             yield table
 
 
-def _measure_pack(members: list[Trial], dataset: TokenDataset, probe_BT: Tensor) -> list[dict]:
+def _with_base(trial: Trial, scale: Axis) -> Trial:
+    """The trial with a base along the scale: a rule without one would count nothing as grown."""
+    if scale.field == "seed" or not scale.is_numeric:
+        raise ConfigError(
+            f"scale {scale.field} of a coordinate check is no way of growing; take a number of a trial, such "
+            "as width, depth or batch_size"
+        )
+    base = f"base_{scale.field}"
+    return trial.replace(**{base: scale.points[0][scale.field]}) if trial.flat().get(base) == 0 else trial
+
+
+def _setting(trial: Trial, scale: Axis) -> str:
+    """An id of all that the measurements of one check share."""
+    usual = trial.model.base_width if scale.field == "width" else Trial().flat()[scale.field]
+    alike = trial.replace(**{scale.field: usual}, parametrization="mup", seed=0)
+    return alike.trial_id(data.load(trial.data).fingerprint)
+
+
+def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) -> None:
+    if not {*CELL, "optimizer", "tied"} <= set(table):
+        raise StoreError("what is stored there is no coordinate check; give another --results")
+    if scale.column not in table:
+        raise StoreError(
+            f"a coordinate check along another scale than {scale.field} is stored there; give another "
+            "--results"
+        )
+    same = (table["optimizer"] == trial.optimizer.optimizer) & (table["tied"] == trial.model.tied)
+    if not (table[same]["setting"] == setting).all():
+        raise StoreError(
+            f"a coordinate check of {trial.optimizer.optimizer}, tied {trial.model.tied}, but with other "
+            "options is stored there; give another --results"
+        )
+
+
+def _measure_pack(members: list[Trial], steps: int, by_kind: bool) -> list[dict]:
+    dataset = data.load(members[0].data)
+    probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
     pack = Pack(members, dataset.vocab_size, get_device("cpu"), "loop")
-    probed = _Probed(pack, probe_BT)
-    points = []
+    probed = _Probed(pack, probe_BT, by_kind)
+    rows: list[dict] = []
+
+    def note(member: Trial, step: int, layer: str, quantity: str, rms: float) -> None:
+        about = {"seed": member.train.seed, "step": step, "layer": layer, "quantity": quantity}
+        rows.append(about | {"rms": rms})
+
     start = [probed.activations(k) for k in range(len(members))]
-    for step in range(members[0].train.steps + 1):
+    expansions = [probed.expansion(k) for k in range(len(members))] if by_kind else []
+    for step in range(steps + 1):
         if step:
             pack.step(torch.from_numpy(dataset.train_batch(step - 1)))
         for k, member in enumerate(members):
             now = probed.activations(k)
-            for layer, activation in now.items():
-                sizes = {"activation": activation}
+            for layer, names in probed.layers.items():
+                note(member, step, layer, "activation", _rms(now[n] for n in names))
                 if step:
-                    sizes["update"] = activation - start[k][layer]
-                for quantity, tensor in sizes.items():
-                    rms = float(tensor.double().square().mean().sqrt())
-                    points.append(
-                        {
-                            "seed": member.train.seed,
-                            "step": step,
-                            "layer": layer,
-                            "quantity": quantity,
-                            "rms": rms,
-                        }
-                    )
-    return points
+                    note(member, step, layer, "update", _rms(now[n] - start[k][n] for n in names))
+            if step and by_kind:
+                distance = probed.distance_from_linearization(k, expansions[k])
+                note(member, step, "block", "linearization", distance)
+    return rows
+
+
+def _kinds(declaration: Declaration) -> dict[str, list[str]]:
+    """Layers along the depth: those of a kind in all blocks together, and the stream behind the last."""
+    last = len(declaration.blocks) - 1
+    layers: dict[str, list[str]] = {}
+    for name, module in declaration.probes.items():
+        block = next((i for i, b in enumerate(declaration.blocks) if f"{module}.".startswith(f"{b}.")), None)
+        kind = name.removesuffix(f" {block}")
+        if block is None or module not in declaration.blocks:
+            layers.setdefault(kind, []).append(name)
+        else:
+            layers.setdefault("block", []).append(_added(block))
+            if block == last:
+                layers[f"last {kind}"] = [name]
+    return layers | {"logits": ["logits"]}
+
+
+def _added(block: int) -> str:
+    """Name of what a block adds to the residual stream."""
+    return f"block {block}"
+
+
+def _rms(tensors: Iterable[Tensor]) -> float:
+    """Root mean square of tensors of one size taken together."""
+    squares = [t.double().square().mean() for t in tensors]
+    return float(torch.stack(squares).mean().sqrt())
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    """What the blocks of a member are expanded around: their state at one step, on the probe batch."""
+
+    parameters: dict[str, Tensor]
+    inputs: list[tuple[Any, ...]]
+    """What each block was called with; first comes the stream."""
 
 
 class _Probed:
-    """A pack's network, with a forward hook on each module that its architecture declares as a probe."""
+    """A pack's network, with a forward hook on each module that its architecture declares as a probe.
 
-    def __init__(self, pack: Pack, probe_BT: Tensor) -> None:
+    Args:
+        pack: the members.
+        probe_BT: tokens on which they are measured.
+        by_kind: whether blocks are measured too, and layers of a kind go together.
+    """
+
+    def __init__(self, pack: Pack, probe_BT: Tensor, by_kind: bool) -> None:
         self._pack, self._probe_BT = pack, probe_BT
-        first = pack.trials[0]
+        first, declaration = pack.trials[0], pack.declaration
         self._network = architecture_of(first.model).network(
             first.model,
             pack.vocab_size,
             first.data.sequence_length,
-            Forms(scaled_branches=pack.forms.scaled_branches),
+            # Fused attention has no derivative in forward mode.
+            Forms("matmul" if by_kind else "fused", scaled_branches=pack.forms.scaled_branches),
         )
         self._outputs: dict[str, Tensor] = {}
-        for label, module in pack.declaration.probes.items():
+        self._called: dict[int, tuple[Any, ...]] = {}
+        for label, module in declaration.probes.items():
             self._network.get_submodule(module).register_forward_hook(self._keep(label))
+        self.layers = {name: [name] for name in (*declaration.probes, "logits")}
+        """Names of the activations that each layer of the table is made of."""
+        if by_kind:
+            self.layers = _kinds(declaration)
+            for i, module in enumerate(declaration.blocks):
+                self._network.get_submodule(module).register_forward_hook(self._keep_block(i))
 
     def _keep(self, name: str) -> Callable:
         return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
+
+    def _keep_block(self, block: int) -> Callable:
+        def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self._called[block] = inputs
+            self._outputs[_added(block)] = output.detach() - inputs[0]
+
+        return keep
 
     @torch.no_grad()
     def activations(self, member: int) -> dict[str, Tensor]:
@@ -146,3 +238,38 @@ class _Probed:
         values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
         logits = functional_call(self._network, values, (self._probe_BT,), tie_weights=True)
         return self._outputs | {"logits": logits}
+
+    def expansion(self, member: int) -> _Expansion:
+        """A member's blocks as they are now."""
+        self.activations(member)
+        parameters = {name: p.clone() for name, p in self._pack.member_parameters(member).items()}
+        return _Expansion(parameters, [self._called[i] for i in range(len(self._pack.declaration.blocks))])
+
+    def distance_from_linearization(self, member: int, around: _Expansion) -> float:
+        """How far a member's blocks are from linear in what their parameters have changed: |f - g| / |g|.
+
+        f is what a block adds to the stream it was expanded at, as a function of its own parameters, and g
+        its first-order expansion; both norms are over all blocks.
+        """
+        parameters = self._pack.member_parameters(member)
+        off, linear = [], []
+        for block, inputs in zip(self._pack.declaration.blocks, around.inputs, strict=True):
+            before, after = _under(around.parameters, block), _under(parameters, block)
+            change = {name: after[name] - before[name] for name in before}
+            added = self._added_by(block, inputs)
+            value, slope = jvp(added, (before,), (change,))
+            linear.append((value + slope).detach())
+            off.append(added(after).detach() - linear[-1])
+        return _rms(off) / _rms(linear)
+
+    def _added_by(self, name: str, inputs: tuple[Any, ...]) -> Callable[[dict[str, Tensor]], Tensor]:
+        """What a block adds to a given stream, as a function of its parameters."""
+        block = self._network.get_submodule(name)
+        return lambda parameters: functional_call(block, parameters, inputs) - inputs[0]
+
+
+def _under(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+    """Parameters of a submodule, by their names in it."""
+    return {
+        name.removeprefix(f"{module}."): p for name, p in parameters.items() if name.startswith(f"{module}.")
+    }

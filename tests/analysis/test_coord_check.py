@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.coord_check import scale_of, sentences, slopes
 from mup_tpu.errors import TableError
 
 
@@ -46,3 +46,37 @@ def test_tables_that_cannot_be_fitted():
         slopes(measured({"logits": 0.5}, widths=(64,)))
     with pytest.raises(TableError, match="no column 'rms'"):
         slopes(measured({"logits": 0.5}).drop(columns="rms"))
+
+
+def along_depth(exponents) -> pd.DataFrame:
+    """A layer's size and blocks' distance from linearization as powers of depth, by name of a rule."""
+    rows = []
+    for name, (size, distance) in exponents.items():
+        table = measured({"last residual": size, "logits": 0.0}, widths=(2, 4, 8, 16))
+        distances = measured({"block": distance}, widths=(2, 4, 8, 16)).assign(quantity="linearization")
+        rows.append(pd.concat([table, distances]).assign(parametrization=name))
+    return pd.concat(rows, ignore_index=True).rename(columns={"width": "depth"})
+
+
+def test_along_the_depth_it_says_what_grows_and_whether_blocks_turn_lazy():
+    table = along_depth({"mup": (1.0, 0.1), "half": (0.0, -1.0)})
+    assert scale_of(table) == "depth"
+    (*half, of_mup, lazy) = sentences(table)
+    assert half[1].startswith("half: blocks turn lazy: distance from linearization ∝ depth^-1.00 [")
+    assert of_mup == "mup: fastest growing is the activation of last residual ∝ depth^1.00"
+    assert lazy.startswith("mup: blocks do not turn lazy: distance from linearization ∝ depth^0.10 [")
+    with pytest.raises(TableError, match="at least 2 depths, the table has 1"):
+        slopes(table[table["depth"] == 2])
+
+
+def test_laziness_that_the_interval_leaves_open_is_said_so():
+    table = along_depth({"mup": (0.0, -0.3)})
+    noise = np.where(table["seed"] == 0, 1.0, 3.0) * np.where(table["depth"] % 3 == 1, 1.5, 1.0)
+    (_, lazy) = sentences(table.assign(rms=table["rms"] * noise))
+    assert "blocks may turn lazy" in lazy
+
+
+def test_a_table_of_several_scales_is_refused():
+    table = measured({"logits": 0.5}).rename(columns={"width": "depth"}).assign(batch_size=4)
+    with pytest.raises(TableError, match="several scales: 'depth', 'batch_size'"):
+        slopes(table)

@@ -5,17 +5,18 @@ import pytest
 import torch
 
 from mup_tpu.analysis.coord_check import by_setting, slopes
+from mup_tpu.config import Axis
 from mup_tpu.devices import get_device
-from mup_tpu.errors import StoreError
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models.weights import export_stock
 from mup_tpu.training.coord_check import measure
 from mup_tpu.training.pack import Pack
 
 
 @pytest.fixture(scope="module")
-def measured(tiny, dataset):
+def measured(tiny):
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-7)
-    *_, table = measure(trial, dataset, (32, 64, 128, 256), ("sp", "mup"), 2)
+    *_, table = measure(trial, Axis("width", (32, 64, 128, 256)), ("sp", "mup"), 2)
     return table
 
 
@@ -42,16 +43,16 @@ def test_every_layer_is_measured_at_every_step(measured):
     assert (measured.query("quantity == 'update'")["step"] > 0).all()
 
 
-def test_what_is_stored_is_not_measured_again_and_other_options_are_refused(measured, tiny, dataset):
+def test_what_is_stored_is_not_measured_again_and_other_options_are_refused(measured, tiny):
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-7)
     stored = measured[measured["width"] == 32]
     said = []
-    *_, table = measure(trial, dataset, (32, 64), ("sp", "mup"), 2, stored, said.append)
+    *_, table = measure(trial, Axis("width", (32, 64)), ("sp", "mup"), 2, stored, said.append)
     assert said == ["width 64, sp", "width 64, mup"]
     pd.testing.assert_frame_equal(table, measured[measured["width"] <= 64].reset_index(drop=True))
     with pytest.raises(StoreError, match="adamw, tied True, but with other options"):
-        next(measure(trial.replace(learning_rate=0.5), dataset, (32,), ("mup",), 1, stored))
-    *_, table = measure(trial.replace(tied=False), dataset, (32, 64), ("mup",), 1, stored)
+        next(measure(trial.replace(learning_rate=0.5), Axis("width", (32,)), ("mup",), 1, stored))
+    *_, table = measure(trial.replace(tied=False), Axis("width", (32, 64)), ("mup",), 1, stored)
     parts = by_setting(table)
     assert set(parts) == {"adamw_tied", "adamw_untied"}
     assert len(parts["adamw_tied"]) == len(stored)
@@ -63,3 +64,122 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
     largest = fitted.groupby("parametrization")["slope"].max()
     assert largest["mup"] < 0.15
     assert largest["sp"] > 0.3
+
+
+def deep(tiny):
+    return tiny.replace(steps=3, warmup=0.0, schedule="constant", learning_rate=2.0**-7, precision="float64")
+
+
+@pytest.fixture(scope="module")
+def by_depth(tiny):
+    *_, table = measure(deep(tiny), Axis("depth", (1, 2, 4)), ("sp", "mup"), 2)
+    return table
+
+
+def states(trial, vocab_size, batches):
+    """A trial's weights before and after a few steps."""
+    pack = Pack([trial], vocab_size, get_device("cpu"), "loop")
+    weights = [{name: p.clone() for name, p in pack.member_parameters(0).items()}]
+    for batch in batches:
+        pack.step(torch.from_numpy(batch))
+    return [*weights, {name: p.clone() for name, p in pack.member_parameters(0).items()}]
+
+
+def stock_outputs(trial, weights, dataset, folder):
+    """Streams between the blocks of the exported stock model, and its blocks, in float64."""
+    from transformers import GPT2LMHeadModel
+
+    export_stock(trial, weights, dataset.vocab_size, trial.data.sequence_length, folder)
+    stock = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").double()
+    for block, own in zip(stock.transformer.h, range(trial.model.depth), strict=True):
+        prefix = f"transformer.h.{own}."  # what was exported is float32
+        block.load_state_dict({n.removeprefix(prefix): p for n, p in weights.items() if n.startswith(prefix)})
+    probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
+    streams = []
+    hooks = [b.register_forward_pre_hook(lambda m, x: streams.append(x[0])) for b in stock.transformer.h]
+    hooks.append(stock.transformer.ln_f.register_forward_pre_hook(lambda m, x: streams.append(x[0])))
+    with torch.no_grad():
+        stock(probe_BT)
+    for hook in hooks:
+        hook.remove()
+    return streams, list(stock.transformer.h)
+
+
+def test_along_the_depth_blocks_are_measured_as_the_stock_model_computes_them(
+    by_depth, tiny, dataset, tmp_path
+):
+    """What blocks add, its change, and the stream behind the last, from the stock class of transformers."""
+    trial = deep(tiny).replace(depth=4, base_depth=1, parametrization="sp", seed=1)
+    weights = states(trial, dataset.vocab_size, [dataset.train_batch(step) for step in range(3)])
+    found = [stock_outputs(trial, w, dataset, tmp_path / f"{i}")[0] for i, w in enumerate(weights)]
+    added = [
+        torch.stack([after - before for before, after in zip(streams, streams[1:], strict=False)])
+        for streams in found
+    ]
+    cell = by_depth.query("parametrization == 'sp' and depth == 4 and seed == 1 and step == 3")
+    rms = cell.set_index(["quantity", "layer"])["rms"]
+    for key, tensor in (
+        (("activation", "block"), added[1]),
+        (("update", "block"), added[1] - added[0]),
+        (("activation", "last residual"), found[1][-1]),
+        (("update", "last residual"), found[1][-1] - found[0][-1]),
+    ):
+        assert rms[key] == pytest.approx(tensor.square().mean().sqrt().item(), rel=1e-5), key
+
+
+def test_distance_from_linearization_is_that_of_reverse_mode_derivatives(by_depth, tiny, dataset, tmp_path):
+    """The expansion of the stock class's blocks, a coordinate at a time, as Dey et al. make it."""
+    trial = deep(tiny).replace(depth=2, base_depth=1, parametrization="sp", seed=0)
+    before, after = states(trial, dataset.vocab_size, [dataset.train_batch(step) for step in range(3)])
+    streams, blocks = stock_outputs(trial, before, dataset, tmp_path)
+    chosen = torch.randperm(streams[0].numel(), generator=torch.Generator().manual_seed(0))[:300]
+    off, linear = [], []
+    for i, block in enumerate(blocks):
+        change = {n: after[f"transformer.h.{i}.{n}"] - p.detach() for n, p in block.named_parameters()}
+        added = block(streams[i])
+        added = (added[0] if isinstance(added, tuple) else added) - streams[i]
+        values = []
+        for c in chosen:
+            slopes_at = torch.autograd.grad(added.flatten()[c], list(block.parameters()), retain_graph=True)
+            values.append(sum((g * d).sum() for g, d in zip(slopes_at, change.values(), strict=True)))
+        first_order = added.flatten()[chosen].detach() + torch.stack(values)
+        with torch.no_grad():
+            for name, p in block.named_parameters():
+                p.add_(change[name])
+            moved = block(streams[i])
+            moved = (moved[0] if isinstance(moved, tuple) else moved) - streams[i]
+        off.append(moved.flatten()[chosen] - first_order)
+        linear.append(first_order)
+    expected = torch.stack(off).norm() / torch.stack(linear).norm()
+    cell = by_depth.query(
+        "parametrization == 'sp' and depth == 2 and seed == 0 and step == 3 and quantity == 'linearization'"
+    )
+    # 300 of 8 192 coordinates a block: their ratio scatters by a few percent.
+    assert cell["rms"].item() == pytest.approx(expected.item(), rel=0.1)
+    assert cell["layer"].item() == "block"
+
+
+def test_what_has_not_moved_is_its_own_linearization(tiny):
+    trial = deep(tiny).replace(steps=1, learning_rate=1e-9)
+    *_, table = measure(trial, Axis("depth", (1, 2)), ("sp",), 1)
+    assert (table.query("quantity == 'linearization'")["rms"] < 1e-9).all()
+
+
+def test_a_scale_has_its_smallest_point_as_base_and_may_be_one_of_the_data(tiny):
+    for scale in (Axis("batch_size", (1, 2, 4)), Axis("steps", (4, 8, 16))):
+        *_, table = measure(deep(tiny), scale, ("mup",), 1)
+        assert sorted(table[scale.column].unique()) == sorted(scale.values)
+        assert table["step"].max() == 3
+        assert set(table["quantity"]) == {"activation", "update"}
+    assert slopes(table)["slope"].notna().all()
+
+
+@pytest.mark.parametrize("scale", [Axis("seed", (0, 1)), Axis("schedule", ("linear", "cosine"))])
+def test_what_is_no_way_of_growing_is_refused(scale, tiny):
+    with pytest.raises(ConfigError, match=f"scale {scale.field} of a coordinate check is no way of growing"):
+        next(measure(tiny, scale, ("mup",), 1))
+
+
+def test_a_check_along_another_scale_is_not_mixed_with_a_stored_one(measured, tiny):
+    with pytest.raises(StoreError, match="along another scale than depth is stored there"):
+        next(measure(deep(tiny), Axis("depth", (1, 2)), ("mup",), 1, measured))
