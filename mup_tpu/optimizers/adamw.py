@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,6 +81,6 @@ def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
         raise ConfigError(
             f"{name} {beta:g} would be {scaled:.3g} by batch_rule {config.batch_rule!r} and token_rule "
             f"{config.token_rule!r}, which multiply 1 - {name} by {factor:g} here; it must not fall below 0: "
-            f"take {name} {1 - 1 / factor:.3g} or more, or a base nearer to the trial"
+            f"take {name} {math.ceil(1e4 * (1 - 1 / factor)) / 1e4:g} or more, or a base nearer to the trial"
         )
     return scaled
