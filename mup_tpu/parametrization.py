@@ -5,13 +5,16 @@ shape inference, the source of the width multiplier m = width / base width) and 
 from its base along every scale. Factors are kept by parameter name, because attributes on tensors do not
 survive `.to("xla")`, deepcopy or vmap.
 
-Sources: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8.
+Sources: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8; Dey et al. 2025 (CompleteP,
+arXiv:2505.01618), Table 1; others at their entries. `docs/rules.md` explains them all.
 
-A parametrization is one entry of `PARAMETRIZATIONS`; adding one means adding it here and nowhere else.
+A parametrization is one entry of `PARAMETRIZATIONS`; adding one means adding it here and nowhere else. How
+the optimizer follows batch size and tokens is chosen beside it: `mup_tpu.optimizer_rules`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,6 +95,8 @@ class Parametrization:
     """Factors of the update rule's own constants."""
     transfers: tuple[str, ...] = ()
     """Scales (fields of `Growth`) along which the source says that the best hyperparameters stay."""
+    follows: tuple[str, ...] = ("width", "head_size")
+    """Scales (fields of `Growth`) that its factors depend on."""
 
 
 def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
@@ -115,18 +120,95 @@ def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scalin
     return Scaling(learning_rate=m, weight_decay=1 / m)
 
 
+def _sp_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+    """SP but for embeddings, which learn m times faster; their decay a step, lr·λ, stays the base's."""
+    m = infshape.width_mult()
+    return Scaling(learning_rate=m, weight_decay=1 / m) if parameter.is_embedding else Scaling()
+
+
+def _completep_adamw(alpha: float) -> Rule:
+    """Dey et al. 2025, Table 1: μP, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
+
+    An init factor that the architecture lets follow depth, as GPT-2's 1/√(2·layers), stays the base depth's.
+    """
+
+    def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+        mup, m_N, m_L = _mup_adamw(parameter, infshape, growth), infshape.width_mult(), growth.depth
+        if not parameter.in_block:
+            return mup
+        return dataclasses.replace(
+            mup,
+            init=mup.init * m_L**-parameter.init_depth_exponent,
+            learning_rate=mup.learning_rate * m_L ** (alpha - 1),
+            eps=m_L**-alpha / m_N,
+        )
+
+    return rule
+
+
+def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+    """Mlodozeniec et al. 2025, Table 1: CompleteP, with ε/m_N of embeddings and readout as well.
+
+    There the logits have no factor 1/m_N; the readout's init, learning rate and 1/λ have it instead, and its
+    ε has none. With Adam that is the same function of the same updates, and ours holds where readout and
+    embedding are one matrix too.
+    """
+    scaling = _completep_adamw(1.0)(parameter, infshape, growth)
+    if parameter.is_embedding or parameter.role == "readout":
+        return dataclasses.replace(scaling, eps=1 / infshape.width_mult())
+    return scaling
+
+
 _SP: Mapping[str, Rule] = {"adamw": _unscaled, "sgd": _unscaled}
 _MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd}
+
+
+def _mup_forward(growth: Growth) -> ForwardScaling:
+    """Logits over m (TP-V, Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1)."""
+    return ForwardScaling(attention=growth.head_size**-0.5, logits=1 / growth.width)
+
+
+def _completep_forward(alpha: float) -> Callable[[Growth], ForwardScaling]:
+    """μP's, and residual branches × m_L^-α."""
+    return lambda growth: dataclasses.replace(_mup_forward(growth), residual=growth.depth**-alpha)
+
+
+def _completep(alpha: float, transfers: tuple[str, ...] = ("width", "head_size")) -> Parametrization:
+    return Parametrization(
+        source="Dey et al. 2025 (arXiv:2505.01618), Table 1",
+        parameters={"adamw": _completep_adamw(alpha)},
+        forward=_completep_forward(alpha),
+        transfers=transfers,
+        follows=("width", "head_size", "depth"),
+    )
+
 
 PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     "mup": Parametrization(
         source="Yang et al. 2022, Table 8",
         parameters=_MUP,
-        # Logits over m (Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1).
-        forward=lambda g: ForwardScaling(attention=g.head_size**-0.5, logits=1 / g.width),
+        forward=_mup_forward,
         transfers=("width", "head_size"),
     ),
-    "sp": Parametrization(source="Radford et al. 2019, section 2.3", parameters=_SP),
+    "sp": Parametrization(source="Radford et al. 2019, section 2.3", parameters=_SP, follows=()),
+    "sp_embedding": Parametrization(
+        source="Kalra & Barkeshli 2026 (arXiv:2605.21486), abstract: SP, embeddings' learning rate × width",
+        parameters={"adamw": _sp_embedding_adamw},
+        transfers=("width",),
+        follows=("width",),
+    ),
+    # α is how fast residual branches shrink with depth. Its source advises 1; 1/2 is Yang et al.'s 2023
+    # (Tensor Programs VI) and 0 gives all to the learning rates, both here to be compared.
+    "completep": _completep(1.0, transfers=("width", "head_size", "depth")),
+    "completep_half": _completep(0.5),
+    "completep_zero": _completep(0.0),
+    "completedp": Parametrization(
+        source="Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1, width and depth",
+        parameters={"adamw": _completedp_adamw},
+        forward=_completep_forward(1.0),
+        transfers=("width", "head_size", "depth"),
+        follows=("width", "head_size", "depth"),
+    ),
     # Two common mistakes, here so that what they cost can be measured.
     "mup_sqrt_attention": Parametrization(
         source="mup, with attention by 1/√d as in SP",

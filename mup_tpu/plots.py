@@ -40,7 +40,16 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "mup_tpu",
     "svg.fonttype": "path",
 }
-_LABELS = {"mup": "μP", "sp": "SP", "all": "all runs"}
+_LABELS = {
+    "mup": "μP",
+    "sp": "SP",
+    "sp_embedding": "SP, embeddings × m",
+    "completep": "CompleteP",
+    "completep_half": "CompleteP, α = ½",
+    "completep_zero": "CompleteP, α = 0",
+    "completedp": "Complete(d)P",
+    "all": "all runs",
+}
 _INK = "#333333"
 _MARKERS = "osD^v"
 

@@ -13,6 +13,7 @@ LIGHT_ROOMS = (
     "errors",
     "files",
     "parametrization",
+    "optimizer_rules",
     "config",
     "config_io",
     "config_search",
@@ -25,7 +26,15 @@ LIGHT_ROOMS = (
 )
 
 # What each room may import from the package, besides itself; the command line and experiments may use all.
-CONFIGURATION = {"errors", "parametrization", "config", "config_io", "config_search", "columns"}
+CONFIGURATION = {
+    "errors",
+    "parametrization",
+    "optimizer_rules",
+    "config",
+    "config_io",
+    "config_search",
+    "columns",
+}
 MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
 TRAINING = MODEL | {"files", "signals", "data", "devices", "training"}
 MAY_IMPORT = {
@@ -33,7 +42,8 @@ MAY_IMPORT = {
     "files": {"errors"},
     "signals": set(),
     "parametrization": {"errors"},
-    "config": {"errors", "parametrization"},
+    "optimizer_rules": {"parametrization"},
+    "config": {"errors", "parametrization", "optimizer_rules"},
     "columns": {"errors", "parametrization", "config"},
     "config_io": CONFIGURATION,
     "config_search": CONFIGURATION,

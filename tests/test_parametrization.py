@@ -86,6 +86,77 @@ def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optim
     assert PARAMETRIZATIONS[name].moments(trial.growth) == MomentScaling()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "lr", "residual", "eps", "embedding_eps"),
+    [
+        ("completep", 1.0, 0.25, 0.125, 1.0),
+        ("completep_half", 0.5, 0.5, 0.25, 1.0),
+        ("completep_zero", 0.25, 1.0, 0.5, 1.0),
+        ("completedp", 1.0, 0.25, 0.125, 0.5),
+    ],
+)
+def test_factors_of_every_parameter_are_those_of_completep_s_table(
+    name, lr, residual, eps, embedding_eps, tied
+):
+    """Dey et al. 2025 and Mlodozeniec et al. 2025, both Table 1, at m_N = 2 and m_L = 4: within blocks the
+    learning rate is × m_L^(α-1), and 1/m_N for matrices; ε × 1/(m_N·m_L^α); residual branches × m_L^-α."""
+    trial = Trial().replace(
+        parametrization=name, width=64, base_width=32, head_size=16, depth=8, base_depth=2, tied=tied
+    )
+    matrix = Scaling(init=2**-0.5, learning_rate=lr / 2, weight_decay=2, eps=eps)
+    # GPT-2's 1/√(2·layers) is that of the base depth: × √(8/2) undoes what the declaration has too much.
+    branch = Scaling(init=2**-0.5 * 2, learning_rate=lr / 2, weight_decay=2, eps=eps)
+    vector = Scaling(learning_rate=lr, eps=eps)
+    block = {
+        "ln_1.weight": vector, "ln_1.bias": vector, "attn.c_attn.weight": matrix, "attn.c_attn.bias": vector,
+        "attn.c_proj.weight": branch, "attn.c_proj.bias": vector, "ln_2.weight": vector, "ln_2.bias": vector,
+        "mlp.c_fc.weight": matrix, "mlp.c_fc.bias": vector, "mlp.c_proj.weight": branch,
+        "mlp.c_proj.bias": vector,
+    }  # fmt: skip
+    embedding = Scaling(eps=embedding_eps)
+    expected = {"transformer.wte.weight": embedding, "transformer.wpe.weight": embedding}
+    expected |= {f"transformer.h.{i}.{part}": scaling for i in range(8) for part, scaling in block.items()}
+    expected |= {"transformer.ln_f.weight": Scaling(), "transformer.ln_f.bias": Scaling()}
+    # Complete(d)P's readout, init/m, η/m, λ·m and ε without a factor on the logits, is this one behind 1/m.
+    expected |= {} if tied else {"lm_head.weight": embedding}
+    found = parameter_scalings(trial, VOCAB, T)
+    assert found.keys() == expected.keys()
+    for parameter, scaling in expected.items():
+        assert vars(found[parameter]) == pytest.approx(vars(scaling)), parameter
+    assert vars(forward_scaling(trial)) == pytest.approx(vars(ForwardScaling(residual=residual, logits=0.5)))
+    grown = forward_scaling(trial.replace(growing_dimension="head_size", width=128))
+    assert grown.attention == pytest.approx(0.5), "1/d_head"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["completep", "completep_half", "completep_zero", "completedp"])
+def test_init_under_completep_does_not_follow_depth(name, architecture):
+    base = Trial().replace(architecture=architecture, parametrization=name, depth=2, base_depth=2)
+    deep = base.replace(depth=32)
+
+    def spread(trial: Trial) -> dict[str, float]:
+        parameters = declare(trial.model, VOCAB, T).parameters
+        scalings = parameter_scalings(trial, VOCAB, T)
+        return {n: p.init_factor * scalings[n].init for n, p in parameters.items()}
+
+    first = spread(base)
+    assert {n: x for n, x in spread(deep).items() if n in first} == pytest.approx(first)
+    mup = spread(deep.replace(parametrization="mup"))
+    assert mup != pytest.approx(spread(deep)), "in μP and SP GPT-2's own factor follows it"
+
+
+def test_sp_with_faster_embeddings_differs_in_these_alone_and_keeps_their_decay_a_step():
+    trial = Trial().replace(
+        parametrization="sp_embedding", width=128, base_width=32, head_size=16, tied=False
+    )
+    found = parameter_scalings(trial, VOCAB, T)
+    faster = {"transformer.wte.weight", "transformer.wpe.weight"}
+    assert {found.pop(name) for name in faster} == {Scaling(learning_rate=4, weight_decay=0.25)}
+    assert set(found.values()) == {Scaling()}
+    assert forward_scaling(trial) == ForwardScaling()
+
+
 def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_given():
     trial = Trial().replace(
         growing_dimension="head_size", width=96, base_width=32, head_size=16, depth=6, base_depth=2,

@@ -9,6 +9,7 @@ from typing import Any
 from mup_tpu.config.trial import Trial, field_column, part_of_field
 from mup_tpu.config.values import LearningRate, require_one_of, require_positive, unknown_key
 from mup_tpu.errors import ConfigError
+from mup_tpu.parametrization import PARAMETRIZATIONS
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Ladder:
 _MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
 """What a ladder may be measured by, besides its fields -> column of run tables."""
 
+_follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
+
 WIDTHS = (64, 128, 256)
 
 LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
@@ -138,6 +141,31 @@ class Sweep:
             raise ConfigError("seed is no axis of a sweep: num_seeds gives the seeds of every cell")
         if twice := [f for f in fields if fields.count(f) > 1]:
             raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
+        self._require_bases(set(fields))
+
+    def _require_bases(self, fields: set[str]) -> None:
+        """A rule for a scale that grows must know its base, or it would do nothing without a word.
+
+        Trials require the bases of batch and token rules themselves.
+        """
+        train = self.base.train
+        bases = {
+            "depth": (self.base.model.base_depth, "base_depth", "parametrization", _follow_depth),
+            "batch_size": (train.base_batch_size, "base_batch_size", "decay_rule", {"timescale"}),
+            "steps": (train.base_steps, "base_steps", "decay_rule", {"timescale"}),
+        }
+        for field_name in self.scale_axis.fields:
+            if field_name not in bases:
+                continue
+            base, base_name, rule, that_follow = bases[field_name]
+            if base or base_name in fields:
+                continue
+            names = {point.get(rule, self.base.flat()[rule]) for point in self.compare_axis.points}
+            if following := sorted(names & that_follow):
+                raise ConfigError(
+                    f"{rule} {following[0]!r} follows {field_name}, which grows along this sweep, but "
+                    f"{base_name} is 0 (each trial's own), so it would change nothing: give {base_name}"
+                )
 
     @property
     def scale_axis(self) -> Axis | Ladder:

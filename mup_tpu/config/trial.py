@@ -26,6 +26,7 @@ from mup_tpu.config.values import (
     unknown_key,
 )
 from mup_tpu.errors import ConfigError
+from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
 from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
 
 
@@ -48,7 +49,7 @@ class ModelConfig:
     tied: bool = True
     """Whether the readout is the token embedding, as in GPT-2."""
     parametrization: str = "mup"
-    """A rule of mup_tpu.parametrization: "mup" or "sp"."""
+    """A rule of mup_tpu.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
     base_width: int = 64
     """Width at which the parametrizations agree; multipliers are relative to it."""
     base_depth: int = described(0, unit="layers")
@@ -155,7 +156,14 @@ class OptimizerConfig:
     momentum: float = 0.0
     """SGD's momentum."""
     grad_clip: float = described(1.0, label="gradient clipping")
-    """Largest norm of a trial's gradient; 0 does not clip."""
+    """Largest norm of a trial's gradient; 0 does not clip. No rule scales it, though the norm follows width,
+    depth and batch size."""
+    batch_rule: str = "none"
+    """How learning rate and other hyperparameters follow the batch size, of mup_tpu.optimizer_rules."""
+    token_rule: str = "none"
+    """How they follow the training tokens."""
+    decay_rule: str = "parametrization"
+    """How coupled weight decay follows the scales, in place of the parametrization's factor."""
 
     def __post_init__(self) -> None:
         require_choices(self)
@@ -173,6 +181,30 @@ class OptimizerConfig:
                 raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("weight_decay", "eps", "grad_clip"):
             require_positive(self, name, allow_zero=True)
+        for name, rules in (
+            ("batch_rule", BATCH_RULES), ("token_rule", TOKEN_RULES), ("decay_rule", DECAY_RULES),
+        ):  # fmt: skip
+            require_one_of(name, getattr(self, name), tuple(rules))
+        if self.weight_decay and self.decay_mode == "independent":
+            self._require_rules_of_independent_decay()
+
+    def _require_rules_of_independent_decay(self) -> None:
+        """Independent decay is no λ that learning rates multiply, of which alone these rules speak."""
+        spoken_of = {
+            "batch_rule": BATCH_RULES[self.batch_rule].weight_decay,
+            "token_rule": TOKEN_RULES[self.token_rule].weight_decay,
+            "decay_rule": self.decay_rule != "parametrization",
+        }
+        for name in (name for name, speaks in spoken_of.items() if speaks):
+            raise ConfigError(
+                f"{name} {getattr(self, name)!r} scales coupled weight decay: it needs decay_mode 'coupled', "
+                f"not {self.decay_mode!r}"
+            )
+
+    @property
+    def rules(self) -> Choice:
+        """How it follows batch size, tokens and width."""
+        return Choice(self.batch_rule, self.token_rule, self.decay_rule)
 
 
 @dataclass(frozen=True)
@@ -232,6 +264,18 @@ class Trial:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        # Without a base these rules would do nothing, and say nothing of it.
+        for rule, bases in (
+            ("batch_rule", ("base_batch_size",)), ("token_rule", ("base_steps", "base_batch_size")),
+        ):  # fmt: skip
+            for base in bases:
+                if getattr(self.optimizer, rule) != "none" and not getattr(self.train, base):
+                    raise ConfigError(
+                        f"{rule} {getattr(self.optimizer, rule)!r} needs {base}, which is 0: "
+                        "give that of the run whose hyperparameters these are"
+                    )
 
     def replace(self, **changes: Any) -> Trial:
         """This trial with fields of its parts changed: `trial.replace(width=256, learning_rate=2**-7)`.

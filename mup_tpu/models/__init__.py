@@ -71,16 +71,12 @@ def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> d
     """Factors of each parameter of a trial, by name."""
     parameters = declare(trial.model, vocab_size, sequence_length).parameters
     axes, growth = infshapes(trial.model, vocab_size, sequence_length), trial.growth
-    return {
-        name: scaling(
-            trial.model.parametrization,
-            update_rule_of(trial.optimizer, parameter).name,
-            parameter,
-            axes[name],
-            growth,
-        )
-        for name, parameter in parameters.items()
-    }
+    scalings = {}
+    for name, parameter in parameters.items():
+        rule = update_rule_of(trial.optimizer, parameter).name
+        own = scaling(trial.model.parametrization, rule, parameter, axes[name], growth)
+        scalings[name] = trial.optimizer.rules.scaling(own, parameter, axes[name].width_mult(), growth)
+    return scalings
 
 
 def training_flops(trial: Trial, vocab_size: int) -> float:

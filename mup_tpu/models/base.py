@@ -47,6 +47,8 @@ class Parameter:
     """What it starts as; "normal" is of standard deviation init_std × init_factor × the rule's factor."""
     init_factor: float = 1.0
     """The architecture's own factor of that standard deviation."""
+    init_depth_exponent: float = 0.0
+    """How that factor follows depth: it is proportional to depth to this power."""
     slices: Mapping[str, Slice] = field(default_factory=dict)
     """The parameters that a fused one is made of, by name."""
 

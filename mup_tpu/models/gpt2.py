@@ -5,6 +5,7 @@ Shapes: D width, V vocabulary, T positions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
@@ -143,26 +144,31 @@ class GPT2(Architecture):
 
 def _block(name: str, index: int, config: ModelConfig) -> dict[str, Parameter]:
     """Attention and MLP, each behind a norm; their last layers start smaller by √(2·depth) (section 2.3)."""
-    d, small = config.width, (2 * config.depth) ** -0.5
+    d, small = config.width, {"init_factor": (2 * config.depth) ** -0.5, "init_depth_exponent": -0.5}
     qkv = {part: Slice(i * d, (i + 1) * d) for i, part in enumerate(("query", "key", "value"))}
     return {
         **_norm(f"{name}.ln_1", d, in_block=True),
         **_linear(f"{name}.attn.c_attn", d, 3 * d, slices=qkv),
-        **_linear(f"{name}.attn.c_proj", d, d, branch=f"attention {index}", init_factor=small),
+        **_linear(f"{name}.attn.c_proj", d, d, branch=f"attention {index}", init=small),
         **_norm(f"{name}.ln_2", d, in_block=True),
         **_linear(f"{name}.mlp.c_fc", d, 4 * d),
-        **_linear(f"{name}.mlp.c_proj", 4 * d, d, branch=f"mlp {index}", init_factor=small),
+        **_linear(f"{name}.mlp.c_proj", 4 * d, d, branch=f"mlp {index}", init=small),
     }
 
 
 def _linear(
-    name: str, inputs: int, outputs: int, init_factor: float = 1.0, **both: Any
+    name: str,
+    inputs: int,
+    outputs: int,
+    init: Mapping[str, float] = {},
+    **both: Any,
 ) -> dict[str, Parameter]:
-    weight = Parameter(
-        (inputs, outputs), "hidden", inputs, outputs, in_block=True, init_factor=init_factor, **both
-    )
+    weight: dict[str, Any] = {**init, **both}
     bias = Parameter((outputs,), "bias", 1, outputs, in_block=True, init="zeros", **both)
-    return {f"{name}.weight": weight, f"{name}.bias": bias}
+    return {
+        f"{name}.weight": Parameter((inputs, outputs), "hidden", inputs, outputs, in_block=True, **weight),
+        f"{name}.bias": bias,
+    }
 
 
 def _norm(name: str, width: int, in_block: bool = False) -> dict[str, Parameter]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from mup_tpu.config import OptimizerConfig
+from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.optimizers.adamw import AdamW
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule, weight_decay
 from mup_tpu.optimizers.sgd import SGD
+from mup_tpu.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
     from mup_tpu.models.base import Parameter
 
-__all__ = ["UPDATE_RULES", "Factors", "Group", "UpdateRule", "update_rule_of", "weight_decay"]
+__all__ = ["UPDATE_RULES", "Factors", "Group", "UpdateRule", "constants", "update_rule_of", "weight_decay"]
 
 _ADAMW = AdamW()
 UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, SGD())}
@@ -23,3 +24,14 @@ def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
     """The update rule that trains a parameter: the configured one, or AdamW where that does not take it."""
     rule = UPDATE_RULES[config.optimizer]
     return rule if rule.takes(parameter) else _ADAMW
+
+
+def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
+    """Constants of each update rule in a trial, by the rule's name, with all factors on them.
+
+    Raises:
+        ConfigError: a factor takes one out of its range.
+    """
+    own = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
+    moments = trial.optimizer.rules.moments(own, trial.growth)
+    return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
+from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule
-from mup_tpu.parametrization import MomentScaling
+from mup_tpu.parametrization import MomentScaling, Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +33,11 @@ class AdamW(UpdateRule):
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
         """Both β."""
-        return Betas(_scaled(config.beta1, moments.beta1), _scaled(config.beta2, moments.beta2))
+        return Betas(_scaled(config, "beta1", moments.beta1), _scaled(config, "beta2", moments.beta2))
+
+    def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
+        """Both β, and ε."""
+        return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:
         """By torch's fused function; its class would import torch's compiler, another 5 s of start-up."""
@@ -67,6 +73,14 @@ class AdamW(UpdateRule):
         p.sub_(corrected_lr * factors.lr * slots["exp_avg"] / denominator)
 
 
-def _scaled(beta: float, factor: float) -> float:
+def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
     """β whose 1 - β is multiplied by the factor; β itself, to the last bit, where that is 1."""
-    return beta if factor == 1 else 1 - (1 - beta) * factor
+    beta: float = getattr(config, name)
+    scaled = beta if factor == 1 else 1 - (1 - beta) * factor
+    if scaled < 0:
+        raise ConfigError(
+            f"{name} {beta:g} would be {scaled:.3g} by batch_rule {config.batch_rule!r} and token_rule "
+            f"{config.token_rule!r}, which multiply 1 - {name} by {factor:g} here; it must not fall below 0: "
+            f"take {name} {math.ceil(1e4 * (1 - 1 / factor)) / 1e4:g} or more, or a base nearer to the trial"
+        )
+    return scaled

@@ -67,6 +67,10 @@ class UpdateRule(ABC):
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:
         """What is part of its program as numbers, so that the members of a pack must share it."""
 
+    def applied(self, config: OptimizerConfig, constants: Any, scaling: Scaling) -> dict[str, float]:
+        """Its hyperparameters that rules scale, but learning rate and decay, as applied to a parameter."""
+        return {}
+
     @abstractmethod
     def update_member(self, group: Group, constants: Any, learning_rate: float) -> None:
         """Apply the leaves' gradients in place; the learning rate comes without the group's factor."""

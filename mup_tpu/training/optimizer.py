@@ -9,15 +9,15 @@ Shapes: K members, leading on every stacked tensor, S steps, P parameters, X num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
 from mup_tpu.models import Parameter
-from mup_tpu.optimizers import Factors, Group, UpdateRule, update_rule_of, weight_decay
-from mup_tpu.parametrization import PARAMETRIZATIONS, Scaling
+from mup_tpu.optimizers import Factors, Group, UpdateRule, constants, update_rule_of, weight_decay
+from mup_tpu.parametrization import Scaling
 from mup_tpu.training.schedule import schedule_factor
 
 State = dict[str, dict[str, Tensor]]
@@ -34,14 +34,8 @@ def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, 
 
 
 def learning_rate(trial: Trial, step: int) -> float:
-    """Learning rate of a trial at a step, before the parametrization's factors."""
+    """Learning rate of a trial at a step, before the factors of all rules."""
     return trial.optimizer.learning_rate * schedule_factor(trial.train, step)
-
-
-def update_constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, object]:
-    """Constants of each update rule in a trial, by the rule's name, with the parametrization's factors."""
-    moments = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
-    return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}
 
 
 def _factors(
@@ -92,7 +86,7 @@ class MemberOptimizer:
             )
             for (rule, *factors), names in names_by_factors.items()
         ]
-        self._constants = update_constants(trial, (rule for rule, _ in self._groups))
+        self._constants = constants(trial, (rule for rule, _ in self._groups))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -124,7 +118,7 @@ class StackedOptimizer:
     ) -> None:
         self._trials = trials
         self._rules = {name: update_rule_of(trials[0].optimizer, p) for name, p in parameters.items()}
-        self._constants = update_constants(trials[0], self._rules.values())
+        self._constants = constants(trials[0], self._rules.values())
         factors = [
             [_factors(trial, rule, parameters[name], scaling[name]) for name, rule in self._rules.items()]
             for trial, scaling in zip(trials, scalings, strict=True)

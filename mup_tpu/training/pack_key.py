@@ -6,8 +6,7 @@ from typing import Any
 
 from mup_tpu.config import Trial
 from mup_tpu.models import declare
-from mup_tpu.optimizers import update_rule_of
-from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.optimizers import constants, update_rule_of
 
 
 def pack_key(trial: Trial) -> tuple[Any, ...]:
@@ -17,9 +16,8 @@ def pack_key(trial: Trial) -> tuple[Any, ...]:
     are those that the architecture declares; the vocabulary comes with the data, so that 1 stands for it.
     """
     declaration = declare(trial.model, 1, trial.data.sequence_length)
-    moments = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
     rules = {update_rule_of(trial.optimizer, p) for p in declaration.parameters.values()}
-    constants = sorted((rule.name, rule.constants(trial.optimizer, moments)) for rule in rules)
+    by_rule = sorted(constants(trial, rules).items())
     shape = (trial.model.architecture, *declaration.structure)
-    return (shape, trial.data, trial.optimizer.optimizer, *constants, trial.train.steps,
+    return (shape, trial.data, trial.optimizer.optimizer, *by_rule, trial.train.steps,
             trial.train.eval_batches, trial.train.precision)  # fmt: skip

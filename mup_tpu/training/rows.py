@@ -15,7 +15,8 @@ from typing import Any
 from mup_tpu.columns import configured
 from mup_tpu.config import Trial
 from mup_tpu.data import TokenDataset
-from mup_tpu.models import declare, training_flops
+from mup_tpu.models import declare, parameter_scalings, training_flops
+from mup_tpu.optimizers import constants, update_rule_of, weight_decay
 
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 
@@ -64,12 +65,31 @@ def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, An
         "params": declaration.total,
         "params_non_embedding": declaration.non_embedding,
         "flops": training_flops(trial, dataset.vocab_size),
+        **applied(trial, dataset.vocab_size),
         "tokens": outcome["steps_done"] * trial.data.batch_size * sequence_length,
         "versions": versions(),
         "git_commit": git_commit(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **outcome,
     }
+
+
+def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
+    """Hyperparameters with the factors of all rules, in columns: of hidden matrices, which share them.
+
+    What the trial's update rule does not have (β of SGD) is left out.
+    """
+    config, length = trial.optimizer, trial.data.sequence_length
+    parameters = declare(trial.model, vocab_size, length).parameters
+    name, parameter = next((n, p) for n, p in parameters.items() if p.role == "hidden")
+    scaling, rule = parameter_scalings(trial, vocab_size, length)[name], update_rule_of(config, parameter)
+    peak = rule.learning_rate(config)
+    values = {
+        "lr": peak * scaling.learning_rate,
+        "weight_decay": weight_decay(config, peak, parameter, scaling),
+        **rule.applied(config, constants(trial, [rule])[rule.name], scaling),
+    }
+    return {f"applied_{name}": value for name, value in values.items()}
 
 
 def failed_row(

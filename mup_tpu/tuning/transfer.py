@@ -85,11 +85,26 @@ def target_trials(
             raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give the target's")
     changed = {name: value for name, value in changes.items() if value is not None}
     return [
-        f.trial.replace(parametrization=p, seed=seed, **changed, **target)
+        f.trial.replace(parametrization=p, seed=seed, **_bases(f.trial, p), **changed, **target)
         for f in found
         for p in parametrizations
         for seed in range(num_seeds)
     ]
+
+
+def _bases(source: Trial, parametrization: str) -> dict[str, int]:
+    """The source's depth, batch size and steps as bases, where it has none and rules follow these.
+
+    "The trial's own" would be the target's there, and nothing would be scaled.
+    """
+    fields, rules = source.flat(), source.optimizer.rules
+    follows = {
+        "base_depth": "depth" in PARAMETRIZATIONS[parametrization].follows,
+        "base_batch_size": rules.decay == "timescale",
+        "base_steps": rules.decay == "timescale",
+    }
+    own = {"base_depth": "depth", "base_batch_size": "batch_size", "base_steps": "steps"}
+    return {base: fields[own[base]] for base, has in follows.items() if has and not fields[base]}
 
 
 def transfer_warnings(source: Trial, target: Trial) -> list[str]:
@@ -106,10 +121,13 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
             f"model and data size, and μP does not transfer it ({SOURCE})"
         )
     before_all, after_all = source.flat(), target.flat()
+    stays = {*rule.transfers}
+    stays |= {"batch_size"} if target.optimizer.batch_rule != "none" else set()
+    stays |= {"tokens"} if target.optimizer.token_rule != "none" else set()
     for name, why in _MOVES.items():
         before, after = before_all[name], after_all[name]
         is_said = not rule.transfers and name == "width"
-        if before != after and _SCALE_OF.get(name, name) not in rule.transfers and not is_said:
+        if before != after and _SCALE_OF.get(name, name) not in stays and not is_said:
             warnings.append(f"{name} {before} became {after}: {why} ({SOURCE})")
     return warnings
 

@@ -1,5 +1,6 @@
 """GPT-2: stock at the base width, mup's readout at others, exports that need none of our code."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from mup_tpu.models import (
     architecture_of,
     declare,
     forward_factors,
+    forward_scaling,
     parameter_scalings,
     training_flops,
 )
@@ -41,7 +43,11 @@ def weights(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> dict[str
     }
 
 
-def logits(config: ModelConfig, parameters: dict[str, torch.Tensor], forms: Forms = Forms()) -> torch.Tensor:
+def logits(
+    config: ModelConfig, parameters: dict[str, torch.Tensor], forms: Forms | None = None
+) -> torch.Tensor:
+    residual = forward_scaling(Trial(model=config)).residual
+    forms = dataclasses.replace(forms or Forms(), scaled_branches=residual != 1)
     network = architecture_of(config).network(config, VOCAB, T, forms)
     values = forward_factors(Trial(model=config))
     buffers = {name: torch.tensor(values[name]) for name, _ in network.named_buffers()}
@@ -57,6 +63,18 @@ CONFIGS = [
     ModelConfig(width=128, base_width=32, head_size=16, growing_dimension="head_size", alpha_in=0.5),
     ModelConfig(width=64, base_width=32, head_size=16, tied=False, alpha_in=2.0, alpha_attn=0.8),
     ModelConfig(width=96, base_width=32, head_size=8, parametrization="sp", alpha_out=3.0),
+    ModelConfig(
+        width=64,
+        base_width=32,
+        head_size=16,
+        depth=4,
+        base_depth=1,
+        parametrization="completep",
+        alpha_in=1.2,
+    ),
+    ModelConfig(
+        width=64, base_width=32, head_size=16, depth=4, base_depth=1, parametrization="completedp", tied=False
+    ),
 ]
 
 
@@ -202,7 +220,7 @@ def test_residual_factor_scales_every_branch_and_folds_into_the_export(monkeypat
         width=32, base_width=32, head_size=16, depth=4, base_depth=1, parametrization="halved"
     )
     parameters = weights(config)
-    ours = logits(config, parameters, Forms(scaled_branches=True))
+    ours = logits(config, parameters)
     stock = models.architecture_of(config).stock(config, VOCAB, T)
     stock.load_state_dict(parameters, strict=False)
     stock.tie_weights()

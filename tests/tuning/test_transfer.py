@@ -1,5 +1,7 @@
 """Zero-shot transfer: the best of a search at the target's width; warnings where μP vouches for nothing."""
 
+import dataclasses
+
 import pytest
 from rich.console import Console
 
@@ -47,6 +49,22 @@ def test_the_target_may_grow_along_any_scale_and_what_no_rule_vouches_for_is_sai
     assert (target.model.depth, target.model.width) == (6, 64)
     said = transfer_warnings(found[0].trial, target)
     assert [w.partition(":")[0] for w in said] == ["depth 2 became 6"]
+
+
+def test_a_rule_that_follows_the_target_has_the_search_as_its_base(small):
+    """Its own base would be the target's, and nothing would be scaled."""
+    found = best_trials(small[32])
+    source = found[0].trial
+    (deep,) = target_trials(found, {"depth": 8}, ("completep",))
+    assert deep.growth.depth == 4
+    assert transfer_warnings(source.replace(parametrization="completep"), deep) == []
+    (in_mup,) = target_trials(found, {"depth": 8}, ("mup",))
+    assert in_mup.model.base_depth == 0, "the trial keeps its name where nothing follows depth"
+    decayed = [dataclasses.replace(found[0], trial=source.replace(decay_rule="timescale"))]
+    (longer,) = target_trials(decayed, {"steps": 2 * source.train.steps}, ("mup",))
+    assert longer.growth.tokens == 2
+    ruled = source.replace(batch_rule="lr_sqrt", base_batch_size=source.data.batch_size)
+    assert transfer_warnings(ruled, ruled.replace(batch_size=8)) == []
 
 
 def test_transferred_trials_run_and_their_regret_is_against_the_sweep(small, tmp_path):

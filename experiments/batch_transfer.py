@@ -1,0 +1,46 @@
+"""At equal tokens, how does the best learning rate follow the batch size, and which rule keeps it in place?
+
+python experiments/batch_transfer.py
+
+Learning rates are those of the base, batch 16. Rules of the learning rate alone only shift the axis, so that
+"none" says what they will. Held-out text is the same for all, and nothing is clipped, since the norm of a
+gradient follows its batch.
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Axis, Ladder, Sweep, Trial
+
+SEQUENCES = 12288
+
+SWEEP = Sweep(
+    experiment="batch_transfer",
+    base=Trial().replace(
+        width=64,
+        base_width=64,
+        depth=2,
+        head_size=32,
+        init_std=0.14,
+        alpha_in=3.0,
+        alpha_out=0.9,
+        alpha_attn=0.4,
+        sequence_length=128,
+        base_batch_size=16,
+        base_steps=SEQUENCES // 16,
+        warmup=0.1,
+        weight_decay=0.1,
+        grad_clip=0.0,
+    ),
+    scale=Ladder(
+        tuple(
+            {"batch_size": batch, "steps": SEQUENCES // batch, "eval_batches": 256 // batch}
+            for batch in (4, 8, 16, 32, 64)
+        ),
+        measured_by="batch_size",
+    ),
+    compare=Axis("batch_rule", ("none", "lr_sqrt", "lr_linear", "completedp")),
+    learning_rates=tuple(2.0**e for e in range(-10, -3)),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)

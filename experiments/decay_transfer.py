@@ -1,0 +1,35 @@
+"""Does the best weight decay of a narrow GPT-2 stay the best of a wide one, and under which rule?
+
+python experiments/decay_transfer.py
+
+In μP, at μP's best learning rate. At one batch size and length a constant timescale is the rule "linear".
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Axis, Sweep, Trial
+
+SWEEP = Sweep(
+    experiment="decay_transfer",
+    base=Trial().replace(
+        base_width=64,
+        depth=2,
+        head_size=32,
+        init_std=0.14,
+        alpha_in=3.0,
+        alpha_out=0.9,
+        alpha_attn=0.4,
+        sequence_length=128,
+        batch_size=8,
+        steps=1500,
+        warmup=0.1,
+        eval_batches=32,
+        learning_rate=2.0**-7,
+    ),
+    widths=(32, 64, 128, 256),
+    compare=Axis("decay_rule", ("linear", "sqrt", "constant")),
+    tune=Axis("weight_decay", (0.0, *(2.0**e for e in range(-5, 3)))),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)

@@ -1,0 +1,39 @@
+"""How does the best learning rate follow the length of training, and which rule keeps it in place?
+
+python experiments/horizon_transfer.py
+
+Learning rates are those of the base, 1000 steps. Rules of the learning rate alone only shift the axis,
+so that "none" says what they will. Nothing is clipped, as by the authors of "completedp".
+"""
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Axis, Sweep, Trial
+
+SWEEP = Sweep(
+    experiment="horizon_transfer",
+    base=Trial().replace(
+        width=64,
+        base_width=64,
+        depth=2,
+        head_size=32,
+        init_std=0.14,
+        alpha_in=3.0,
+        alpha_out=0.9,
+        alpha_attn=0.4,
+        sequence_length=128,
+        batch_size=8,
+        base_batch_size=8,
+        base_steps=1000,
+        warmup=0.1,
+        eval_batches=32,
+        weight_decay=0.1,
+        grad_clip=0.0,
+    ),
+    scale=Axis("steps", (250, 500, 1000, 2000, 4000)),
+    compare=Axis("token_rule", ("none", "lr_0.32", "lr_0.5", "completedp")),
+    learning_rates=tuple(2.0**e for e in range(-10, -3)),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
