@@ -13,16 +13,23 @@ from mup_tpu.config.trial import (
     field_column,
 )
 from mup_tpu.config.values import (
+    TYPE_NAMES,
     LearningRate,
+    as_word,
+    described,
     format_learning_rate,
     parse_learning_rate,
-    require_choices,
+    require_above_zero,
+    require_name,
     require_positive,
+    require_valid,
+    shown,
     unknown_key,
 )
 
 __all__ = [
     "PARTS",
+    "TYPE_NAMES",
     "Axis",
     "DataConfig",
     "Ladder",
@@ -34,11 +41,16 @@ __all__ = [
     "SweepOptions",
     "TrainConfig",
     "Trial",
+    "as_word",
     "current_names",
+    "described",
     "field_column",
     "format_learning_rate",
     "parse_learning_rate",
-    "require_choices",
+    "require_above_zero",
+    "require_name",
     "require_positive",
+    "require_valid",
+    "shown",
     "unknown_key",
 ]

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -20,13 +19,16 @@ from mup_tpu.config.values import (
     LearningRate,
     described,
     not_a_multiple,
-    require_choices,
     require_one_of,
     require_positive,
+    require_valid,
     unknown_key,
 )
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
+
+# Far above what is trained: more is a slip, and would be planned for minutes, or not fit columns of 64 bits.
+_WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ class ModelConfig:
 
     architecture: Literal["gpt2"] = "gpt2"
     """Network, of mup_tpu.models."""
-    width: int = 128
+    width: int = described(128, most=_WIDEST)
     """Embedding size (d_model); a multiple of the head size."""
-    depth: int = described(2, unit="layers")
+    depth: int = described(2, unit="layers", most=_DEEPEST)
     """Transformer layers."""
-    head_size: int = 32
+    head_size: int = described(32, most=_WIDEST)
     """Dimensions of one attention head; at the base width if the head size grows with width."""
     growing_dimension: Annotated[Literal["heads", "head_size"], tyro.conf.arg(aliases=["--growing"])] = (
         described("heads", column="growing", former="growing")
@@ -49,9 +51,9 @@ class ModelConfig:
     """Whether the readout is the token embedding, as in GPT-2."""
     parametrization: str = "mup"
     """A rule of mup_tpu.parametrization: "mup" or "sp"."""
-    base_width: int = 64
+    base_width: int = described(64, most=_WIDEST)
     """Width at which the parametrizations agree; multipliers are relative to it."""
-    base_depth: int = described(0, unit="layers")
+    base_depth: int = described(0, unit="layers", most=_DEEPEST)
     """Depth at which they agree; 0 is the trial's own, so that depth counts as not grown."""
     init_std: float = described(0.02, label="init σ")
     """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
@@ -65,11 +67,11 @@ class ModelConfig:
     """Start an untied readout at zero (not possible when tied)."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("width", "depth", "head_size", "base_width"):
             require_positive(self, name)
         for name in ("init_std", "base_depth"):
             require_positive(self, name, allow_zero=True)
-        require_choices(self)
         require_one_of("parametrization", self.parametrization, tuple(PARAMETRIZATIONS))
         if self.base_width % self.head_size:
             raise ConfigError(not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
@@ -113,18 +115,19 @@ class DataConfig:
     tokenizer: str = "bytes"
     """"bytes" (256 tokens); "bpe": byte-level BPE trained on the corpus's training documents; or the name or
     folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
-    vocab_size: int = 4096
+    vocab_size: int = described(4096, most=_LARGEST)
     """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
-    sequence_length: int = described(128, unit="tokens")
+    sequence_length: int = described(128, unit="tokens", most=_LARGEST)
     """Tokens a sequence."""
-    batch_size: int = described(16, unit="sequences")
+    batch_size: int = described(16, unit="sequences", most=_LARGEST)
     """Sequences a step."""
-    data_seed: int = 0
+    data_seed: int = described(0, least=0)
     """Seed of the order of the batches."""
     validation_fraction: float = 0.05
     """Share of documents held out, by a hash of each document."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("vocab_size", "sequence_length", "batch_size"):
             require_positive(self, name)
         require_positive(self, "max_documents", allow_zero=True)
@@ -158,8 +161,8 @@ class OptimizerConfig:
     """Largest norm of a trial's gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+        require_valid(self)
+        if self.learning_rate <= 0:
             hint = (
                 f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
                 if -64 <= self.learning_rate < 0
@@ -179,7 +182,7 @@ class OptimizerConfig:
 class TrainConfig:
     """How long a trial trains, its learning-rate schedule, and which loss is its result."""
 
-    steps: int = described(500, label="step count", column="steps_planned")
+    steps: int = described(500, label="step count", column="steps_planned", most=_LONGEST)
     """Optimizer steps."""
     warmup: float = described(0.1, label="warm-up", unit="share of the steps, or steps")
     """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
@@ -191,19 +194,19 @@ class TrainConfig:
     """Seed of the init."""
     loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
     """The trial's result: loss on held-out text after the last step, or the mean training loss of the run."""
-    eval_batches: int = 8
+    eval_batches: int = described(8, most=_LARGEST)
     """Batches of held-out text an evaluation takes."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
     """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
-    base_batch_size: int = described(0, unit="sequences")
+    base_batch_size: int = described(0, unit="sequences", most=_LARGEST)
     """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
-    base_steps: int = 0
+    base_steps: int = described(0, most=_LONGEST)
     """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("steps", "eval_batches"):
             require_positive(self, name)
-        require_choices(self)
         for name in ("warmup", "base_batch_size", "base_steps"):
             require_positive(self, name, allow_zero=True)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
@@ -232,6 +235,13 @@ class Trial:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        steps, batch, length = self.train.steps, self.data.batch_size, self.data.sequence_length
+        if steps * batch * length >= 2**63:
+            raise ConfigError(
+                f"steps {steps} of batch_size {batch} and sequence_length {length} are more than 2^63 tokens"
+            )
 
     def replace(self, **changes: Any) -> Trial:
         """This trial with fields of its parts changed: `trial.replace(width=256, learning_rate=2**-7)`.
@@ -269,7 +279,7 @@ class Trial:
             config = getattr(self, part.name)
             names = {f: f.metadata.get("former") or f.name for f in dataclasses.fields(config)}
             content[part.name] = {
-                name: getattr(config, f.name)
+                name: _as_declared(getattr(config, f.name), f.default)
                 for f, name in names.items()
                 if name not in _IN_FINGERPRINT
                 and (name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
@@ -340,6 +350,11 @@ def field_column(name: str) -> str:
     """Column of run tables that holds a field of a trial."""
     fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
     return fields[name].metadata.get("column") or name
+
+
+def _as_declared(value: Any, default: Any) -> Any:
+    """A whole number that was given for a float as a float: 0 and 0.0 are one trial."""
+    return float(value) if isinstance(default, float) else value
 
 
 def _floats_as_hex(value: Any) -> Any:
