@@ -7,9 +7,10 @@ A results folder holds one experiment:
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
-What a part holds is verified when it is read (`parts.py`). Writers only ever add parts, so any number of them may write at once and a kill leaves no damaged file. A row
-written twice (by two drivers, or by a compaction that was killed) is one row when read. Paths may be fsspec
-URLs (`gs://`, `memory://`), where a write is one atomic upload.
+What a part holds is verified when it is read (`parts.py`). Writers only ever add parts, so any number of them
+may write at once and a kill leaves no damaged file. A row written twice (by two drivers, or by a compaction
+that was killed) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`), where a write is one
+atomic upload.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from mup_tpu.config.trial import (
     Trial,
     current_names,
     field_column,
+    is_field,
 )
 from mup_tpu.config.values import (
     TYPE_NAMES,
@@ -45,6 +46,7 @@ __all__ = [
     "current_names",
     "described",
     "field_column",
+    "is_field",
     "format_learning_rate",
     "parse_learning_rate",
     "require_above_zero",

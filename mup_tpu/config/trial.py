@@ -346,6 +346,11 @@ def current_names() -> dict[str, str]:
     return {f.metadata["former"]: f.name for f in fields if f.metadata.get("former")}
 
 
+def is_field(name: str) -> bool:
+    """Whether a trial has such a field."""
+    return name in part_of_field()
+
+
 def field_column(name: str) -> str:
     """Column of run tables that holds a field of a trial."""
     fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
