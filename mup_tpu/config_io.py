@@ -11,15 +11,18 @@ from typing import Any, Literal, TypeVar
 
 from mup_tpu.config import (
     PARTS,
+    TYPE_NAMES,
     Axis,
     Ladder,
     Sweep,
     Trial,
+    as_word,
     current_names,
     parse_learning_rate,
+    shown,
     unknown_key,
 )
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, reason
 
 T = TypeVar("T")
 
@@ -53,7 +56,7 @@ def load_sweep(path: str | Path) -> Sweep:
                 raise ConfigError("scale and ladder were both given: a sweep grows along one")
             axes["scale"] = _ladder(points, measured_by)
         elif measured_by is not None:
-            raise ConfigError(f"measured_by {measured_by!r} is that of a ladder, and there is none")
+            raise ConfigError(f"measured_by {shown(measured_by)} is that of a ladder, and there is none")
         return dataclasses.replace(sweep, **axes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -71,7 +74,9 @@ def parse_axis(text: str, option: str) -> Axis:
     """
     name, found, values = text.partition("=")
     if not found:
-        raise ConfigError(f"{option} {text!r} is not FIELD=VALUE,VALUE,...; write for example depth=2,4,8")
+        raise ConfigError(
+            f"{option} {shown(text)} is not FIELD=VALUE,VALUE,...; write for example depth=2,4,8"
+        )
     return _axis(
         {name.strip(): [parse_value(name.strip(), v, option) for v in values.split(",") if v]}, option
     )
@@ -86,7 +91,7 @@ def parse_value(name: str, text: str, option: str) -> Any:
         if hint is bool:
             return {"true": True, "false": False}[text.strip().lower()]
     except (ValueError, KeyError):
-        raise ConfigError(f"{option}: {name} {text!r} is not {_TYPE_NAMES[hint]}") from None
+        raise ConfigError(f"{option}: {name} {shown(text)} is not {TYPE_NAMES[hint]}") from None
     return _plain_number(text, f"{option}: {name}") if hint is float else text.strip()
 
 
@@ -101,21 +106,23 @@ def _field_hint(name: str, where: str) -> Any:
 def _axis(values: Any, where: str) -> Axis:
     if not isinstance(values, dict) or len(values) != 1:
         raise ConfigError(
-            f"{where} {values!r} is not one field with its values, such as {{depth = [2, 4, 8]}}; fields "
-            "that change together are a [[ladder]]"
+            f"{where} {shown(values)} is not one field with its values, such as {{depth = [2, 4, 8]}}; "
+            "fields that change together are a [[ladder]]"
         )
     ((given, points),) = values.items()
     name = current_names().get(given) or given
     hint = _field_hint(name, where)
     if not isinstance(points, list):
-        raise ConfigError(f"{where}: {name} {points!r} is not a list")
+        raise ConfigError(f"{where}: {name} {shown(points)} is not a list")
     return Axis(name, tuple(_point(hint, value, f"{where}: {name}") for value in points))
 
 
 def _ladder(points: Any, measured_by: Any) -> Ladder:
     where = "ladder"
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise ConfigError(f"{where} {points!r} is not tables of fields: write [[ladder]] above each point")
+        raise ConfigError(
+            f"{where} {shown(points)} is not tables of fields: write [[ladder]] above each point"
+        )
     converted = tuple(
         {name: _point(_field_hint(name, where), value, f"{where}: {name}") for name, value in point.items()}
         for point in points
@@ -130,11 +137,13 @@ def _point(hint: Any, value: Any, where: str) -> Any:
 
 def _plain_number(value: Any, where: str) -> float:
     if isinstance(value, bool):
-        raise ConfigError(f"{where} {value!r} is not a number")
+        raise ConfigError(f"{where} {shown(value)} is not a number")
     try:
         return parse_learning_rate(value)
     except ConfigError:
-        raise ConfigError(f"{where} {value!r} is not a number; write 0.00390625, 3.9e-3 or 2^-8") from None
+        raise ConfigError(
+            f"{where} {shown(value)} is not a number; write 0.00390625, 3.9e-3 or 2^-8"
+        ) from None
 
 
 def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration") -> T:
@@ -144,17 +153,23 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration"
         ConfigError: an unknown key (the nearest known one is named), a wrong type or a value not allowed.
     """
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: {values!r} is not a table of keys")
+        raise ConfigError(f"{where}: {shown(values)} is not a table of keys")
     hints = typing.get_type_hints(cls)
     if cls in PARTS.values():
+        for former, name in current_names().items():
+            if former in values and name in values:
+                raise ConfigError(
+                    f"{where}: {former} and {name} were both given: {former} is its former name"
+                )
         values = {current_names().get(key, key): value for key, value in values.items()}
     for key in values:
         if key not in hints:
             raise ConfigError(f"{where}: {unknown_key(key, hints)}")
-    try:
-        return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        if not has_default and f.name not in values:
+            raise ConfigError(f"{where}: {f.name} is missing")
+    return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -167,37 +182,37 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return _convert(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} {value!r} is not a list")
+            raise ConfigError(f"{where} {shown(value)} is not a list")
         return tuple(_convert(typing.get_args(hint)[0], item, where) for item in value)
     if origin is dict:
         if not isinstance(value, dict):
-            raise ConfigError(f"{where} {value!r} is not a table of keys")
+            raise ConfigError(f"{where} {shown(value)} is not a table of keys")
         inner = typing.get_args(hint)[1]
-        return {key: _convert(inner, item, f"{where}: {key}") for key, item in value.items()}
+        return {key: _convert(inner, item, f"{where}: {as_word(key)}") for key, item in value.items()}
     if origin is Literal:
-        if value not in typing.get_args(hint):
+        if not isinstance(value, str) or value not in typing.get_args(hint):
             raise ConfigError(
-                f"{where} {value!r} is not one of {', '.join(map(repr, typing.get_args(hint)))}"
+                f"{where} {shown(value)} is not one of {', '.join(map(repr, typing.get_args(hint)))}"
             )
         return value
     if hint is float:
         if isinstance(value, bool):
-            raise ConfigError(f"{where} {value!r} is not a number")
+            raise ConfigError(f"{where} {shown(value)} is not a number")
         return _number(value, where)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} {value!r} is not {_TYPE_NAMES.get(hint, hint.__name__)}")
+        raise ConfigError(f"{where} {shown(value)} is not {TYPE_NAMES.get(hint, hint.__name__)}")
     return value
-
-
-_TYPE_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, str) and "learning_rate" in where:
         return parse_learning_rate(value)
     if not isinstance(value, int | float):
-        raise ConfigError(f"{where} {value!r} is not a number")
-    return float(value)
+        raise ConfigError(f"{where} {shown(value)} is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} {shown(value)} is not allowed: it must be a finite number") from None
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -209,6 +224,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"configuration {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path} is not valid TOML: {error}") from None
+        raise ConfigError(f"configuration {path} cannot be read: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mup_tpu.config import Trial, require_choices, require_positive
+from mup_tpu.config import Trial, as_word, described, require_name, require_positive, require_valid
 from mup_tpu.config.values import parse_seconds
 from mup_tpu.config_io import from_dict, read_toml
 from mup_tpu.errors import ConfigError
@@ -27,12 +27,14 @@ class Domain:
     """The values of a choice."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_valid(self)
         if self.kind == "choice":
             if not self.values:
                 raise ConfigError("values of a choice are empty: give at least one")
+            if wrong := [value for value in self.values if not math.isfinite(value)]:
+                raise ConfigError(f"values of a choice hold {wrong[0]}, which is no finite number")
             return
-        if not (self.low < self.high and math.isfinite(self.low) and math.isfinite(self.high)):
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
             raise ConfigError(f"low {self.low:g} is not below high {self.high:g}")
         if self.kind == "loguniform" and self.low <= 0:
             raise ConfigError(f"low {self.low:g} of a loguniform is not above 0")
@@ -50,6 +52,8 @@ class Search:
     """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
+        require_name("experiment", self.experiment)
         if not self.space:
             raise ConfigError("space of the search is empty: give at least one domain, e.g. learning_rate")
         for name, domain in self.space.items():
@@ -58,7 +62,7 @@ class Search:
                 try:
                     self.trial({name: value})
                 except ConfigError as error:
-                    raise ConfigError(f"space of {name}: {error}") from None
+                    raise ConfigError(f"space of {as_word(name)}: {error}") from None
 
     def trial(self, point: dict[str, float]) -> Trial:
         """The trial at a point of the space; fields of whole numbers are rounded."""
@@ -77,7 +81,7 @@ class SearchOptions:
     """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
     scheduler: Literal["asha", "none"] = "asha"
     """Stop hopeless trials early by asynchronous successive halving, or never."""
-    num_samples: int = 32
+    num_samples: int = described(32, most=100_000)
     """Trials in all."""
     evaluations: int = 10
     """Evaluations a trial: where it may be stopped, and where it is checkpointed."""
@@ -95,13 +99,13 @@ class SearchOptions:
     """Seconds without an evaluation after which a trial counts as hung."""
     tracker: Literal["none", "wandb"] = "none"
     """Log trials to Weights & Biases too (if installed; WANDB_MODE=offline keeps them in the folder)."""
-    seed: int = 0
+    seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
     address: str | None = None
     """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_valid(self)
         for name in ("num_samples", "evaluations", "heartbeat"):
             require_positive(self, name)
         for name in ("max_concurrent", "max_failures"):

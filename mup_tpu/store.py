@@ -7,27 +7,26 @@ A results folder holds one experiment:
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
-Writers only ever add parts, so any number of them may write at once and a kill leaves no damaged file. A row
-written twice (by two drivers, or by a compaction that was killed) is one row when read. Paths may be fsspec
-URLs (`gs://`, `memory://`), where a write is one atomic upload.
+What a part holds is verified when it is read (`parts.py`). Writers only ever add parts, so any number of them
+may write at once and a kill leaves no damaged file. A row written twice (by two drivers, or by a compaction
+that was killed) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`), where a write is one
+atomic upload.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from mup_tpu import parts
 from mup_tpu.columns import COLUMNS, complete
-from mup_tpu.config import Sweep
+from mup_tpu.config import Sweep, is_field, shown
 from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import Folder
 
@@ -48,6 +47,8 @@ _SCHEMAS = {
     "runs": pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS.values()]),
     "curves": pa.schema(list(_CURVE_TYPES.items())),
 }
+_KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")}
+"""Columns of a table that have a value in every row."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,9 @@ class Store:
             StoreError: the folder cannot be written; nothing stored before is touched.
         """
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
-        part = uuid.uuid4().hex
         for table, records in (("curves", curves), ("runs", rows)):
             if records:
-                _write(self.folder, f"{table}/{part}.parquet", _parquet(records, _SCHEMAS[table]))
+                _write_part(self.folder, table, _from_records(records, _SCHEMAS[table]))
 
     def results(self) -> pd.DataFrame:
         """The rows that are results: of whole trials, and of those that were stopped early."""
@@ -153,11 +153,11 @@ class Store:
     def compact(self) -> None:
         """Merge all parts into one of each table (a folder to commit is easier to look at)."""
         for table in ("runs", "curves"):
-            parts = _parts(self.folder, table)
-            if len(parts) > 1:
+            before = _parts(self.folder, table)
+            if len(before) > 1:
                 merged = pa.Table.from_pandas(_read_table(self.folder, table), preserve_index=False)
-                _write(self.folder, f"{table}/{uuid.uuid4().hex}.parquet", _parquet_bytes(merged))
-                self.folder.remove(*parts)
+                _write_part(self.folder, table, merged)
+                self.folder.remove(*before)
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
@@ -222,17 +222,40 @@ def _planned(header: Mapping[str, Any]) -> tuple[float, ...]:
 def _read_header(folder: Folder) -> dict[str, Any] | None:
     try:
         header = json.loads(folder.read("store.json"))
+        _check_header(header)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
-    except ValueError as error:
-        raise StoreError(f"results folder {folder} cannot be read: store.json: {error}") from None
-    if header.get("format") != FORMAT:
-        raise StoreError(
-            f"results folder {folder} has store format {header.get('format')!r}; this version reads {FORMAT}"
-        )
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"results folder {folder} cannot be read: store.json: {reason(error)}") from None
     return header
+
+
+def _check_header(header: Any) -> None:
+    """What store.json holds must be what this version writes there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(header, dict):
+        raise ValueError("it is no JSON object")
+    if header.get("format") != FORMAT:
+        raise ValueError(f"it has store format {shown(header.get('format'))}; this version reads {FORMAT}")
+    if not isinstance(header.get("experiment"), str):
+        raise ValueError("it does not name its experiment")
+    axes, planned = header.get("axes", {}), header.get("planned", [])
+    usual = [f.name for f in fields(StoredAxes)]
+    if not isinstance(axes, dict) or not set(axes) <= set(usual):
+        raise ValueError(f"its axes are not {', '.join(usual)}")
+    for name, axis in axes.items():
+        column, own = (axis.get("column"), axis.get("fields")) if isinstance(axis, dict) else (None, None)
+        is_named = isinstance(own, list) and own and all(isinstance(f, str) and is_field(f) for f in own)
+        if not (isinstance(column, str) and column in COLUMNS and is_named):
+            raise ValueError(f"its axis {name} is not a column and fields that this version knows")
+    numbers = isinstance(planned, list) and all(type(p) in (int, float) and 0 < p < 2**63 for p in planned)
+    if not numbers:
+        raise ValueError(f"its planned scales are not numbers above 0: {shown(planned)}")
 
 
 def _parts(folder: Folder, table: str) -> list[str]:
@@ -247,47 +270,67 @@ def _read_table(folder: Folder, table: str) -> pd.DataFrame:
             break
     if tables is None:
         raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
-    whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
-    frame = whole.to_pandas()
+    try:
+        frame = _frame(tables.values(), table)
+    except _MISFITS as error:
+        for name, rows in tables.items():
+            _check_alone(rows, table, f"{folder}/{name}")
+        raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
-    frame = complete(frame)
     # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
     rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
 
 
+def _frame(tables: Iterable[pa.Table], table: str) -> pd.DataFrame:
+    whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
+    return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
+
+
+def _check_alone(rows: pa.Table, table: str, part: str) -> None:
+    """Name the part that cannot be read by itself, if it is this one."""
+    try:
+        _frame([rows], table)
+    except _MISFITS as error:
+        raise StoreError(f"part {part} cannot be read: {reason(error)}") from None
+
+
+_MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
+"""What tables raise that do not fit together, or whose rows do not hold what they should."""
+
 _LISTINGS = 100
 """Times that parts are listed where one is gone when it is read, merged into another by a compaction."""
 
 
-def _read_parts(folder: Folder, table: str) -> list[pa.Table] | None:
-    """All parts of a table; None if one that was listed is gone."""
+def _read_parts(folder: Folder, table: str) -> dict[str, pa.Table] | None:
+    """All parts of a table by name; None if one that was listed is gone."""
     try:
-        parts = _parts(folder, table)
+        names = _parts(folder, table)
     except OSError as error:
         raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
-    tables = []
-    for part in parts:
+    tables = {}
+    for name in names:
         try:
-            tables.append(pq.read_table(io.BytesIO(folder.read(part))))
+            content = folder.read(name)
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowInvalid) as error:
-            raise StoreError(f"part {folder}/{part} of the results folder cannot be read: {error}") from None
+        except OSError as error:
+            raise StoreError(f"part {folder}/{name} cannot be read: {reason(error)}") from None
+        file = name.removeprefix(f"{table}/")
+        tables[name] = parts.decode(content, file, f"{folder}/{name}", _SCHEMAS[table], _KEYS[table])
     return tables
 
 
-def _parquet(records: list[Mapping[str, Any]], schema: pa.Schema) -> bytes:
+def _from_records(records: list[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     extra = sorted({key for record in records for key in record} - set(schema.names))
-    fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
-    return _parquet_bytes(pa.Table.from_pylist([dict(r) for r in records], pa.schema(fields)))
+    all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
+    return pa.Table.from_pylist([dict(r) for r in records], pa.schema(all_fields))
 
 
-def _parquet_bytes(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+def _write_part(folder: Folder, table: str, rows: pa.Table) -> None:
+    content = parts.encode(rows)
+    _write(folder, f"{table}/{parts.new_name(content)}", content)
 
 
 def _write(folder: Folder, name: str, content: bytes) -> None:

@@ -1,12 +1,26 @@
 """Configuration: what is refused and in which words, and what makes a trial the same trial."""
 
 import dataclasses
+import math
 import re
 
 import pytest
 
-from mup_tpu.config import Axis, DataConfig, Ladder, ModelConfig, OptimizerConfig, Sweep, TrainConfig, Trial
+from mup_tpu.config import (
+    Axis,
+    DataConfig,
+    Ladder,
+    ModelConfig,
+    OptimizerConfig,
+    RunOptions,
+    Sweep,
+    SweepOptions,
+    TrainConfig,
+    Trial,
+    parse_learning_rate,
+)
 from mup_tpu.config_io import from_dict, load_sweep, load_trial, parse_axis
+from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError
 
 
@@ -69,6 +83,106 @@ def test_bad_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
     path.write_text(toml)
     with pytest.raises(ConfigError, match=sentence):
         load_trial(path)
+
+
+HUGE = 10**40
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ModelConfig(depth=100_000_000), "depth 100000000 is not allowed: it must be at most 10,000"),
+        (lambda: ModelConfig(width=32 * HUGE), "width 3200.* is not allowed: it must be at most 1,048,"),
+        (lambda: TrainConfig(seed=2**63), "seed 9223372036854775808 is not allowed: it must be at most 9"),
+        (lambda: DataConfig(data_seed=-1), "data_seed -1 is not allowed: it must be 0 or more"),
+        (lambda: DataConfig(validation_fraction=math.nan), "validation_fraction nan is not allowed"),
+        (lambda: ModelConfig(alpha_out=math.inf), "alpha_out inf is not allowed: it must be a finite number"),
+        (lambda: ModelConfig(alpha_in=HUGE**8), "alpha_in 1000.* is not allowed: it must be a finite number"),
+        (lambda: OptimizerConfig(learning_rate=math.nan), "learning_rate nan is not allowed: .* finite"),
+        (lambda: OptimizerConfig(learning_rate=math.inf), "learning_rate inf is not allowed: .* finite"),
+        (lambda: OptimizerConfig(beta1=math.nan), "beta1 nan is not allowed: it must be a finite number"),
+        (lambda: TrainConfig(warmup=math.inf), "warmup inf is not allowed: it must be a finite number"),
+        (lambda: ModelConfig(tied=0.5), "tied 0.5 is not true or false"),
+        (lambda: ModelConfig(width=64.0), "width 64.0 is not a whole number"),
+        (lambda: DataConfig(corpus=3), "corpus 3 is not text"),
+        (lambda: OptimizerConfig(optimizer=["adamw"]), r"optimizer \['adamw'\] is not one of 'adamw', 'sgd'"),
+        (
+            lambda: Trial().replace(steps=10**9, batch_size=2**20, sequence_length=2**20),
+            "steps 1000000000 of batch_size 1048576 and sequence_length 1048576 are more than 2\\^63 tokens",
+        ),
+        (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
+        (lambda: RunOptions(log_every=HUGE), "log_every 1000.* is not allowed: it must be at most"),
+        (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
+        (lambda: SearchOptions(time_budget="infs"), "time_budget 'infs' is not a time; write 90s, 30m or 2h"),
+        (lambda: SearchOptions(time_budget="nanh"), "time_budget 'nanh' is not a time"),
+        (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
+        (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
+        (lambda: Domain("choice", values=(math.nan,)), "values of a choice hold nan, which is no"),
+        (
+            lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}),
+            "space of tied: tied 0.5 is not true or false",
+        ),
+        (lambda: Sweep("x", num_seeds=HUGE), "num_seeds 1000.* is not allowed: it must be at most"),
+        (lambda: Sweep("x", num_seeds=10**6), "the sweep has 42,000,000 trials; at most 100,000"),
+        (lambda: Ladder(({},)), "ladder: its first point sets no field"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_or_beyond_all_bounds_are_refused(make, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        make()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "../..", "a/b", "a\\b", ".hidden", "a\nb", "\0", "a" * 201]
+)
+def test_an_experiment_is_named_as_a_folder_can_be(name):
+    for make in (Sweep, lambda name: Search(name, space={"learning_rate": Domain("uniform", 0.1, 0.2)})):
+        with pytest.raises(ConfigError, match="experiment .* is (not allowed|longer)") as caught:
+            make(name)
+        assert "\n" not in str(caught.value)
+    assert Sweep("[b]2026[$x$] · μP").experiment == "[b]2026[$x$] · μP"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2^99999", "0^-1", "-2^0.5", "nan", "inf", "-inf", "1e999", "2^", "^", "2^3^4", 10**400, None, ""],
+)
+def test_numbers_with_a_power_are_finite_or_refused(text):
+    with pytest.raises(ConfigError, match="learning rate .* is not a number; write"):
+        parse_learning_rate(text)
+
+
+def test_a_whole_number_for_a_float_names_the_same_trial():
+    assert Trial().replace(weight_decay=0).trial_id("d") == Trial().replace(weight_decay=0.0).trial_id("d")
+    assert Trial().replace(alpha_in=2).trial_id("d") == Trial().replace(alpha_in=2.0).trial_id("d")
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[train]\nseed = 99999999999999999999", "seed 99999999999999999999 is not allowed"),
+        ("[train]\nseed = 0x" + "f" * 6000, "seed of type int is not allowed"),
+        ("[model]\nalpha_in = 0x" + "f" * 6000, "alpha_in of type int is not allowed: .* finite"),
+        ("[train]\nseed = " + "9" * 6000, "is not valid TOML: Exceeds the limit"),
+        ("[optimizer]\nlearning_rate = '2^99999'", "learning rate '2.99999' is not a number"),
+        ("[optimizer]\nweight_decay = nan", "weight_decay nan is not allowed: it must be a finite number"),
+        ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
+        ("[model]\ngrowing = 'heads'\ngrowing_dimension = 'heads'", "were both given"),
+        ("[optimizer]\noptimizer = ['adamw']", r"optimizer \['adamw'\] is not one of"),
+    ],
+)
+def test_hostile_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
+    path = tmp_path / "trial.toml"
+    path.write_text(toml)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_trial(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_sweep_without_a_name_says_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"sweep\.toml: experiment is missing"):
+        sweep_of(tmp_path, "widths = [64]")
 
 
 def test_missing_toml(tmp_path):

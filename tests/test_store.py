@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from mup_tpu.config import Axis, Sweep
@@ -183,6 +184,69 @@ def test_damaged_part_and_newer_format_are_named(tmp_path):
         load_runs(tmp_path)
     (tmp_path / "store.json").write_text(json.dumps({"experiment": "x", "format": 99}))
     with pytest.raises(StoreError, match="format 99"):
+        load_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("[]", "store.json: it is no JSON object"),
+        ("3", "store.json: it is no JSON object"),
+        ("[" * 100_000, "store.json: maximum recursion depth"),
+        ("{", "store.json: Expecting property name"),
+        ("\ud800", "store.json: "),
+        ("{}", "store.json: it has store format None; this version reads 1"),
+        ('{"format": 1}', "store.json: it does not name its experiment"),
+        ('{"format": 1, "experiment": ["x"]}', "store.json: it does not name its experiment"),
+        ('{"format": 1, "experiment": "x", "axes": [1]}', "its axes are not scale, tune, compare"),
+        ('{"format": 1, "experiment": "x", "axes": {"depth": {}}}', "its axes are not scale, tune, compare"),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"scale": 3}}',
+            "its axis scale is not a column",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"scale": {"column": "depth", "fields": []}}}',
+            "its axis scale is not a column and fields that this version knows",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": "lr", "fields": ["lr2"]}}}',
+            "its axis tune is not a column and fields that this version knows",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": {}, "fields": ["lr"]}}}',
+            "its axis tune is not a column",
+        ),
+        ('{"format": 1, "experiment": "x", "planned": 3}', "its planned scales are not numbers above 0: 3"),
+        ('{"format": 1, "experiment": "x", "planned": [64, "a"]}', "are not numbers above 0"),
+        ('{"format": 1, "experiment": "x", "planned": [NaN]}', "are not numbers above 0"),
+    ],
+)
+def test_headers_that_are_none_are_refused_by_all_who_read(header, sentence, tmp_path):
+    Store(tmp_path, "x").append([row("a")])
+    (tmp_path / "store.json").write_bytes(header.encode("utf-8", "surrogatepass"))
+    for read in (load_runs, load_axes, lambda path: Store(path, "x")):
+        with pytest.raises(StoreError, match=sentence) as caught:
+            read(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_row_whose_stored_configuration_is_none_names_its_part(tmp_path):
+    for config in ("{", "[1]", '{"model": {"alpha_in": "much"}}'):
+        folder = tmp_path / config.strip("{[")[:3]
+        store = Store(folder, "x")
+        store.append([row("a", config="{}")])
+        store.append([row("b", config=config)])
+        with pytest.raises(StoreError, match=r"part .*/runs/[0-9a-f-]*\.parquet cannot be read: ") as caught:
+            load_runs(folder)
+        name = str(caught.value).split("/runs/")[1].split()[0]
+        assert pq.read_table(folder / "runs" / name)["trial_id"].to_pylist() == ["b"]
+
+
+def test_parts_whose_unknown_columns_do_not_fit_together_are_refused(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a", note=1.5)])
+    store.append([row("b", note="text")])
+    with pytest.raises(StoreError, match=r"parts of .*/runs do not fit together: .*note"):
         load_runs(tmp_path)
 
 

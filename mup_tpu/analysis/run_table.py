@@ -6,14 +6,25 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.table_values import (
+    FINISHED,
+    NO_STATES,
+    STOPPED,
+    SUFFIXES,
+    UNFINISHED,
+    States,
+    meanings,
+    numbers,
+    read_file,
+)
 from mup_tpu.columns import CONFIGURED, label
 from mup_tpu.config import field_column, parse_learning_rate
 from mup_tpu.errors import ConfigError, TableError
@@ -23,16 +34,6 @@ MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
 
 _HISTORY = ["parametrization", "scale", "x", "seed", "step", "loss"]
-
-_FILES: dict[str, Callable[..., pd.DataFrame]] = {
-    ".csv": pd.read_csv,
-    ".parquet": pd.read_parquet,
-    ".pq": pd.read_parquet,
-}
-"""How to read a table that is a file, by its suffix."""
-
-_NO_LOSS = ("failed", "preempted")
-"""Statuses that say nothing of the trial."""
 
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 """Columns of what a run cost, with their units."""
@@ -79,7 +80,7 @@ class Columns:
 
 def default_columns(path: str | Path) -> Columns:
     """The columns of a table where none are named: those of a results folder's sweep, or width and lr."""
-    if Path(str(path)).suffix.lower() in _FILES:
+    if Path(str(path)).suffix.lower() in SUFFIXES:
         return Columns()
     axes = load_axes(path)
     along = tuple(
@@ -120,6 +121,7 @@ def load_table(
     columns: Columns | None = None,
     chance: float | None = None,
     where: Mapping[str, str] = MappingProxyType({}),
+    states: States = NO_STATES,
 ) -> RunTable:
     """Read and check a results folder, a CSV or a Parquet file.
 
@@ -128,6 +130,7 @@ def load_table(
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing; runs at or above it count as diverged.
         where: rows to take, as values of columns.
+        states: what states of runs mean, where they are not known.
 
     Raises:
         TableError: it is no table, or cannot be analysed as it is.
@@ -135,14 +138,10 @@ def load_table(
     """
     name, suffix = Path(str(path)).name, Path(str(path)).suffix.lower()
     columns = columns or default_columns(path)
-    if suffix in _FILES:
-        try:
-            table = _FILES[suffix](path)
-        except (OSError, ValueError) as error:
-            raise TableError(f"table {path} cannot be read: {error}") from None
-        return check_table(select(table, where), columns, chance, name)
+    if suffix in SUFFIXES:
+        return check_table(select(read_file(path), where), columns, chance, name, states)
     stored, curves = select(load_runs(path), where), load_curves(path)
-    checked = check_table(stored, columns, chance, name)
+    checked = check_table(stored, columns, chance, name, states)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
@@ -157,13 +156,13 @@ def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     """
     for column, value in where.items():
         if column not in table:
-            raise TableError(f"where: table has no column {column!r}; it has {', '.join(table.columns)}")
+            raise TableError(f"where: {_no_column(table, column)}")
         try:
             chosen = table[column].astype(float) == parse_learning_rate(value)
         except (ValueError, TypeError, ConfigError):
             chosen = table[column].astype(str).str.lower() == value.lower()
         if not chosen.any():
-            there = ", ".join(map(str, sorted(table[column].dropna().unique())[:6]))
+            there = ", ".join(sorted(set(table[column].dropna().astype(object).map(str)))[:6])
             raise TableError(f"where: no row has {column} {value}; there are {there}")
         table = table[chosen]
     return table.reset_index(drop=True)
@@ -179,7 +178,11 @@ def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
 
 
 def check_table(
-    table: pd.DataFrame, columns: Columns = Columns(), chance: float | None = None, name: str = "table"
+    table: pd.DataFrame,
+    columns: Columns = Columns(),
+    chance: float | None = None,
+    name: str = "table",
+    states: States = NO_STATES,
 ) -> RunTable:
     """Check a table and bring it into standard form.
 
@@ -188,6 +191,7 @@ def check_table(
         columns: names of its columns.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         name: what to call it.
+        states: what states of runs mean, where they are not known.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
@@ -195,12 +199,13 @@ def check_table(
     if chance is not None:
         require_above_zero("chance", chance)
     notes: list[str] = []
-    runs = _standard_form(table, columns)
+    table = table.reset_index(drop=True)
+    _check_columns(table, columns)
+    table, status = _with_result(table, columns, states, notes)
+    runs = _standard_form(table, status, columns, notes)
     _check_positive(table, runs, columns)
-    has_result = ~runs["status"].isin(_NO_LOSS)
-    _note_excluded(runs[~has_result], notes)
-    _check_same(table.loc[has_result], columns)
-    runs = _judge_losses(runs.loc[has_result].copy(), chance, notes)
+    _check_same(table, columns)
+    runs = _judge_losses(runs, chance, notes)
     zeros = runs[runs["value"] == 0].drop(columns=["status", "value", "step"])
     runs = runs[runs["value"] > 0].copy()
     if len(zeros):
@@ -233,43 +238,97 @@ def check_table(
 def _cost(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
     """Column of what a run cost, and its unit; "" where there is none."""
     if columns.cost:
-        if columns.cost not in table:
-            raise TableError(f"table has no column {columns.cost!r}; it has {', '.join(table.columns)}")
         return columns.cost, _COSTS.get(columns.cost, columns.cost)
     return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))
 
 
-def _standard_form(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """The columns that an analysis needs, under its names for them."""
+def _check_columns(table: pd.DataFrame, columns: Columns) -> None:
+    """Columns that are needed, and those that were named, must be there, each once and for one thing."""
     needed = (columns.scale, columns.hyperparameter, columns.loss)
     missing = [column for column in needed if column not in table]
+    usual = Columns()
+    for f in fields(columns):
+        named = getattr(columns, f.name)
+        if f.name != "along" and named and named != getattr(usual, f.name) and named not in table:
+            missing += [named] if named not in missing else []
     if missing:
+        raise TableError(_no_column(table, *missing))
+    if len(set(needed)) < len(needed):
+        raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
+    if not table.columns.is_unique:
+        raise TableError(f"table has two columns {table.columns[table.columns.duplicated()][0]!r}")
+
+
+def _no_column(table: pd.DataFrame, *missing: str) -> str:
+    return f"table has no column {', '.join(map(repr, missing))}; it has {', '.join(map(str, table.columns))}"
+
+
+def _with_result(
+    table: pd.DataFrame, columns: Columns, states: States, notes: list[str]
+) -> tuple[pd.DataFrame, pd.Series]:
+    """The rows of runs that say something of their trial, and what their states mean."""
+    column = columns.status
+    if column == Columns().status and column not in table:  # trackers export it as State
+        alike = [c for c in table.columns if str(c).lower() in ("status", "state")]
+        column = alike[0] if alike else ""
+    if column == "" or column not in table or table[column].isna().all():
+        return table, pd.Series(FINISHED, index=table.index)
+    status = meanings(table[column], states)
+    left_out = status == UNFINISHED
+    if left_out.any():
+        counts = table.loc[left_out, column].value_counts()
+        named = ", ".join(f"{n} {state}" for state, n in counts.items())
+        notes.append(f"{named} runs left out: they say nothing of their trial")
+    return table[~left_out], status[~left_out]
+
+
+def _standard_form(
+    table: pd.DataFrame, status: pd.Series, columns: Columns, notes: list[str]
+) -> pd.DataFrame:
+    """The columns that an analysis needs, under its names for them."""
+    optional = {"params": columns.params, "tokens": columns.tokens, "cost": _cost(table, columns)[0]}
+    known = {}
+    for part, column in optional.items():
+        try:
+            known[part] = _numbers(table, column, np.nan)
+        except TableError as error:
+            known[part] = pd.Series(np.nan, index=table.index)
+            notes.append(f"{error}; the column is not used")
+    loss = numbers(table[columns.loss], columns.loss, "; leave it empty, or inf, where a run diverged")
+    if (loss == -np.inf).any():
         raise TableError(
-            f"table has no column {', '.join(map(repr, missing))}; it has {', '.join(table.columns)}"
+            f"{columns.loss} must be above -inf, but row {loss.index[loss == -np.inf][0]} has -inf"
         )
-    numbers = {
-        "loss_error": columns.loss_error,
-        "params": columns.params,
-        "tokens": columns.tokens,
-        "step": columns.step,
-        "cost": _cost(table, columns)[0],
-    }
     return pd.DataFrame(
         {
-            "parametrization": _optional(table, columns.parametrization, "all").astype(str),
-            "scale": pd.to_numeric(table[columns.scale], errors="coerce"),
-            "value": pd.to_numeric(table[columns.hyperparameter], errors="coerce"),
-            "loss": pd.to_numeric(table[columns.loss], errors="coerce").astype(float),
-            "seed": _optional(table, columns.seed, 0),
-            "status": _optional(table, columns.status, "finished").astype(str),
-            **{
-                part: pd.to_numeric(_optional(table, column, np.nan), errors="coerce")
-                for part, column in numbers.items()
-            },
-            "purchase": pd.to_numeric(_optional(table, columns.purchase, 0), errors="coerce").fillna(0),
+            "parametrization": _names(table, columns.parametrization, "all").astype(str),
+            "scale": numbers(table[columns.scale], columns.scale),
+            "value": numbers(table[columns.hyperparameter], columns.hyperparameter),
+            "loss": loss,
+            "seed": _names(table, columns.seed, 0),
+            "status": status,
+            "loss_error": _numbers(table, columns.loss_error, np.nan),
+            "step": _numbers(table, columns.step, np.nan),
+            **known,
+            "purchase": _numbers(table, columns.purchase, 0.0).fillna(0),
             "trial_id": _optional(table, "trial_id", ""),
         }
     )
+
+
+def _numbers(table: pd.DataFrame, column: str, default: float) -> pd.Series:
+    return numbers(_optional(table, column, default), column)
+
+
+def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
+    """A column that tells runs apart: a value in every row, or in none."""
+    values = _optional(table, column, default)
+    empty = values.isna()
+    if empty.all():
+        return pd.Series(default, index=table.index)
+    if empty.any():
+        raise TableError(f"{column} is empty in row {values.index[empty][0]}{_more(values.index[empty])}")
+    return values.map(str) if values.dtype == object else values
 
 
 def _check_positive(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> None:
@@ -297,18 +356,12 @@ def require_above_zero(name: str, value: float) -> None:
         raise TableError(f"{name} {value:g} is not allowed: it must be a finite number above 0")
 
 
-def _note_excluded(runs: pd.DataFrame, notes: list[str]) -> None:
-    if len(runs):
-        counts = ", ".join(f"{n} {status}" for status, n in runs["status"].value_counts().items())
-        notes.append(f"{counts} runs left out: they say nothing of their trial")
-
-
 def _judge_losses(runs: pd.DataFrame, chance: float | None, notes: list[str]) -> pd.DataFrame:
     """Runs that diverged or were stopped get a loss of +inf; stopped ones are marked."""
-    whole = ~runs["status"].isin(("diverged", "stopped"))
+    whole = runs["status"] == FINISHED
     if not whole.any():
         raise TableError("table has no finished run")
-    runs["stopped"] = runs["status"] == "stopped"
+    runs["stopped"] = runs["status"] == STOPPED
     runs["loss"] = runs["loss"].where(whole, np.inf).fillna(np.inf)
     if runs["stopped"].any():
         notes.append(
@@ -350,20 +403,24 @@ def _optional(table: pd.DataFrame, column: str, default: object) -> pd.Series:
     return table[column] if column in table else pd.Series(default, index=table.index)
 
 
-def _more(rows: list) -> str:
+def _more(rows: Sized) -> str:
     return f", and {len(rows) - 1} more rows" if len(rows) > 1 else ""
 
 
 def _check_same(table: pd.DataFrame, columns: Columns) -> None:
     """Runs must be of one kind but for what is compared."""
     compared = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
-    held: tuple[str, ...] = _SAME
+    fixed: tuple[str, ...] = _SAME
     if {"trial_id", "config"} <= set(table):
         seeds = ("seed", "data_seed", "corpus")  # the fingerprint of the data stands for the corpus
-        held = (*_SAME, *(name for name in CONFIGURED if name not in seeds))
-    for column in dict.fromkeys(held):
-        if column in table and column not in compared and table[column].dropna().nunique() > 1:
-            values = ", ".join(map(str, sorted(table[column].dropna().unique())[:4]))
+        fixed = (*_SAME, *(name for name in CONFIGURED if name not in seeds))
+    for column in dict.fromkeys(fixed):
+        if column not in table or column in compared:
+            continue
+        held = table[column].dropna()
+        there = (held.map(str) if held.dtype == object else held).unique()
+        if len(there) > 1:
+            values = ", ".join(map(str, sorted(there)[:4]))
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); "
                 f"compare runs of one kind, e.g. by filtering that column first: --where {column}=VALUE"
@@ -397,7 +454,7 @@ def _drop_duplicates(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         p, scale, x, seed = conflicts.index[0]
         raise TableError(
             f"two runs of {p}, scale {scale:g}, 2^{x:g}, seed {seed} have different losses"
-            f"{_more(list(conflicts))}; give the seed column, or drop one"
+            f"{_more(conflicts)}; give the seed column, or drop one"
         )
     notes.append(f"{int(runs.duplicated(key).sum())} identical duplicate rows dropped")
     return runs.drop_duplicates(key)

@@ -84,7 +84,7 @@ class TableOptions:
     """Column of what is compared; not needed. By default parametrization; in a results folder what its sweep
     compared."""
     status_col: str = "status"
-    """Column that says how a run ended; not needed."""
+    """Column that says how a run ended; not needed, and by default one called State too."""
     step_col: str = "step"
     """Column of the step, in a table with a row a step; not needed."""
     params_col: str = "params_non_embedding"
@@ -97,6 +97,12 @@ class TableOptions:
     """Column to analyse in place of the width, e.g. depth."""
     where: tuple[str, ...] = ()
     """Rows to take alone, as COLUMN=VALUE: steps_planned=500 tied=true."""
+    finished_states: tuple[str, ...] = ()
+    """States of the status column that mean finished, besides finished, completed, success and their like."""
+    diverged_states: tuple[str, ...] = ()
+    """States that mean diverged, besides diverged: failed, say, where nothing else fails."""
+    unfinished_states: tuple[str, ...] = ()
+    """States that say nothing of their trial, besides running, failed, crashed, killed and their like."""
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float = 0.01
@@ -118,6 +124,7 @@ class TableOptions:
         """Read and check a results folder or table."""
         from mup_tpu.analysis import load_table
         from mup_tpu.analysis.run_table import default_columns
+        from mup_tpu.analysis.table_values import States
 
         usual = default_columns(path)
         columns = replace(
@@ -132,7 +139,8 @@ class TableOptions:
             params=self.params_col,
             cost=self.cost_col,
         )
-        return load_table(path, columns, self.chance, _conditions(self.where))
+        states = States(self.finished_states, self.diverged_states, self.unfinished_states)
+        return load_table(path, columns, self.chance, _conditions(self.where), states)
 
 
 def _conditions(given: Sequence[str]) -> dict[str, str]:

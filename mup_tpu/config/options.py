@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mup_tpu.config.values import parse_seconds, require_choices, require_positive
+from mup_tpu.config.values import described, parse_seconds, require_positive, require_valid
 from mup_tpu.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ class RunOptions:
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     compile: bool = False
     """Put the step through torch.compile: half a minute at the start of every width."""
-    threads: int = 0
+    threads: int = described(0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = 10
     """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
@@ -39,7 +39,7 @@ class RunOptions:
     """Steps between checkpoints, written while training goes on; 0 writes none."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        require_valid(self)
         require_positive(self, "log_every")
         for name in ("threads", "eval_every", "checkpoint_every"):
             require_positive(self, name, allow_zero=True)
@@ -61,6 +61,7 @@ class SweepOptions:
     process cannot be watched."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         require_positive(self, "pack_size", allow_zero=True)
         require_positive(self, "heartbeat")
 

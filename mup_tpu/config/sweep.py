@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from mup_tpu.config.trial import Trial, field_column, part_of_field
-from mup_tpu.config.values import LearningRate, require_one_of, require_positive, unknown_key
+from mup_tpu.config.values import (
+    LearningRate,
+    require_name,
+    require_one_of,
+    require_positive,
+    require_valid,
+    shown,
+    unknown_key,
+)
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrization import PARAMETRIZATIONS
 
@@ -64,13 +73,16 @@ class Ladder:
     def __post_init__(self) -> None:
         if not self.points:
             raise ConfigError("ladder has no points: give at least one")
+        if not self.fields:
+            raise ConfigError("ladder: its first point sets no field")
         for point in self.points:
             for name in point:
                 if name not in part_of_field():
                     raise ConfigError(f"ladder: {unknown_key(name, part_of_field())}")
             if set(point) != set(self.fields):
                 raise ConfigError(
-                    f"ladder: the point {point} does not set the first one's fields: {', '.join(self.fields)}"
+                    f"ladder: the point {shown(point)} does not set the first one's fields: "
+                    f"{', '.join(self.fields)}"
                 )
         require_one_of("measured_by", self.measured_by, (*_MEASURES, *self.fields))
 
@@ -91,6 +103,9 @@ _MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "toke
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
 
 WIDTHS = (64, 128, 256)
+
+MOST_TRIALS = 100_000
+"""Trials of one sweep: what is planned in seconds."""
 
 LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
 
@@ -122,6 +137,8 @@ class Sweep:
     """What is compared beside each other, where it is not parametrizations; values need not be numbers."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
+        require_name("experiment", self.experiment)
         require_positive(self, "num_seeds")
         for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
             if getattr(self, short) is not None and getattr(self, axis) is not None:
@@ -142,6 +159,9 @@ class Sweep:
         if twice := [f for f in fields if fields.count(f) > 1]:
             raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
         self._require_bases(set(fields))
+        count = math.prod(len(axis.points) for axis in self.axes) * self.num_seeds
+        if count > MOST_TRIALS:
+            raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
 
     def _require_bases(self, fields: set[str]) -> None:
         """A rule for a scale that grows must know its base, or it would do nothing without a word.

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -20,14 +19,17 @@ from mup_tpu.config.values import (
     LearningRate,
     described,
     not_a_multiple,
-    require_choices,
     require_one_of,
     require_positive,
+    require_valid,
     unknown_key,
 )
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
 from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
+
+# Far above what is trained: more is a slip, and would be planned for minutes, or not fit columns of 64 bits.
+_WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class ModelConfig:
 
     architecture: Literal["gpt2"] = "gpt2"
     """Network, of mup_tpu.models."""
-    width: int = 128
+    width: int = described(128, most=_WIDEST)
     """Embedding size (d_model); a multiple of the head size."""
-    depth: int = described(2, unit="layers")
+    depth: int = described(2, unit="layers", most=_DEEPEST)
     """Transformer layers."""
-    head_size: int = 32
+    head_size: int = described(32, most=_WIDEST)
     """Dimensions of one attention head; at the base width if the head size grows with width."""
     growing_dimension: Annotated[Literal["heads", "head_size"], tyro.conf.arg(aliases=["--growing"])] = (
         described("heads", column="growing", former="growing")
@@ -50,9 +52,9 @@ class ModelConfig:
     """Whether the readout is the token embedding, as in GPT-2."""
     parametrization: str = "mup"
     """A rule of mup_tpu.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
-    base_width: int = 64
+    base_width: int = described(64, most=_WIDEST)
     """Width at which the parametrizations agree; multipliers are relative to it."""
-    base_depth: int = described(0, unit="layers")
+    base_depth: int = described(0, unit="layers", most=_DEEPEST)
     """Depth at which they agree; 0 is the trial's own, so that depth counts as not grown."""
     init_std: float = described(0.02, label="init σ")
     """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
@@ -66,11 +68,11 @@ class ModelConfig:
     """Start an untied readout at zero (not possible when tied)."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("width", "depth", "head_size", "base_width"):
             require_positive(self, name)
         for name in ("init_std", "base_depth"):
             require_positive(self, name, allow_zero=True)
-        require_choices(self)
         require_one_of("parametrization", self.parametrization, tuple(PARAMETRIZATIONS))
         if self.base_width % self.head_size:
             raise ConfigError(not_a_multiple("base_width", self.base_width, "head_size", self.head_size))
@@ -114,18 +116,19 @@ class DataConfig:
     tokenizer: str = "bytes"
     """"bytes" (256 tokens); "bpe": byte-level BPE trained on the corpus's training documents; or the name or
     folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
-    vocab_size: int = 4096
+    vocab_size: int = described(4096, most=_LARGEST)
     """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
-    sequence_length: int = described(128, unit="tokens")
+    sequence_length: int = described(128, unit="tokens", most=_LARGEST)
     """Tokens a sequence."""
-    batch_size: int = described(16, unit="sequences")
+    batch_size: int = described(16, unit="sequences", most=_LARGEST)
     """Sequences a step."""
-    data_seed: int = 0
+    data_seed: int = described(0, least=0)
     """Seed of the order of the batches."""
     validation_fraction: float = 0.05
     """Share of documents held out, by a hash of each document."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("vocab_size", "sequence_length", "batch_size"):
             require_positive(self, name)
         require_positive(self, "max_documents", allow_zero=True)
@@ -166,8 +169,8 @@ class OptimizerConfig:
     """How coupled weight decay follows the scales, in place of the parametrization's factor."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+        require_valid(self)
+        if self.learning_rate <= 0:
             hint = (
                 f"; if that is its log2, write {2.0**self.learning_rate:g} or 2^{self.learning_rate:g}"
                 if -64 <= self.learning_rate < 0
@@ -211,7 +214,7 @@ class OptimizerConfig:
 class TrainConfig:
     """How long a trial trains, its learning-rate schedule, and which loss is its result."""
 
-    steps: int = described(500, label="step count", column="steps_planned")
+    steps: int = described(500, label="step count", column="steps_planned", most=_LONGEST)
     """Optimizer steps."""
     warmup: float = described(0.1, label="warm-up", unit="share of the steps, or steps")
     """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
@@ -223,19 +226,19 @@ class TrainConfig:
     """Seed of the init."""
     loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
     """The trial's result: loss on held-out text after the last step, or the mean training loss of the run."""
-    eval_batches: int = 8
+    eval_batches: int = described(8, most=_LARGEST)
     """Batches of held-out text an evaluation takes."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
     """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
-    base_batch_size: int = described(0, unit="sequences")
+    base_batch_size: int = described(0, unit="sequences", most=_LARGEST)
     """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
-    base_steps: int = 0
+    base_steps: int = described(0, most=_LONGEST)
     """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         for name in ("steps", "eval_batches"):
             require_positive(self, name)
-        require_choices(self)
         for name in ("warmup", "base_batch_size", "base_steps"):
             require_positive(self, name, allow_zero=True)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
@@ -266,6 +269,11 @@ class Trial:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        steps, batch, length = self.train.steps, self.data.batch_size, self.data.sequence_length
+        if steps * batch * length >= 2**63:
+            raise ConfigError(
+                f"steps {steps} of batch_size {batch} and sequence_length {length} are more than 2^63 tokens"
+            )
         # Without a base these rules would do nothing, and say nothing of it.
         for rule, bases in (
             ("batch_rule", ("base_batch_size",)), ("token_rule", ("base_steps", "base_batch_size")),
@@ -313,7 +321,7 @@ class Trial:
             config = getattr(self, part.name)
             names = {f: f.metadata.get("former") or f.name for f in dataclasses.fields(config)}
             content[part.name] = {
-                name: getattr(config, f.name)
+                name: _as_declared(getattr(config, f.name), f.default)
                 for f, name in names.items()
                 if name not in _IN_FINGERPRINT
                 and (name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
@@ -380,10 +388,20 @@ def current_names() -> dict[str, str]:
     return {f.metadata["former"]: f.name for f in fields if f.metadata.get("former")}
 
 
+def is_field(name: str) -> bool:
+    """Whether a trial has such a field."""
+    return name in part_of_field()
+
+
 def field_column(name: str) -> str:
     """Column of run tables that holds a field of a trial."""
     fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
     return fields[name].metadata.get("column") or name
+
+
+def _as_declared(value: Any, default: Any) -> Any:
+    """A whole number that was given for a float as a float: 0 and 0.0 are one trial."""
+    return float(value) if isinstance(default, float) else value
 
 
 def _floats_as_hex(value: Any) -> Any:

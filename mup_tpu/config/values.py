@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import functools
 import math
@@ -16,20 +18,35 @@ from mup_tpu.errors import ConfigError
 
 
 def parse_learning_rate(text: str | float) -> float:
-    """A plain number from `0.004`, `4e-3` or `2^-8`.
+    """A plain, finite number from `0.004`, `4e-3` or `2^-8`.
 
     Raises:
         ConfigError: the text is none of these.
     """
-    try:
+    value: Any = None
+    with contextlib.suppress(ValueError, TypeError, ArithmeticError):
         if isinstance(text, str) and "^" in text:
             base, exponent = text.split("^")
-            return float(base) ** float(exponent)
-        return float(text)
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"learning rate {text!r} is not a number; write 0.00390625, 3.9e-3 or 2^-8"
-        ) from None
+            value = float(base) ** float(exponent)  # complex where the base is negative
+        else:
+            value = float(text)
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise ConfigError(f"learning rate {shown(text)} is not a number; write 0.00390625, 3.9e-3 or 2^-8")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in an error, on one line and cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # whole numbers of thousands of digits, tables in tables in tables
+        text = f"of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def as_word(name: str) -> str:
+    """A name in an error: as it is, or in quotes where it is no word."""
+    return name if name.isidentifier() else shown(name)
 
 
 def parse_seconds(name: str, text: str) -> float:
@@ -44,7 +61,7 @@ def parse_seconds(name: str, text: str) -> float:
     except (KeyError, ValueError):
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"{name} {text!r} is not a time; write 90s, 30m or 2h")
+        raise ConfigError(f"{name} {shown(text)} is not a time; write 90s, 30m or 2h")
     return seconds
 
 
@@ -62,7 +79,14 @@ def _learning_rate_argument(tokens: list[str]) -> float:
 
 
 def described(
-    default: Any, label: str = "", unit: str = "", column: str = "", as_power: bool = False, former: str = ""
+    default: Any,
+    label: str = "",
+    unit: str = "",
+    column: str = "",
+    as_power: bool = False,
+    former: str = "",
+    least: int = -(2**63),
+    most: int = 2**63 - 1,
 ) -> Any:
     """A field with what its column in run tables is called, where that does not follow from its name.
 
@@ -73,9 +97,11 @@ def described(
         column: its name in run tables.
         as_power: whether its values are written as powers of 2.
         former: its name in earlier versions, which is still understood, and which `trial_id` goes by.
+        least: smallest value that makes sense of a whole number; of all, what 64 bits hold.
+        most: largest value that makes sense of a whole number.
     """
     about = {"label": label, "unit": unit, "column": column, "as_power": as_power, "former": former}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata=about | {"least": least, "most": most})
 
 
 LearningRate = Annotated[
@@ -111,27 +137,79 @@ def require_positive(config: Any, name: str, allow_zero: bool = False) -> None:
     Raises:
         ConfigError: it does not.
     """
-    value = getattr(config, name)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
-        raise ConfigError(
-            f"{name} {value} is not allowed: it must be {'0 or more' if allow_zero else 'above 0'}"
-        )
+    require_above_zero(name, getattr(config, name), allow_zero)
 
 
-def require_choices(config: Any) -> None:
-    """Every field of a `Literal` type must hold one of its values.
+def require_above_zero(name: str, value: float, allow_zero: bool = False) -> None:
+    """A value must be a finite number above 0 (or 0).
 
     Raises:
-        ConfigError: one does not; the nearest value is named.
+        ConfigError: it is not.
     """
-    for name, choices in _choices(config.__class__).items():
-        require_one_of(name, getattr(config, name), choices)
+    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        allowed = "0 or more" if allow_zero else "above 0"
+        raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
+
+
+def require_name(name: str, value: str) -> None:
+    """A name that a folder is called by must be one.
+
+    Raises:
+        ConfigError: it is empty, a path, or holds what is not printed.
+    """
+    if not value.strip() or value.startswith(".") or not value.isprintable() or set(value) & set("/\\"):
+        raise ConfigError(
+            f"{name} {shown(value)} is not allowed: it is the name of a folder, so it must be neither empty "
+            "nor a path, nor start with a dot"
+        )
+    if len(value.encode()) > 200:
+        raise ConfigError(f"{name} {shown(value)} is longer than 200 bytes")
+
+
+def require_valid(config: Any) -> None:
+    """Every field must hold a value of its type: a finite number, a whole one within its bounds, a choice.
+
+    Raises:
+        ConfigError: one does not; of choices the nearest is named.
+    """
+    for f, kind in _kinds(config.__class__):
+        value: Any = getattr(config, f.name)
+        if isinstance(kind, tuple):
+            require_one_of(f.name, value, kind)
+            continue
+        if not isinstance(value, _ALLOWED[kind]) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{f.name} {shown(value)} is not {TYPE_NAMES[kind]}")
+        if kind is int:
+            least, most = f.metadata.get("least", -(2**63)), f.metadata.get("most", 2**63 - 1)
+            if not least <= value <= most:
+                allowed = f"{least:,} or more" if value < least else f"at most {most:,}"
+                raise ConfigError(f"{f.name} {shown(value)} is not allowed: it must be {allowed}")
+        if kind is float and not _is_finite(value):
+            raise ConfigError(f"{f.name} {shown(value)} is not allowed: it must be a finite number")
+
+
+TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+"""Types of fields, for people."""
+
+_ALLOWED: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond what floats hold
+        return False
 
 
 @functools.cache
-def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+def _kinds(cls: type) -> tuple[tuple[dataclasses.Field, Any], ...]:
+    """Fields of plain types with these, and those of choices with what they allow."""
     hints = typing.get_type_hints(cls)
-    return {n: typing.get_args(hint) for n, hint in hints.items() if typing.get_origin(hint) is Literal}
+    kinds = [
+        (f, typing.get_args(hints[f.name]) if typing.get_origin(hints[f.name]) is Literal else hints[f.name])
+        for f in dataclasses.fields(cls)
+    ]
+    return tuple((f, kind) for f, kind in kinds if isinstance(kind, tuple) or kind in TYPE_NAMES)
 
 
 def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -140,7 +218,7 @@ def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     Raises:
         ConfigError: it does not; the nearest value is named.
     """
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
+    if not isinstance(value, str) or value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1) if isinstance(value, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"{name} {value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+        raise ConfigError(f"{name} {shown(value)} is not one of {', '.join(map(repr, choices))}{hint}")

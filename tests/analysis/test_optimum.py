@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import check_table, load_table
-from mup_tpu.analysis.optimum import Noise, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimate, loss_curve, pooled_noise
 
 ROOT = Path(__file__).parents[2]
 
@@ -243,3 +243,14 @@ def test_a_fit_without_a_minimum_gives_the_best_point_and_says_so():
     assert optimum.x == -7 and optimum.loss == pytest.approx(2.790)
     assert optimum.low <= -8 and optimum.high >= -6
     assert not optimum.is_fitted and "the interval reaches to the next points" in optimum.sentence()
+
+
+def test_seed_effects_are_those_of_the_ridge_regression_with_its_whole_design():
+    """Least squares of all cells and seeds at once, with a row of the penalty for each seed."""
+    generator = np.random.default_rng(3)
+    cell, seed = generator.integers(0, 7, 400), generator.integers(0, 30, 400)
+    y = 2.0 + 0.1 * cell + 0.05 * generator.standard_normal(30)[seed] + 0.02 * generator.standard_normal(400)
+    cells, seeds = np.eye(7)[cell], np.eye(30)[seed]
+    design = np.block([[cells, seeds], [np.zeros((30, 7)), np.eye(30)]])
+    expected = np.linalg.lstsq(design, np.concatenate([y, np.zeros(30)]), rcond=None)[0][7:]
+    np.testing.assert_allclose(_ridge_effects(y, cell, seed, 30), expected, atol=1e-12)

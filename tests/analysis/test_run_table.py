@@ -1,12 +1,15 @@
 """Validation: what is wrong stops with a sentence, what is odd becomes a note, what diverged is kept."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis.table_values import States
 from mup_tpu.errors import TableError
 
 
@@ -166,3 +169,140 @@ def test_settings_and_scales_that_are_no_finite_numbers_above_zero_are_refused(v
     if value != 0:
         with pytest.raises(TableError, match="lr must be (0 or more|finite), but row 0 has"):
             check_table(runs(lr=[value, *runs()["lr"][1:]]))
+
+
+def with_losses(losses: list) -> pd.DataFrame:
+    frame = runs().assign(loss=runs()["loss"].astype(object))
+    frame.loc[: len(losses) - 1, "loss"] = pd.Series(losses, dtype=object)
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("losses", "sentence"),
+    [
+        (["1.5 nat"], "loss must be numbers, but row 0 has '1.5 nat'; leave it empty, or inf"),
+        (["1,45"], "loss mixes decimal commas and points: row 0 has '1,45', row 1 has 2.6"),
+        (["1,45", "1.451"], "loss mixes decimal commas and points"),
+        ([[2.5]], r"loss must be numbers, but row 0 has \[2.5\]"),
+        ([True], "row 0 has True"),
+        (
+            ["diverged", "x", {}, b"1", 1j],
+            r"row 0 has 'diverged', row 1 has 'x', row 2 has {}, and 2 more",
+        ),
+        (["1_000"], "row 0 has '1_000'"),
+        (["2.5", "2,345"], "loss of row 1 is '2,345', which may be 2.345 or 2345: write it"),
+        ([-np.inf], "loss must be above -inf, but row 0 has -inf"),
+        ([pd.Timestamp("2026-01-01")], "row 0 has Timestamp"),
+        ([10**400], "row 0 has 1000"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_an_error_and_not_a_divergence(losses, sentence):
+    with pytest.raises(TableError, match=sentence) as caught:
+        check_table(with_losses(losses))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "losses"),
+    [
+        (["2,5", "2,345", "3", ""], [2.5, 2.345, 3, math.inf]),
+        (["0,125", "2,345"], [0.125, 2.345]),
+        (["1.234,5", "1.234.567", "12"], [1234.5, 1234567, 12]),
+        (["1,234.5", "2,345", "2.5"], [1234.5, 2345, 2.5]),
+        (["1,234,567", "1,234"], [1234567, 1234]),
+        (["1 234.5", "12 345"], [1234.5, 12345]),
+        ([" 2.5 ", "1e-3", "+.5", "NaN", "inf", "null"], [2.5, 0.001, 0.5, math.inf, math.inf, math.inf]),
+    ],
+)
+def test_decimal_commas_and_thousands_are_understood_where_a_whole_column_has_them(texts, losses):
+    frame = pd.DataFrame({"width": 64, "lr": 2.0 ** -np.arange(len(texts)), "loss": texts})
+    table = check_table(frame)
+    assert table.runs["loss"].tolist() == losses
+
+
+def test_a_table_with_decimal_commas_and_semicolons_says_what_one_with_points_says(tmp_path):
+    runs().to_csv(tmp_path / "points.csv", index=False)
+    runs().to_csv(tmp_path / "commas.csv", index=False, sep=";", decimal=",")
+    runs().to_csv(tmp_path / "tabs.CSV", index=False, sep="\t")
+    expected = analyze(load_table(tmp_path / "points.csv")).results
+    for name in ("commas.csv", "tabs.CSV"):
+        assert repr(analyze(load_table(tmp_path / name)).results) == repr(expected)
+
+
+def test_states_of_trackers_are_not_finished():
+    """Of Weights & Biases, Slurm and MLflow, in any case; a run that failed is no divergence unless said."""
+    states = ["running", "Crashed", "KILLED", "Failed", "preempted", "node_fail", "Timed Out", "FINISHED"]
+    frame = runs().assign(State=states + ["completed", "Success", "COMPLETE", "terminated"])
+    frame.loc[3, "loss"] = np.nan
+    table = check_table(frame)
+    assert len(table.runs) == 5 and np.isfinite(table.runs["loss"]).all()
+    assert any("1 running" in n and "1 Failed" in n and "runs left out" in n for n in table.notes)
+    failed = check_table(frame, states=States(diverged=("failed",)))
+    assert np.isinf(failed.runs["loss"]).sum() == 1 and "1 diverged runs kept, as +inf" in failed.notes
+
+
+def test_states_that_are_not_known_are_listed_with_how_to_map_them():
+    frame = runs().assign(status=["ok", "cooked", "ok", None] + ["finished"] * 8)
+    with pytest.raises(
+        TableError,
+        match=r"status has states that are not known: 'ok' \(2 rows\), .*'empty' \(1 rows\); say .*"
+        "--finished-states, --diverged-states or --unfinished-states",
+    ):
+        check_table(frame)
+    table = check_table(frame, states=States(("OK",), ("cooked",), ("empty",)))
+    assert len(table.runs) == 11 and np.isinf(table.runs["loss"]).sum() == 1
+    with pytest.raises(TableError, match="no row has the status 'crashd' that was given as diverged; "):
+        check_table(frame, states=States(diverged=("crashd",)))
+    with pytest.raises(TableError, match="state 'ok' was given two meanings"):
+        States(("ok",), ("OK",))
+
+
+@pytest.mark.parametrize(
+    ("frame", "columns", "sentence"),
+    [
+        (runs(), Columns(seed="sead"), "no column 'sead'; it has width, lr"),
+        (runs(), Columns(scale="lr"), "must be three columns, not lr, lr, loss"),
+        (runs(seed=[None] + [0] * 11), Columns(), "seed is empty in row 0"),
+        (runs(parametrization=["mup"] * 11 + [None]), Columns(), "parametrization is empty in row 11"),
+        (pd.concat([runs(), runs()[["loss"]]], axis=1), Columns(), "two columns 'loss'"),
+        (
+            runs(width=["wide"] * 12),
+            Columns(),
+            "width must be numbers, but row 0 has 'wide', row 1",
+        ),
+        (runs(depth=[[1], [2]] * 6), Columns(), r"mixes several depths \(column 'depth': \[1\], \[2\]\)"),
+        (runs().iloc[:0], Columns(), "no finished run"),
+    ],
+)
+def test_columns_that_are_not_what_they_should_be_are_named(frame, columns, sentence):
+    with pytest.raises(TableError, match=sentence):
+        check_table(frame, columns)
+
+
+def test_a_cost_that_is_no_number_is_noted_and_not_used():
+    table = check_table(runs(wall_time_s=["0:01:23"] * 12))
+    assert table.runs["cost"].isna().all()
+    assert any("wall_time_s must be numbers" in n and "the column is not used" in n for n in table.notes)
+
+
+def test_a_million_rows_with_a_seed_a_row_are_analysed_in_seconds():
+    """They were a design matrix of 73 GiB. A child, so that its peak memory is its own."""
+    code = """
+import resource, time, numpy as np, pandas as pd
+from mup_tpu.analysis import analyze, check_table
+n, generator = 10**6, np.random.default_rng(0)
+x = generator.integers(-10, -5, n)
+loss = 2.5 + 0.02 * (x + 8) ** 2 + 0.01 * generator.standard_normal(n)
+width = generator.choice([64, 128], n)
+table = pd.DataFrame({"width": width, "lr": 2.0**x, "seed": np.arange(n), "loss": loss})
+began = time.monotonic()
+result = analyze(check_table(table)).results[0]
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(time.monotonic() - began, peak, *(o.x for o in result.optima))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    seconds, gib, *optima = map(float, ran.stdout.split())
+    assert seconds < 60 and gib < 4
+    assert optima == pytest.approx([-8, -8], abs=0.01)

@@ -1,0 +1,208 @@
+"""What tables that are not ours hold: files with other delimiters, numbers as text, states of trackers.
+
+What can be read in one way only is read; what could mean two things is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.config import shown
+from mup_tpu.errors import TableError, reason
+
+SUFFIXES = (".csv", ".parquet", ".pq")
+"""Of tables that are files."""
+
+FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
+
+_KNOWN = {
+    FINISHED: "finished complete completed done success succeeded terminated",
+    DIVERGED: "diverged",
+    STOPPED: "stopped pruned early-stopped",
+    UNFINISHED: "running pending queued scheduled waiting starting paused timeout timed-out failed fail "
+    "failure error errored crashed killed cancelled canceled aborted interrupted preempted preempting "
+    "out-of-memory oom node-fail",
+}
+"""States by what they say of a run: of Weights & Biases, MLflow, Ray Tune, Optuna and Slurm, besides ours."""
+
+
+@dataclass(frozen=True)
+class States:
+    """States of a table that are not known, or mean something else there; upper and lower case are one."""
+
+    finished: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    """Such runs are left out: they say nothing of their trial."""
+
+    def __post_init__(self) -> None:
+        given = [_state(state) for f in fields(self) for state in getattr(self, f.name)]
+        if twice := next((state for state in given if given.count(state) > 1), None):
+            raise TableError(f"state {twice!r} was given two meanings: give it one")
+
+
+NO_STATES = States()
+
+
+def read_file(path: str | Path) -> pd.DataFrame:
+    """A table from a CSV file (with commas, semicolons or tabs) or a Parquet file.
+
+    Raises:
+        TableError: it cannot be read.
+    """
+    try:
+        if Path(str(path)).suffix.lower() == ".csv":
+            heads = {
+                delimiter: len(pd.read_csv(path, sep=delimiter, nrows=0).columns) for delimiter in ",;\t"
+            }
+            table = pd.read_csv(
+                path, sep=max(heads, key=lambda delimiter: heads[delimiter]), low_memory=False
+            )
+        else:
+            table = pd.read_parquet(path).reset_index()
+            table = table.drop(columns="index", errors="ignore")
+    except Exception as error:  # of damaged files, readers raise errors of any kind
+        raise TableError(f"table {path} cannot be read: {reason(error)}") from None
+    return table
+
+
+def meanings(column: pd.Series, states: States) -> pd.Series:
+    """What each run's state says of it: finished, diverged, stopped or unfinished.
+
+    Raises:
+        TableError: a state is not known, or one that was given does not occur.
+    """
+    named = column.astype(object).where(column.notna(), "empty").map(_state)
+    meaning = {_state(word): kind for kind, words in _KNOWN.items() for word in words.split()}
+    there = named.value_counts()
+    for f in fields(states):
+        for state in getattr(states, f.name):
+            if _state(state) not in there:
+                raise TableError(
+                    f"no row has the {column.name} {state!r} that was given as {f.name}; "
+                    f"there are {_list(map(repr, there.index))}"
+                )
+            meaning[_state(state)] = f.name
+    unknown = [f"{state!r} ({count} rows)" for state, count in there.items() if state not in meaning]
+    if unknown:
+        raise TableError(
+            f"{column.name} has states that are not known: {_list(unknown)}; say what they mean with "
+            "--finished-states, --diverged-states or --unfinished-states (which are left out)"
+        )
+    return named.map(meaning)
+
+
+def _state(value: object) -> str:
+    return re.sub(r"[\s_-]+", "-", str(value).strip().lower())
+
+
+def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
+    """A column as floats, nan where it is empty; text with decimal commas where all of the column has them.
+
+    Args:
+        column: of the table.
+        name: what to call it.
+        hint: what to write instead.
+
+    Raises:
+        TableError: a value is no number, or could be two.
+    """
+    if column.dtype.kind in "iuf":
+        return column.astype("float64")
+    if pd.api.types.is_numeric_dtype(column.dtype) and column.dtype.kind not in "bc":  # nullable types
+        return column.astype("Float64").astype("float64") if column.hasnans else column.astype("float64")
+    values = column.astype(object).tolist()
+    read = [_Read.of(value) for value in values]
+    wrong = [(row, v) for row, v, r in zip(column.index, values, read, strict=True) if r is None]
+    if wrong:
+        raise TableError(f"{name} must be numbers, but {_rows(wrong)}{hint}")
+    kinds: dict[str, tuple[Any, Any]] = {}
+    for row, value, r in zip(column.index, values, read, strict=True):
+        if r is not None:
+            kinds.setdefault(r.kind, (row, value))
+    if "comma" in kinds and ("point" in kinds or "grouped" in kinds):
+        mixed = [kinds[kind] for kind in ("comma", "point", "grouped") if kind in kinds]
+        raise TableError(f"{name} mixes decimal commas and points: {_rows(mixed)}")
+    if "either" in kinds and not {"comma", "grouped"} & set(kinds):
+        row, value = kinds["either"]
+        one, other = value.replace(",", "."), value.replace(",", "")
+        raise TableError(
+            f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
+        )
+    with_comma = "comma" in kinds
+    return pd.Series([r.number(with_comma) for r in read if r is not None], column.index, dtype="float64")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A value as it is written."""
+
+    text: str
+    kind: str
+    """"plain" (1234), "point" (1.5), "grouped" (1,234.5), "comma" (1.234,5), or "either" of these (1,234)."""
+
+    @classmethod
+    def of(cls, value: object) -> _Read | None:
+        """How a value is written; None where it is no number."""
+        if isinstance(value, str):
+            return cls._of_text(value.strip())
+        if isinstance(value, bool | np.bool_):
+            return None
+        if isinstance(value, int | float | Decimal | np.integer | np.floating):
+            try:
+                number = float(value)
+            except OverflowError:
+                return None
+            return cls(repr(number), "point" if math.isfinite(number) and number % 1 else "plain")
+        return cls("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
+
+    @classmethod
+    def _of_text(cls, text: str) -> _Read | None:
+        if text.lower() in _EMPTY:
+            return cls("nan", "plain")
+        if _INFINITE.fullmatch(text):
+            return cls(text, "plain")
+        if _SPACED.fullmatch(text):
+            text = re.sub(r"[ '\u00a0\u202f]", "", text)
+        if _PLAIN.fullmatch(text):
+            return cls(text, "point" if "." in text else "plain")
+        if _GROUPED.fullmatch(text):
+            return cls(text, "grouped" if "." in text or text.count(",") > 1 else "either")
+        return cls(text, "comma") if _COMMA.fullmatch(text) else None
+
+    def number(self, with_comma: bool) -> float:
+        """Its value, where the column has decimal commas or not."""
+        if self.kind == "comma" or (self.kind == "either" and with_comma):
+            return float(self.text.replace(".", "").replace(",", "."))
+        return float(self.text.replace(",", ""))
+
+
+_EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-"}
+_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SPACED = re.compile(r"[+-]?[1-9][0-9]{0,2}([ '\u00a0\u202f][0-9]{3})+([.,][0-9]*)?")
+_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
+_COMMA = re.compile(
+    r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?|[+-]?[1-9][0-9]{0,2}((\.[0-9]{3})+,[0-9]*|(\.[0-9]{3}){2,})"
+)
+
+
+def _rows(wrong: list[tuple[Any, Any]]) -> str:
+    """Some rows with their values, and how many more there are."""
+    more = f", and {len(wrong) - 3} more rows" if len(wrong) > 3 else ""
+    return ", ".join(f"row {row} has {shown(value)}" for row, value in wrong[:3]) + more
+
+
+def _list(words: Iterable[str]) -> str:
+    """Words, the first eight of them."""
+    all_words = [*words]
+    return ", ".join(all_words[:8]) + (" ..." if len(all_words) > 8 else "")

@@ -1,0 +1,81 @@
+"""Parts of a store: Parquet with checksums, and what is read held to them and to the columns that are known.
+
+A part's name ends in a checksum of all of its bytes, so that one wrong bit anywhere is noticed. Its pages
+have checksums too, which any reader of Parquet can verify, but which leave out the footer with columns, types
+and places. Parts of earlier versions have neither and are read as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import uuid
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mup_tpu.errors import StoreError, reason
+
+_CHECKED_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{16})\.parquet")
+
+
+def encode(table: pa.Table) -> bytes:
+    """A table as the bytes of a part."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return sink.getvalue()
+
+
+def new_name(content: bytes) -> str:
+    """A name of its own for a new part, with the checksum of its content."""
+    return f"{uuid.uuid4().hex}-{_checksum(content)}.parquet"
+
+
+def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
+    """The table of a part, its known columns in their types.
+
+    Args:
+        content: bytes of the part.
+        name: its file name.
+        where: how to name it in an error.
+        schema: types of the columns that are known; others are left as they are.
+        keys: columns that have a value in every row.
+
+    Raises:
+        StoreError: it is damaged, is no Parquet, or its columns are not those of its kind.
+    """
+    named = _CHECKED_NAME.fullmatch(name)
+    if named and named[1] != _checksum(content):
+        raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
+    try:
+        table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        table.validate(full=True)  # text is otherwise decoded, and a wrong byte found, only when it is used
+        names = table.column_names
+        for key in keys:
+            if key not in names or table[key].null_count:
+                raise ValueError(f"it does not give {key} in every row")
+        for index, name in enumerate(names):
+            if name in schema.names:
+                table = table.set_column(index, schema.field(name), _cast(table[name], name, schema))
+        return table
+    except Exception as error:  # of damaged bytes, decoders raise errors of any kind
+        raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
+
+
+def _cast(column: pa.ChunkedArray, name: str, schema: pa.Schema) -> pa.ChunkedArray:
+    """A known column in its type; never numbers from text."""
+    wanted = schema.field(name).type
+    if pa.types.is_string(wanted) != _is_text(column.type) and not pa.types.is_null(column.type):
+        raise ValueError(f"column {name} is {column.type}, not {wanted}")
+    return column.cast(wanted)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(values) or pa.types.is_large_string(values) or pa.types.is_string_view(values)
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
