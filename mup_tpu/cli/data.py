@@ -54,14 +54,14 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     Args:
         data: The corpus, or prepared shards; a corpus is tokenised on first use.
         texts: How many held-out sequences to show, decoded.
-        verify: Hold every prepared shard to its checksum.
+        verify: Read every prepared shard: its checksum, and the type, length and number of its sequences.
     """
-    from mup_tpu.data import cache, shards, stream
+    from mup_tpu.data import cache, shard_folder, shards
 
     console = Console()
     about: dict[str, Any]
     if shards.is_prepared(data.corpus):
-        folder = stream.ShardFolder(data.corpus)
+        folder = shard_folder.ShardFolder(data.corpus)
         about, tokenizer = dataclasses.asdict(folder.index), folder.tokenizer
         held_out = list(folder.samples(folder.index.validation.shards[0])[:texts])
     else:
@@ -100,13 +100,18 @@ def _split_line(split: dict[str, Any]) -> str:
 
 def _verify(corpus: str, console: Console) -> None:
     """Read every shard, several at a time; one that is not as the index says is an error that names it."""
-    from mup_tpu.data import shards, stream
+    from mup_tpu.data import shard_folder, shards, stream
 
     if not shards.is_prepared(corpus):
         raise ConfigError(f"--verify is for prepared shards; {corpus!r} has none")
-    folder = stream.ShardFolder(corpus)
+    folder = shard_folder.ShardFolder(corpus)
     every = [*folder.index.train.shards, *folder.index.validation.shards]
     with ThreadPoolExecutor(stream.READERS) as pool, console.status("reading all shards"):
-        for _ in pool.map(folder.samples, every):
-            pass
-    console.print(f"{len(every):,} shards are as the index says", style="green", highlight=False)
+        sequences = sum(len(samples) for samples in pool.map(folder.samples, every))
+    console.print(
+        f"{len(every):,} shards are as the index says: {sequences:,} sequences of "
+        f"{folder.index.sequence_length + 1:,} tokens",
+        style="green",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -171,7 +171,7 @@ def _tokenise_chunk(
                 d.text for d, held in zip(documents, held_out, strict=True) if held == (split != "train")
             ]
             parts = [part for tokens in tokenizer.encode(chosen) for part in (tokens, separator)]
-            arrays[split] = np.concatenate(parts or [separator[:0]]).astype(_dtype(tokenizer))
+            arrays[split] = np.concatenate(parts or [separator[:0]]).astype(token_type(tokenizer.vocab_size))
         partial = work / "partial.npz"
         np.savez(partial, train=arrays["train"], validation=arrays["validation"])
         partial.replace(file)
@@ -183,7 +183,7 @@ def _tokenise_chunk(
 
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
     """Make a cache folder of tokenised chunks and rename it into place."""
-    dtype = np.dtype(_dtype(tokenizer))
+    dtype = token_type(tokenizer.vocab_size)
     partial = folder.parent / f".partial-{uuid.uuid4().hex}"
     try:
         partial.mkdir(parents=True)
@@ -219,9 +219,10 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
+def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     """The smallest type that holds every token."""
-    return next(t for t in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab_size <= np.iinfo(t).max + 1)
+    kinds = (np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32))
+    return next(kind for kind in kinds if vocab_size <= np.iinfo(kind).max + 1)
 
 
 def _is_whole(folder: Path) -> bool:

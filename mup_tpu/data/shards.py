@@ -31,87 +31,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
+from mup_tpu.data.cache import (
+    SPLITS,
+    TOKENIZER_FILE,
+    TokenCache,
+    load_cache,
+    token_folder,
+)
+from mup_tpu.data.shard_index import (
+    FORMAT,
+    INDEX,
+    MAX_SHARD_BYTES,
+    Shard,
+    ShardIndex,
+    Split,
+    sample_bytes,
+)
 from mup_tpu.errors import ConfigError, DataError, reason
 from mup_tpu.files import Folder
 
-FORMAT = 1
-"""Part of the fingerprint: shards made by another rule give other batches."""
-
-INDEX = "index.json"
 _PLAN = "preparing.json"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One tar file of samples."""
-
-    name: str
-    size: int
-    """Bytes."""
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Split:
-    """The shards of one split, as many samples in each."""
-
-    documents: int
-    tokens: int
-    """Of the corpus; those that fill no whole shard are in none."""
-    samples_per_shard: int
-    shards: tuple[Shard, ...]
-
-    @property
-    def samples(self) -> int:
-        """Sequences in all shards."""
-        return self.samples_per_shard * len(self.shards)
-
-
-@dataclass(frozen=True)
-class ShardIndex:
-    """What index.json says."""
-
-    dataset: str
-    fingerprint: str
-    """Of the batches: tokens, sequence length and how sequences are dealt to shards."""
-    sequence_length: int
-    vocab_size: int
-    separator: int
-    tokenizer_sha256: str | None
-    """Of tokenizer.json; None where tokens are bytes."""
-    unigram_entropy: float
-    """Nat per token."""
-    bytes_per_token: float
-    train: Split
-    validation: Split
-
-    def to_json(self) -> str:
-        """The content of index.json."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
-
-    @classmethod
-    def from_json(cls, content: bytes, where: str) -> ShardIndex:
-        """An index that `to_json` wrote.
-
-        Raises:
-            DataError: it is not one.
-        """
-        try:
-            values = json.loads(content)
-            if values.pop("format") != FORMAT:
-                raise DataError(f"{where} is of another version of the format; prepare the shards again")
-            for split in SPLITS:
-                shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
-                values[split] = Split(**values[split], shards=shards)
-            return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{where} is not the index of prepared shards: {error}") from None
 
 
 def is_prepared(corpus: str) -> bool:
     """Whether a corpus is prepared shards: any URL, and a folder that holds their index."""
-    return "://" in corpus or (Path(corpus) / INDEX).is_file()
+    return "://" in corpus or os.path.isfile(os.path.join(corpus, INDEX))
 
 
 def prepare(
@@ -129,7 +73,7 @@ def prepare(
         progress: show it (on standard error).
 
     Raises:
-        ConfigError: shard_samples is not above 0, or workers is below.
+        ConfigError: shard_samples is not above 0 or makes shards too large to be read, or workers is below 0.
         DataError: the corpus cannot be used or is shorter than one sequence a split, or `out` cannot be
             written or holds other shards.
     """
@@ -181,6 +125,7 @@ class _Job:
 
 def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
     """The index but for the shards, and what is to be made."""
+    most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
     layout = {}
     for split, tokens in cache.tokens.items():
         sequences = (len(tokens) - 1) // config.sequence_length
@@ -192,6 +137,11 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
             )
         count = -(-sequences // shard_samples)
         layout[split] = (count, sequences // count)
+        if sequences // count > most:
+            raise ConfigError(
+                f"shard_samples {shard_samples} is not allowed: a shard is held in memory whole, at most "
+                f"{MAX_SHARD_BYTES // 2**30} GiB, which is {most:,} samples"
+            )
     recipe = [FORMAT, cache.fingerprint, config.sequence_length, layout]
     fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
     jobs = [
@@ -224,7 +174,7 @@ def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
     there = out.names()
     for name in (INDEX, _PLAN):
         if name in there:
-            held = ShardIndex.from_json(out.read(name), f"{out}/{name}")
+            held = ShardIndex.from_json(out.read(name), f"{out}/{name}", whole=name == INDEX)
             if held.fingerprint != plan.fingerprint:
                 raise DataError(
                     f"{out} holds other shards (of {held.dataset!r}); give these a folder of their own"

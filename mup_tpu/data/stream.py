@@ -10,27 +10,18 @@ Shapes: N batches, B sequences, T tokens.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import logging
 import queue
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-import fsspec
 import numpy as np
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.cache import TOKENIZER_FILE
-from mup_tpu.data.shards import INDEX, Shard, ShardIndex
-from mup_tpu.data.tokenizer import load_tokenizer
+from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
 SHUFFLE_SHARDS = 4
@@ -38,14 +29,6 @@ SHUFFLE_SHARDS = 4
 
 READERS = 4
 """Shards of one host that are read at a time."""
-
-ATTEMPTS = 10
-"""Times a read is tried; with the pauses between, about a minute and a half."""
-
-FIRST_PAUSE = 0.25
-"""Seconds before the second try; doubled for each further one."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,90 +41,6 @@ class World:
     def __post_init__(self) -> None:
         if not 0 <= self.host < self.hosts:
             raise ConfigError(f"host {self.host} is not one of {self.hosts} hosts, counted from 0")
-
-
-class ShardFolder:
-    """A folder or URL of prepared shards, read with retries, every file checked against the index.
-
-    Args:
-        url: where index.json lies.
-
-    Raises:
-        DataError: it is not there, is no index, or cannot be read after all retries.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._fs, self._root = _filesystem(self.url)
-        self._unpacking = threading.Lock()
-        try:
-            self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
-        except FileNotFoundError:
-            raise DataError(
-                f"{self.url} holds no {INDEX}: it is not (or not yet wholly) prepared; "
-                f"write it with: mup-tpu data prepare --out {self.url}"
-            ) from None
-        content = None
-        if self.index.tokenizer_sha256 is not None:
-            content = self._checked(TOKENIZER_FILE, self.index.tokenizer_sha256).decode()
-        self.tokenizer = load_tokenizer(content, self.index.separator)
-
-    def samples(self, shard: Shard) -> np.ndarray:
-        """The sequences of a shard (samples_per_shard, T + 1).
-
-        Raises:
-            DataError: the shard is missing or corrupted, or cannot be read after all retries.
-        """
-        from webdataset.tariterators import group_by_keys, tar_file_expander
-
-        content = self._checked(shard.name, shard.sha256)
-        # Unpacking holds the interpreter: by several threads it is no faster, and crowds out the trainer's.
-        with self._unpacking:
-            files = tar_file_expander([{"url": shard.name, "stream": io.BytesIO(content)}])
-            contents = [sample["npy"] for sample in group_by_keys(files)]
-        # All are of one type and shape, so that one header tells of them all; NumPy takes long over each.
-        first = np.load(io.BytesIO(contents[0]), allow_pickle=False)
-        tokens = b"".join(content[-first.nbytes :] for content in contents)
-        return np.frombuffer(tokens, first.dtype).reshape(-1, len(first))
-
-    def _checked(self, name: str, sha256: str) -> bytes:
-        """A file with the index's checksum; read once more where it has another, as reading may err."""
-        try:
-            for _ in range(2):
-                content = self._read(name)
-                found = hashlib.sha256(content).hexdigest()
-                if found == sha256:
-                    return content
-        except FileNotFoundError:
-            raise DataError(
-                f"shard {self.url}/{name} is missing, but the index names it; prepare again"
-            ) from None
-        raise DataError(
-            f"shard {self.url}/{name} is corrupted: its {len(content)} bytes have sha256 {found[:12]}, the "
-            f"index says {sha256[:12]}; copy it again, or prepare again"
-        )
-
-    def _read(self, name: str) -> bytes:
-        """A file whole, tried again after dropped connections, timeouts and answers such as 503."""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                # Hosts that lost one server at once should not come back at once.
-                time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1))
-            try:
-                return self._fs.cat_file(f"{self._root}/{name}")
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # each file system of fsspec raises errors of its client library
-                reason = str(error) or type(error).__name__
-                status = getattr(error, "status", None)
-                if isinstance(error, PermissionError) or (
-                    status in range(400, 500) and status not in (408, 429)
-                ):
-                    raise DataError(f"{self.url}/{name} cannot be read: {reason}") from None
-                log.warning(
-                    "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, reason
-                )
-        raise DataError(f"{self.url}/{name} cannot be read after {ATTEMPTS} tries: {reason}")
 
 
 class ShardDataset:
@@ -292,22 +191,3 @@ def _serve(asked: _Asked, read: Callable[[int], np.ndarray]) -> None:
             future.set_result(read(shard))
         except Exception as error:
             future.set_exception(error)
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a folder or URL, and the path in it.
-
-    Raises:
-        DataError: fsspec does not know its scheme, or lacks the package for it.
-    """
-    options: dict[str, Any] = {}
-    try:
-        if url.startswith(("http://", "https://")):
-            from aiohttp import ClientTimeout
-
-            # By default a connection that has gone silent is held for five minutes.
-            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
-        fs, root = fsspec.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{url} cannot be reached: {error}") from None
-    return fs, root.rstrip("/")

@@ -1,8 +1,6 @@
 """Prepared shards: equal, complete, plain WebDataset files, the same bytes however they came about."""
 
 import hashlib
-import io
-import json
 import os
 import signal
 import subprocess
@@ -16,8 +14,8 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import load_cache
+from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.data.shards import prepare
-from mup_tpu.data.stream import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
 
@@ -170,25 +168,3 @@ def test_an_index_that_is_none(tmp_path):
         (tmp_path / "index.json").write_bytes(content)
         with pytest.raises(DataError, match=sentence):
             ShardFolder(str(tmp_path))
-
-
-def test_pickled_samples_are_never_loaded(prepared, tmp_path):
-    import shutil
-    import tarfile
-
-    folder = shutil.copytree(prepared[0], tmp_path / "copy")
-    evil = io.BytesIO()
-    np.save(evil, np.array([print], dtype=object), allow_pickle=True)
-    with tarfile.open(folder / "train-000000.tar", "w") as tar:
-        member = tarfile.TarInfo("0.npy")
-        member.size = evil.tell()
-        evil.seek(0)
-        tar.addfile(member, evil)
-    index = json.loads((folder / "index.json").read_text())
-    index["train"]["shards"][0]["sha256"] = hashlib.sha256(
-        (folder / "train-000000.tar").read_bytes()
-    ).hexdigest()
-    (folder / "index.json").write_text(json.dumps(index))
-    shards = ShardFolder(str(folder))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
-        shards.samples(shards.index.train.shards[0])

@@ -10,9 +10,10 @@ import pytest
 from slow_server import SlowServer
 
 from mup_tpu.config import DataConfig, RunOptions
-from mup_tpu.data import World, load, stream
+from mup_tpu.data import World, load, shard_folder, stream
+from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.data.shards import prepare
-from mup_tpu.data.stream import ShardDataset, ShardFolder
+from mup_tpu.data.stream import ShardDataset
 from mup_tpu.errors import DataError
 
 
@@ -31,7 +32,7 @@ def config(shards):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(shard_folder, "FIRST_PAUSE", 0.001)
 
 
 def epoch_of(dataset, epoch=0):
@@ -157,7 +158,7 @@ def test_training_over_a_bad_server_ends_with_the_very_losses_of_the_local_folde
         remote = trained(tiny, server.url)
     assert remote[1] == local[1] and remote[0]["loss"] == local[0]["loss"]
     assert remote[0]["trial_id"] == local[0]["trial_id"]
-    assert server.asked["index.json"] == 4 and f"try 3 of {stream.ATTEMPTS}" in caplog.text
+    assert server.asked["index.json"] == 4 and f"try 3 of {shard_folder.ATTEMPTS}" in caplog.text
 
 
 def test_a_server_that_never_recovers_is_an_error(config, shards):
@@ -166,10 +167,10 @@ def test_a_server_that_never_recovers_is_an_error(config, shards):
     ).running() as server:
         dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
         with pytest.raises(
-            DataError, match=rf"train-\d+\.tar cannot be read after {stream.ATTEMPTS} tries: 503"
+            DataError, match=rf"train-\d+\.tar cannot be read after {shard_folder.ATTEMPTS} tries: 503"
         ):
             dataset.train_batch(0)
-    assert max(server.asked.values()) == stream.ATTEMPTS
+    assert max(server.asked.values()) == shard_folder.ATTEMPTS
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])

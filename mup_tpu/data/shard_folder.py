@@ -1,0 +1,263 @@
+"""Prepared shards as they are read: with retries and a deadline, and held to what their index says.
+
+Whoever made the files, what comes out is the tokens that the index promises or one sentence, and what is
+unpacked is never more than what was read: tar files are read plain, and an array's header is compared.
+
+Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import random
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from mup_tpu.data.cache import TOKENIZER_FILE, token_type
+from mup_tpu.data.shard_index import INDEX, Shard, ShardIndex
+from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
+from mup_tpu.errors import DataError
+
+ATTEMPTS = 10
+"""Times a read is tried; with the pauses between, about a minute and a half."""
+
+FIRST_PAUSE = 0.25
+"""Seconds before the second try; doubled for each further one."""
+
+PATIENCE_S = 30.0
+"""Seconds that a server may take beyond what a file takes at MIN_RATE."""
+
+MIN_RATE = 2**16
+"""Bytes a second below which a read counts as failed: a server may send a byte now and then for ever."""
+
+DEADLINE_S = 300.0
+"""Seconds after which a read is not tried again."""
+
+_UNSIZED = 2**23
+"""Bytes that a file may have whose size the index does not say, for how long it may take."""
+
+log = logging.getLogger(__name__)
+
+
+class ShardFolder:
+    """A folder or URL of prepared shards, read with retries, every file checked against the index.
+
+    Args:
+        url: where index.json lies.
+
+    Raises:
+        DataError: it is not there, is no index, or cannot be read after all retries.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._root = _filesystem(self.url)
+        self._unpacking = threading.Lock()
+        try:
+            self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
+        except FileNotFoundError:
+            raise DataError(
+                f"{self.url} holds no {INDEX}: it is not (or not yet wholly) prepared; "
+                f"write it with: mup-tpu data prepare --out {self.url}"
+            ) from None
+        content = None
+        if self.index.tokenizer_sha256 is not None:
+            content = self._checked(TOKENIZER_FILE, self.index.tokenizer_sha256)
+        self.tokenizer = self._tokenizer(content)
+
+    def _tokenizer(self, content: bytes | None) -> Tokenizer:
+        try:
+            tokenizer = load_tokenizer(content and content.decode(), self.index.separator)
+        except Exception as error:  # the library has no class for its errors
+            why = str(error).partition("\n")[0]
+            raise DataError(f"{self.url}/{TOKENIZER_FILE} is not a tokenizer: {why}") from None
+        if tokenizer.vocab_size != self.index.vocab_size:
+            raise DataError(
+                f"{self.url}/{INDEX} is not of these shards: vocab_size {self.index.vocab_size}, but the "
+                f"tokenizer has {tokenizer.vocab_size} tokens"
+            )
+        return tokenizer
+
+    def samples(self, shard: Shard) -> np.ndarray:
+        """The sequences of a shard (samples_per_shard, T + 1).
+
+        Raises:
+            DataError: the shard is missing, corrupted or not what the index says, or cannot be read after all
+                retries.
+        """
+        index = self.index
+        split = index.train if shard in index.train.shards else index.validation
+        content = self._checked(shard.name, shard.sha256, shard.size)
+        # Unpacking holds the interpreter: by several threads it is no faster, and crowds out the trainer's.
+        with self._unpacking:
+            try:
+                return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
+            except ValueError as error:
+                raise DataError(
+                    f"shard {self.url}/{shard.name} is not what its index says: {error}; prepare again"
+                ) from None
+
+    def _checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
+        """A file with the index's checksum; read once more where it has another, as reading may err."""
+        try:
+            for _ in range(2):
+                content = self._read(name, size)
+                found = hashlib.sha256(content).hexdigest()
+                if found == sha256 and size in (None, len(content)):
+                    return content
+        except FileNotFoundError:
+            raise DataError(
+                f"shard {self.url}/{name} is missing, but the index names it; prepare again"
+            ) from None
+        told = f"{size} bytes with sha256 {sha256[:12]}" if size else sha256[:12]
+        raise DataError(
+            f"shard {self.url}/{name} is corrupted: its {len(content)} bytes have sha256 {found[:12]}, the "
+            f"index says {told}; copy it again, or prepare again"
+        )
+
+    def _read(self, name: str, size: int | None = None) -> bytes:
+        """A file whole, tried again after dropped connections, timeouts and answers such as 503."""
+        path = f"{self._root}/{name}"
+        if isinstance(self._fs, LocalFileSystem):
+            self._check_local(name, size)
+        limit = {}
+        if getattr(self._fs, "async_impl", False):  # of others the client's own limits hold
+            limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
+        began = time.monotonic()
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                # Hosts that lost one server at once should not come back at once.
+                time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+            try:
+                return self._fs.cat_file(path, **limit)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each file system of fsspec raises errors of its client library
+                reason = str(error) or type(error).__name__
+                if isinstance(error, fsspec.exceptions.FSTimeoutError):
+                    reason = f"slower than {MIN_RATE // 2**10} KiB/s"
+                status = getattr(error, "status", None)
+                if isinstance(error, PermissionError) or (
+                    status in range(400, 500) and status not in (408, 429)
+                ):
+                    raise DataError(f"{self.url}/{name} cannot be read: {reason}") from None
+                log.warning(
+                    "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, reason
+                )
+            if time.monotonic() - began > DEADLINE_S:
+                break
+        raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {reason}")
+
+    def _check_local(self, name: str, size: int | None) -> None:
+        """Before reading: a named pipe would be waited for, and a file of terabytes be read.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            DataError: it is no file, or has another size.
+        """
+        path = f"{self._root}/{name}"
+        if not os.path.lexists(path):
+            raise FileNotFoundError(path)
+        if not os.path.isfile(path):
+            raise DataError(f"{path} is not a file")
+        found = os.path.getsize(path)
+        if size not in (None, found):
+            raise DataError(
+                f"shard {path} is corrupted: its {found} bytes have another size than the index says, "
+                f"{size}; copy it again, or prepare again"
+            )
+
+
+def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
+    """The sequences in a tar file (samples, length); `content` bounds what is read and allocated.
+
+    Raises:
+        ValueError: it is no plain tar file of so many arrays of so many tokens of this vocabulary.
+    """
+    kind = token_type(vocab_size)
+    head = io.BytesIO()
+    told = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(head, told)
+    tokens, size = [], length * kind.itemsize
+    try:
+        for name, start, stop in _members(content):
+            # Reading a header takes NumPy long, and all of them are the same bytes.
+            if content[start : stop - size] != head.getvalue():
+                _check_header(name, content[start:stop], kind, length)
+            tokens.append(content[stop - size : stop])
+            if len(tokens) > samples:
+                raise ValueError(f"it holds more than {samples} samples")
+    except (tarfile.TarError, OSError, OverflowError, UnicodeError) as error:
+        raise ValueError(f"it is no plain tar file ({error})") from None
+    if len(tokens) < samples:
+        raise ValueError(f"it holds {len(tokens)} samples, not {samples}")
+    sequences = np.frombuffer(b"".join(tokens), kind).reshape(samples, length)
+    if sequences.max() >= vocab_size:
+        raise ValueError(f"it holds token {sequences.max()}, outside a vocabulary of {vocab_size}")
+    return sequences
+
+
+def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, first byte and end of every file in a tar file.
+
+    Raises:
+        ValueError: something in it is not a plain KEY.npy.
+        tarfile.TarError: it is no tar file, or a compressed one.
+    """
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        for member in tar:
+            start, stop = member.offset_data, member.offset_data + member.size
+            if not member.isreg() or member.issparse() or not member.name.endswith(".npy"):
+                raise ValueError(f"{member.name[:50]!r} in it is no plain file KEY.npy")
+            if not start <= stop <= len(content):
+                raise ValueError(f"{member.name[:50]!r} in it is cut off")
+            yield member.name, start, stop
+
+
+def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
+    """An array's bytes are a header, whoever wrote it, of so many tokens, and they.
+
+    Raises:
+        ValueError: they are not.
+    """
+    file = io.BytesIO(content)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # a header is parsed as Python, which has many ways to fail
+        why = str(error).partition("\n")[0][:100]
+        raise ValueError(f"{name[:50]!r} in it is no array ({why})") from None
+    if (shape, dtype, fortran_order) != ((length,), kind, False):
+        raise ValueError(f"{name[:50]!r} in it is {dtype} {shape}, not {kind} {(length,)}"[:300])
+    if len(content) - file.tell() != length * kind.itemsize:
+        raise ValueError(f"{name[:50]!r} in it has another size than its header says")
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a folder or URL, and the path in it.
+
+    Raises:
+        DataError: fsspec does not know its scheme, or lacks the package for it.
+    """
+    options: dict[str, Any] = {}
+    try:
+        if url.startswith(("http://", "https://")):
+            from aiohttp import ClientTimeout
+
+            # By default a connection that has gone silent is held for five minutes.
+            options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
+        fs, root = fsspec.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        raise DataError(f"{url} cannot be reached: {error}") from None
+    return fs, root.rstrip("/")

@@ -1,0 +1,150 @@
+"""What index.json says of prepared shards, and what it may say: it may come from anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mup_tpu.data.cache import SPLITS, token_type
+from mup_tpu.errors import DataError
+
+FORMAT = 1
+"""Part of the fingerprint: shards made by another rule give other batches."""
+
+INDEX = "index.json"
+
+MAX_SHARD_BYTES = 2**34
+"""A shard is held in memory whole, and eight of them at a time."""
+
+_TAR_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file of samples."""
+
+    name: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+    def __post_init__(self) -> None:
+        _check(self, name=str, size=1, sha256=str)
+        if not self.name or "/" in self.name or "\\" in self.name or self.name in (".", ".."):
+            raise ValueError(f"shard {self.name!r} is no file of the folder")
+        if self.size > MAX_SHARD_BYTES:
+            raise ValueError(f"shard {self.name} has {self.size} bytes, more than {MAX_SHARD_BYTES}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The shards of one split, as many samples in each."""
+
+    documents: int
+    tokens: int
+    """Of the corpus; those that fill no whole shard are in none."""
+    samples_per_shard: int
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        _check(self, documents=0, tokens=0, samples_per_shard=1)
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("a shard is named twice")
+
+    @property
+    def samples(self) -> int:
+        """Sequences in all shards."""
+        return self.samples_per_shard * len(self.shards)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """What index.json says."""
+
+    dataset: str
+    fingerprint: str
+    """Of the batches: tokens, sequence length and how sequences are dealt to shards."""
+    sequence_length: int
+    vocab_size: int
+    separator: int
+    tokenizer_sha256: str | None
+    """Of tokenizer.json; None where tokens are bytes."""
+    unigram_entropy: float
+    """Nat per token."""
+    bytes_per_token: float
+    train: Split
+    validation: Split
+
+    def __post_init__(self) -> None:
+        _check(self, dataset=str, fingerprint=str, sequence_length=1, vocab_size=1, separator=0)
+        _check(self, unigram_entropy=float, bytes_per_token=float)
+        if self.tokenizer_sha256 is not None:
+            _check(self, tokenizer_sha256=str)
+        if self.vocab_size > 2**32 or self.separator >= self.vocab_size:
+            raise ValueError(f"vocab_size {self.vocab_size} with separator {self.separator}")
+        for split in (self.train, self.validation):
+            least = sample_bytes(self.sequence_length, self.vocab_size) * split.samples_per_shard
+            for shard in split.shards:
+                if shard.size < least:
+                    raise ValueError(
+                        f"shard {shard.name} has {shard.size} bytes, too few for {split.samples_per_shard} "
+                        f"samples of sequence_length {self.sequence_length}"
+                    )
+
+    def to_json(self) -> str:
+        """The content of index.json."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
+        """An index that `to_json` wrote.
+
+        Args:
+            content: of the file.
+            where: its name, for errors.
+            whole: whether it must name shards.
+
+        Raises:
+            DataError: it is not one.
+        """
+        try:
+            values = json.loads(content)
+            if values.pop("format") != FORMAT:
+                raise DataError(f"{where} is of another version of the format; prepare the shards again")
+            for split in SPLITS:
+                shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
+                if whole and not shards:
+                    raise ValueError(f"it names no {split} shards")
+                values[split] = Split(**values[split], shards=shards)
+            return cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{where} is not the index of prepared shards: {what}") from None
+
+
+def sample_bytes(sequence_length: int, vocab_size: int) -> int:
+    """Least bytes of a sample in its tar file: a header, and the tokens in whole blocks."""
+    tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
+    return _TAR_BLOCK + -(-tokens // _TAR_BLOCK) * _TAR_BLOCK
+
+
+def _check(values: Any, **kinds: type | int) -> None:
+    """Fields are text, finite numbers, or integers from a least one on.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, kind in kinds.items():
+        value = getattr(values, name)
+        if kind is str:
+            ok, allowed = isinstance(value, str), "text"
+        elif kind is float:
+            ok = type(value) in (int, float) and math.isfinite(value)
+            allowed = "a finite number"
+        else:
+            ok, allowed = type(value) is int and value >= kind, f"an integer from {kind} on"
+        if not ok:
+            raise ValueError(f"{name} is {str(value)[:50]!r}, not {allowed}")
