@@ -187,7 +187,7 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_search_then_transfer_to_a_wider_model(corpus, tmp_path, capfd):
+def test_search_then_transfer_to_a_wider_model(local_ray, corpus, tmp_path, capfd):
     file, results = tmp_path / "search.toml", tmp_path / "found"
     shared = SWEEP_TOML.split("0.02]")[1].replace("[base.model]", "[base.model]\nwidth = 32")
     file.write_text(

@@ -15,7 +15,6 @@ from collections import Counter
 
 import psutil
 import pytest
-import ray
 from rich.console import Console
 
 from mup_tpu import data
@@ -36,20 +35,12 @@ SPACE = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """One Ray for all searches of this file."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def search(tiny):
     return Search("small_search", tiny, SPACE)
 
 
 @pytest.fixture(scope="module")
-def searched(cluster, search, tmp_path_factory):
+def searched(local_ray, search, tmp_path_factory):
     """A finished search of 8 trials."""
     path = tmp_path_factory.mktemp("searched")
     outcome = run_search(search, str(path), SearchOptions(num_samples=8), RunOptions(), False, QUIET)
@@ -128,7 +119,7 @@ def test_a_tracker_is_told_of_every_trial(search_file, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_more_samples_go_on_where_the_search_was(searched, search, cluster, tmp_path):
+def test_more_samples_go_on_where_the_search_was(searched, search, local_ray, tmp_path):
     before = load_runs(searched)
     with pytest.raises(ConfigError, match="holds a search of 8 trials; go on with --resume"):
         run_search(search, str(searched), SearchOptions(num_samples=10), RunOptions(), False, QUIET)
@@ -149,7 +140,7 @@ def test_a_search_takes_no_slices(search, tmp_path):
 
 
 @pytest.mark.slow
-def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(cluster, tiny, tmp_path):
+def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(local_ray, tiny, tmp_path):
     widths = Search("wide", tiny, {"width": Domain("choice", values=(32.0, 2.0**20))})
     options = SearchOptions(num_samples=4, algorithm="random", scheduler="none", max_failures=0)
     outcome = run_search(widths, str(tmp_path / "wide"), options, RunOptions(), False, QUIET)
@@ -333,7 +324,7 @@ def a_worker_killed_at_its_first_checkpoint(results):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(cluster, tiny, tmp_path):
+def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tmp_path):
     base = tiny.replace(steps=900)
     search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
     options = SearchOptions(num_samples=1, evaluations=30, max_failures=1)
@@ -345,7 +336,7 @@ def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(cluster, tiny, tmp_
 
 
 @pytest.mark.slow
-def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(cluster, tiny, tmp_path):
+def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(local_ray, tiny, tmp_path):
     search = Search("killed_worker", tiny.replace(steps=900), SPACE)
     options = SearchOptions(num_samples=2, evaluations=30, max_failures=0, max_concurrent=1, scheduler="none")
     with a_worker_killed_at_its_first_checkpoint(tmp_path):
