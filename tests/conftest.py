@@ -36,7 +36,7 @@ IN_ONE_PROCESS = (*RAYS, "replay_python")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares an expensive fixture stands together, and what takes longest begins first.
 
-    Under pytest-xdist a file's tests run in one process, but for slow ones that share no fixture of their file.
+    Under pytest-xdist tests of a file run in one process, but for slow ones without a fixture of their file.
     """
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -85,7 +85,6 @@ class SharedRay:
         elif kind == "fake_cluster":
             self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
             ray.init(address=self.cluster.address, **quiet)
-
 
     def remove(self, nodes: Iterable[Any]) -> None:
         """Take nodes of the fake cluster away, and wait until it knows."""
