@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ IN_ONE_PROCESS = (*RAYS, "replay_python")
 """Fixtures that cost so much that all tests that share one run in one process of pytest-xdist."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """What shares an expensive fixture stands together, and what takes longest begins first.
 
     Under pytest-xdist tests of a file run in one process, but for slow ones without a fixture of their file.
@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in groups[name]:
             item.add_marker(pytest.mark.xdist_group(name))
         items += groups[name]
+    yield
 
 
 def group_of(item: pytest.Item) -> str:

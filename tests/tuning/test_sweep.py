@@ -325,10 +325,12 @@ def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_takes_no_sweep_along_other_axes(tiny, in_process):
+def test_a_folder_takes_no_sweep_along_other_axes(tiny, tmp_path):
+    sweep = Sweep("small", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     other = Sweep("small", tiny, scale=Axis("depth", (1, 2)))
     with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
-        run_sweep(other, str(in_process), SweepOptions(), ALONE, Console(quiet=True))
+        run_sweep(other, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
 
 
 def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
