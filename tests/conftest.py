@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,103 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # A shell has its background jobs ignore Ctrl-C, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+RAYS = ("local_ray", "fake_cluster")
+IN_ONE_PROCESS = (*RAYS, "replay_python")
+"""Fixtures that cost so much that all tests that share one run in one process of pytest-xdist."""
+
+
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """What shares an expensive fixture stands together, and what takes longest begins first.
+
+    Under pytest-xdist tests of a file run in one process, but for slow ones without a fixture of their file.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item), []).append(item)
+    slow = {name: any(item.get_closest_marker("slow") for item in group) for name, group in groups.items()}
+    items.clear()
+    for name in sorted(groups, key=lambda name: (name not in IN_ONE_PROCESS, not slow[name])):
+        for item in groups[name]:
+            item.add_marker(pytest.mark.xdist_group(name))
+        items += groups[name]
+    yield
+
+
+def group_of(item: pytest.Item) -> str:
+    """Name of the group of tests that run one after another in one process."""
+    for name in IN_ONE_PROCESS:
+        if name in item.fixturenames:
+            return name
+    file = item.nodeid.partition("::")[0]
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    of_file = any(f.scope == "module" for found in fixtures for f in found)
+    return item.nodeid if item.get_closest_marker("slow") and not of_file else file
+
+
+class SharedRay:
+    """The Ray that tests in this process share: none, one of this machine, or a fake cluster."""
+
+    kind: str | None = None
+    cluster: Any = None
+
+    def be(self, kind: str | None) -> None:
+        """Have this one up and no other."""
+        if kind == self.kind:
+            return
+        import ray
+        from ray.cluster_utils import Cluster
+
+        if self.kind:
+            ray.shutdown()
+        if self.cluster:
+            self.cluster.shutdown()
+            self.cluster = None
+        self.kind = kind
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if kind == "local_ray":
+            ray.init(address="local", num_cpus=2, include_dashboard=False, **quiet)
+        elif kind == "fake_cluster":
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+            ray.init(address=self.cluster.address, **quiet)
+
+    def remove(self, nodes: Iterable[Any]) -> None:
+        """Take nodes of the fake cluster away, and wait until it knows."""
+        import ray
+
+        for node in list(nodes):
+            self.cluster.remove_node(node)
+        deadline = time.monotonic() + 60
+        while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+_SHARED_RAY = SharedRay()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The Ray that a test asks for is up before its fixtures are; a test that asks for none finds none."""
+    _SHARED_RAY.be(next((name for name in RAYS if name in item.fixturenames), None))
+
+
+def pytest_sessionfinish() -> None:
+    _SHARED_RAY.be(None)
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> None:
+    """Ray on two cores of this machine, for tests that need one but no fresh one: what would start a Ray
+    joins it.
+    """
+
+
+@pytest.fixture(scope="session")
+def fake_cluster() -> Any:
+    """A Ray cluster of a head that has no cores; whoever adds nodes to `.cluster` removes them."""
+    return _SHARED_RAY
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: the main commands on a small corpus, and every bad input."""
 
+import dataclasses
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 
+from mup_tpu import cli
 from mup_tpu.cli import main
 from mup_tpu.config import DataConfig
 from mup_tpu.config_io import load_sweep
@@ -143,21 +145,22 @@ def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, capfd):
 @pytest.mark.slow
 def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
     command = [
-        sys.executable, "-m", "mup_tpu", "train", *SMALL[:-2], "--steps", "3000", "--corpus", corpus,
+        "train", *SMALL[:-2], "--steps", "1200", "--corpus", corpus,
         "--checkpoints", tmp_path / "c", "--checkpoint-every", "50", "--results", tmp_path / "r",
     ]  # fmt: skip
     command = [str(part) for part in command]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = [sys.executable, "-m", "mup_tpu", *command]
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
     assert "preempted at step" in output
     assert "the same command goes on" in output
     assert load_runs(tmp_path / "r")["status"].tolist() == ["preempted"]
-    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    main(command)
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
@@ -187,7 +190,7 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_search_then_transfer_to_a_wider_model(corpus, tmp_path, capfd):
+def test_search_then_transfer_to_a_wider_model(local_ray, corpus, tmp_path, capfd):
     file, results = tmp_path / "search.toml", tmp_path / "found"
     shared = SWEEP_TOML.split("0.02]")[1].replace("[base.model]", "[base.model]\nwidth = 32")
     file.write_text(
@@ -464,24 +467,34 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, capfd):
     assert "DRIFTS: init* ∝ layers^-1.0" in out
 
 
+ONE_TRIAL = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["lr_transfer", "quickstart"])
-def test_experiment_script_runs_one_width(script, corpus, tmp_path):
+def test_experiment_script_runs_one_width(tmp_path):
     """The script as a user runs it, on a few trials of its own grid."""
-    small = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
-    command = [
-        sys.executable,
-        f"experiments/{script}.py",
-        *small,
-        "--no-ray",
-        "--results",
-        tmp_path / "results",
-    ]
+    command = [sys.executable, "experiments/quickstart.py", *ONE_TRIAL, "--results", tmp_path / "results"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     runs = load_runs(tmp_path / "results")
-    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, script]]
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "quickstart"]]
     assert "figure: " in done.stdout
+
+
+def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capfd, monkeypatch):
+    """As it is but for the number of steps, in this process."""
+    run_experiment = cli.run_experiment
+
+    def shortened(sweep, *others):
+        run_experiment(dataclasses.replace(sweep, base=sweep.base.replace(steps=20)), *others)
+
+    monkeypatch.setattr(cli, "run_experiment", shortened)
+    script = str(ROOT / "experiments" / "lr_transfer.py")
+    monkeypatch.setattr(sys, "argv", [script, *ONE_TRIAL, "--results", str(tmp_path / "results")])
+    runpy.run_path(script, run_name="__main__")
+    runs = load_runs(tmp_path / "results")
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "lr_transfer"]]
+    assert "figure: " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "experiments").glob("*.py")))

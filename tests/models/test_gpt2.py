@@ -78,22 +78,28 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config, tmp_path):
-    parameters = weights(config)
-    export_stock(Trial(model=config), parameters, VOCAB, T, tmp_path / "export")
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""
+    folders = [tmp_path_factory.mktemp("export") for _ in CONFIGS]
+    for config, folder in zip(CONFIGS, folders, strict=True):
+        export_stock(Trial(model=config), weights(config), VOCAB, T, folder)
     code = (
         "import sys, torch; from transformers import GPT2LMHeadModel\n"
-        "model = GPT2LMHeadModel.from_pretrained(sys.argv[1])\n"
-        "x = torch.randint(0, 40, (3, 16), generator=torch.Generator().manual_seed(0))\n"
-        "torch.save(model(x).logits.detach(), sys.argv[2])\n"
+        "for folder in sys.argv[1:]:\n"
+        "    model = GPT2LMHeadModel.from_pretrained(folder)\n"
+        "    x = torch.randint(0, 40, (3, 16), generator=torch.Generator().manual_seed(0))\n"
+        "    torch.save(model(x).logits.detach(), folder + '/logits.pt')\n"
         "assert not any(name.startswith('mup') for name in sys.modules)"
     )
-    out = tmp_path / "logits.pt"
-    subprocess.run([sys.executable, "-c", code, tmp_path / "export", out], check=True, capture_output=True)
-    torch.testing.assert_close(
-        torch.load(out, weights_only=True), logits(config, parameters), rtol=1e-5, atol=1e-5
-    )
+    subprocess.run([sys.executable, "-c", code, *folders], check=True, capture_output=True)
+    return folders
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config, exported):
+    stock = torch.load(exported[CONFIGS.index(config)] / "logits.pt", weights_only=True)
+    torch.testing.assert_close(stock, logits(config, weights(config)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["matmul", "blocks"])

@@ -68,6 +68,10 @@ def test_peaks_of_known_devices():
     assert tpu_peak_flops("v4-16") == 275e12
     assert tpu_peak_flops("v3-8") == 61.5e12, "a v3 chip is two devices"
     assert math.isnan(tpu_peak_flops(""))
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_cpu_is_measured_once():
     cpu = get_device("cpu")
     assert peak_flops(cpu, "float32") > 1e9
     assert peak_flops(cpu, "float32") == peak_flops(cpu, "float32"), "measured once"

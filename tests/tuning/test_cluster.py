@@ -5,7 +5,6 @@ import time
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
@@ -32,8 +31,8 @@ def test_a_machine_too_busy_for_ray_is_a_sentence_after_some_tries(monkeypatch):
 
 
 @pytest.mark.slow
-def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(monkeypatch):
-    """On a cluster of this machine alone; it stands here, before the other tests join theirs."""
+def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(local_ray, monkeypatch):
+    """On a cluster of this machine alone."""
     with ray_cluster(None):
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         room = slots(RunOptions(device="xla"))
@@ -45,16 +44,13 @@ def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(monkeypatch
 
 
 @pytest.fixture(scope="module")
-def hosts():
+def hosts(fake_cluster):
     """A head without chips and two hosts of four; and the way to a third."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        cluster.add_node(num_cpus=4, resources={"TPU": 4})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster = fake_cluster.cluster
+    nodes = [cluster.add_node(num_cpus=4, resources={"TPU": 4}) for _ in range(2)]
     cluster.wait_for_nodes()
     yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    fake_cluster.remove(nodes)
 
 
 class Chips:

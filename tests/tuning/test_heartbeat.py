@@ -57,8 +57,10 @@ def test_silence_counts_from_the_last_report_and_only_while_the_driver_listens(m
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize("ray", [False, True])
-def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(ray, tiny, tmp_path, caplog):
-    base = tiny.replace(steps=1500)
+def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
+    ray, local_ray, tiny, tmp_path, caplog
+):
+    base = tiny.replace(steps=800)
     sweep = Sweep("hangs", base, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=("mup",))
     stopped = []
 
@@ -113,7 +115,7 @@ def test_a_sweep_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hun
     script.write_text(
         "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(steps=2500).to_dict())!r}))\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(steps=1000).to_dict())!r}))\n"
         "sweep = Sweep('x', base, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=('mup',))\n"
         "options = SweepOptions(heartbeat=15, pack_size=1)\n"
         "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console())\n"

@@ -8,7 +8,6 @@ import time
 import psutil
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
@@ -41,15 +40,13 @@ def add_host(cluster, slice_name, number):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(fake_cluster):
     """A head without chips, and one host of a slice whose other host is not there yet."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    add_host(made, "one", 1)
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    made.wait_for_nodes()
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    cluster = fake_cluster.cluster
+    add_host(cluster, "one", 1)
+    cluster.wait_for_nodes()
+    yield cluster
+    fake_cluster.remove(cluster.worker_nodes)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.analysis import analyze, load_table
+from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
@@ -51,7 +52,7 @@ def in_process(tiny, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("ray", [True, False])
 def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
-    ray, tiny, in_process, tmp_path
+    ray, local_ray, tiny, in_process, tmp_path
 ):
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
     options = SweepOptions(ray=ray)
@@ -111,8 +112,8 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ray", [True, False])
-def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path):
-    """kill -9 of the driver once something is stored, then the same command again."""
+def test_killed_sweep_resumes_to_the_same_table(ray, local_ray, tiny, in_process, tmp_path):
+    """kill -9 of the driver once something is stored, then the same sweep again, in this process."""
     results = tmp_path / "results"
     script = tmp_path / "sweep.py"
     script.write_text(
@@ -134,7 +135,8 @@ def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path)
     victim.wait()
     stored = len(load_runs(results))
     assert 0 < stored < 24
-    subprocess.run(command, check=True, timeout=300)
+    sweep, options = small_sweep(tiny.replace(grad_clip=0.0)), SweepOptions(ray=ray, pack_size=4)
+    run_sweep(sweep, str(results), options, RunOptions(checkpoint_every=10, threads=1), Console(quiet=True))
     assert load_runs(results)["trial_id"].is_unique
     pd.testing.assert_frame_equal(results_of(results), results_of(in_process))
     pd.testing.assert_frame_equal(load_curves(results), load_curves(in_process))
@@ -142,12 +144,12 @@ def test_killed_sweep_resumes_to_the_same_table(ray, tiny, in_process, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, tmp_path):
+def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(local_ray, tiny, tmp_path):
     """One worker is killed in mid-pack, one pack's corpus vanishes, one is too wide for any memory."""
     vanished = shutil.copytree(tiny.data.corpus, tmp_path / "vanished")
     other = tiny.replace(corpus=str(vanished), data_seed=1)
     too_wide = [tiny.replace(width=2**20, seed=s) for s in range(2)]
-    packs = [[tiny.replace(steps=3000)], [other], [tiny.replace(seed=1)], too_wide]
+    packs = [[tiny.replace(steps=800)], [other], [tiny.replace(seed=1)], too_wide]
     shutil.rmtree(vanished)
     killed, last = False, {}
     options = RunOptions(threads=1)
@@ -161,7 +163,7 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(tiny, 
                 killed = True
     assert killed
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
-    assert last[0].rows[0]["steps_done"] == 3000
+    assert last[0].rows[0]["steps_done"] == 800
     assert isinstance(last[1], PackFailure) and "vanished" in last[1].reason
     assert last[3].packs == [4, 5] and "2 trials of 26.4 T parameters need about" in last[3].reason
     assert all("allocate memory" in last[i].reason for i in (4, 5))
@@ -181,7 +183,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
-    packs = [[tiny.replace(steps=1000, seed=s)] for s in range(2)]
+    packs = [[tiny.replace(steps=400, seed=s)] for s in range(2)]
     for kills in (1, 99):
         left, last = kills, {}
         for index, event in local_packs.run_packs(packs, RunOptions(threads=1), 2, lambda pack: None, None):
@@ -201,7 +203,7 @@ def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 def test_a_process_that_dies_while_it_waits_for_a_pack_is_replaced(tiny):
-    packs = [[tiny.replace(steps=steps, seed=s)] for s, steps in enumerate((20, 2000, 20))]
+    packs = [[tiny.replace(steps=steps, seed=s)] for s, steps in enumerate((20, 600, 20))]
     last = {}
     for index, event in local_packs.run_packs(packs, RunOptions(threads=1), 2, lambda pack: None, None):
         last[index] = event
@@ -220,15 +222,14 @@ def test_a_process_that_dies_while_it_waits_for_a_pack_is_replaced(tiny):
 def test_a_sweep_that_is_told_to_end_leaves_no_process_and_goes_on(sign, tiny, tmp_path):
     """SIGTERM checkpoints packs before the step at which they would; the others lose what they did."""
     results, file = tmp_path / "results", tmp_path / "sweep.toml"
-    base = tiny.replace(steps=1500)
     file.write_text(
         'experiment = "x"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
-        "[base.model]\nbase_width = 32\nhead_size = 16\n[base.train]\nsteps = 1500\n"
-        f'[base.data]\ncorpus = "{base.data.corpus}"\nsequence_length = 32\nbatch_size = 4\n'
+        "[base.model]\nbase_width = 32\nhead_size = 16\ndepth = 1\n[base.train]\nsteps = 1200\n"
+        f'[base.data]\ncorpus = "{tiny.data.corpus}"\nsequence_length = 32\nbatch_size = 4\n'
     )
-    command = [sys.executable, "-m", "mup_tpu", "sweep", str(file), "--results", str(results)]
-    command += ["--threads", "1", "--checkpoint-every", "1000"]
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ["sweep", str(file), "--results", str(results), "--threads", "1", "--checkpoint-every", "1000"]
+    run = [sys.executable, "-m", "mup_tpu", *command]
+    driver = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 300
     while sum(log.read_text().count("step ") > 2 for log in results.glob("logs/*")) < 2:
         assert driver.poll() is None and time.monotonic() < deadline
@@ -245,10 +246,8 @@ def test_a_sweep_that_is_told_to_end_leaves_no_process_and_goes_on(sign, tiny, t
             driver.returncode == 143 and "preempted in a pack of width 32, its checkpoint is kept" in printed
         )
         assert len(list(results.glob("checkpoints/*/step-*"))) == 2
-    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert ("goes on from step 0 " in logs_after(results, processes)) == (sign != signal.SIGTERM), (
-        again.stdout
-    )
+    main(command)
+    assert ("goes on from step 0 " in logs_after(results, processes)) == (sign != signal.SIGTERM)
     assert load_runs(results)["status"].tolist() == ["finished"] * 2
 
 
@@ -326,10 +325,12 @@ def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_takes_no_sweep_along_other_axes(tiny, in_process):
+def test_a_folder_takes_no_sweep_along_other_axes(tiny, tmp_path):
+    sweep = Sweep("small", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     other = Sweep("small", tiny, scale=Axis("depth", (1, 2)))
     with pytest.raises(StoreError, match="holds a sweep of learning_rate by width"):
-        run_sweep(other, str(in_process), SweepOptions(), ALONE, Console(quiet=True))
+        run_sweep(other, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
 
 
 def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):

@@ -4,11 +4,9 @@ import contextlib
 import json
 import os
 import re
-import time
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu.config import RunOptions
@@ -33,34 +31,26 @@ ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WO
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(fake_cluster):
     """A head without chips; neither it nor the driver says which device XLA is to use."""
     with pytest.MonkeyPatch.context() as patch:
         for name in TOLD:
             patch.delenv(name, raising=False)
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-        yield made
-        ray.shutdown()
-        made.shutdown()
+        yield fake_cluster
 
 
 @contextlib.contextmanager
-def hosts(cluster, *described):
+def hosts(fake, *described):
     """Hosts of so many chips, with these labels and environments, for as long as the block lasts."""
     nodes = [
-        cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
+        fake.cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
         for chips, labels, environment in described
     ]
-    cluster.wait_for_nodes()
+    fake.cluster.wait_for_nodes()
     try:
         yield
     finally:
-        for node in nodes:
-            cluster.remove_node(node)
-        deadline = time.monotonic() + 60
-        while ray.cluster_resources().get("TPU") and time.monotonic() < deadline:
-            time.sleep(0.2)
+        fake.remove(nodes)
 
 
 def environment_of(options):

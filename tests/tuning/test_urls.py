@@ -61,7 +61,7 @@ def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, 
 
 
 @pytest.mark.slow
-def test_workers_share_a_url_with_their_driver(sweep, local, tmp_path):
+def test_workers_share_a_url_with_their_driver(sweep, local, local_ray, tmp_path):
     url = f"file://{tmp_path}/shared"
     run = RunOptions(checkpoint_every=10)
     run_sweep(sweep, url, SweepOptions(ray=True, pack_size=1), run, Console(quiet=True))
