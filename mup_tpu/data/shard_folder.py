@@ -77,7 +77,7 @@ class ShardFolder:
 
     def _tokenizer(self, content: bytes | None) -> Tokenizer:
         try:
-            tokenizer = load_tokenizer(content and content.decode(), self.index.separator)
+            tokenizer = load_tokenizer(None if content is None else content.decode(), self.index.separator)
         except Exception as error:  # the library has no class for its errors
             why = str(error).partition("\n")[0]
             raise DataError(f"{self.url}/{TOKENIZER_FILE} is not a tokenizer: {why}") from None

@@ -145,6 +145,7 @@ def _check(values: Any, **kinds: type | int) -> None:
             ok = type(value) in (int, float) and math.isfinite(value)
             allowed = "a finite number"
         else:
+            assert isinstance(kind, int)
             ok, allowed = type(value) is int and value >= kind, f"an integer from {kind} on"
         if not ok:
             raise ValueError(f"{name} is {str(value)[:50]!r}, not {allowed}")
