@@ -221,8 +221,8 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
     """The smallest type that holds every token."""
-    kinds = (np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32))
-    return next(kind for kind in kinds if vocab_size <= 2 ** (8 * kind.itemsize))
+    kinds: tuple[type[np.unsignedinteger], ...] = (np.uint8, np.uint16, np.uint32)
+    return next(np.dtype(kind) for kind in kinds if vocab_size <= np.iinfo(kind).max + 1)
 
 
 def _is_whole(folder: Path) -> bool:
