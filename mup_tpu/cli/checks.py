@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu.config import Trial
+from mup_tpu.cli.console import console as make_console
+from mup_tpu.config import Trial, require_above_zero
 from mup_tpu.errors import ConfigError, StoreError, reason
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def coord_checks(
     """`coord_check` of several trials into one table, each of its own optimizer or tying; drawn once."""
     from mup_tpu.cli import replay
 
+    require_above_zero("num_seeds", num_seeds)
+    if not widths or not parametrizations:
+        raise ConfigError(f"{'parametrizations' if widths else 'widths'} is empty: give at least one")
     for trial in trials:
         _coord_check(results, trial, widths, parametrizations, num_seeds, check_steps)
     replay.plot(results)
@@ -75,7 +79,7 @@ def _coord_check(
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    console = Console()
+    console = make_console()
     trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
     folder, name = Folder(results), "coord_check.parquet"
     try:
@@ -125,7 +129,7 @@ def doctor(results: str = "results", tpu: str | None = None) -> None:
     """
     from mup_tpu.doctor import examine, examine_tpu
 
-    console = Console()
+    console = make_console()
     doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
     findings = []
     with console.status(doing) as status:
