@@ -1,11 +1,14 @@
 """Errors that the user can mend: one sentence naming the field, the value and what is allowed.
 
-The command line prints the sentence and exits with code 2; nothing else in the package catches them.
+The command line prints the sentence and exits with the error's code, 2 for most; nothing else in the package
+catches them.
 """
 
 
 class MupTpuError(Exception):
     """Base of every error whose message alone is enough to mend it."""
+
+    exit_code = 2
 
 
 class ConfigError(MupTpuError):
@@ -37,7 +40,15 @@ class PackTooLarge(MupTpuError):
 
 
 class Preempted(MupTpuError):
-    """The machine is being taken away (SIGTERM); what was running has checkpointed. Exit code 143."""
+    """The machine is being taken away (SIGTERM); what was running has checkpointed."""
+
+    exit_code = 143
+
+
+class TrialsFailed(MupTpuError):
+    """Trials failed; what ended otherwise is stored."""
+
+    exit_code = 1
 
 
 class TableError(MupTpuError):

@@ -67,7 +67,20 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 def label(parametrization: str) -> str:
     """What people call a parametrization."""
-    return _LABELS.get(parametrization, parametrization)
+    return _LABELS.get(parametrization) or _plain(parametrization)
+
+
+def _plain(name: str) -> str:
+    """A name of a table as text: matplotlib takes what is between two $ for a formula."""
+    return name.replace("$", r"\$")
+
+
+def _title(name: str) -> str:
+    return _plain(columns.title(name))
+
+
+def _label(name: str) -> str:
+    return _plain(columns.label(name))
 
 
 def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
@@ -122,7 +135,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_title(
             f"{label(result.parametrization)}: {result.verdict.decision}{_alpha(result)}", fontsize=10.5
         )
-        ax.set_xlabel(columns.title(analysis.hyperparameter))
+        ax.set_xlabel(_title(analysis.hyperparameter))
         ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
         _log2_axis(ax, _zero_x(result) if result.at_zero else None)
     axes[0].set_ylabel("loss (nat per token)")
@@ -238,7 +251,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
                 down = o.status == "at lower edge"
                 ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
     _scale_axis(ax, analysis)
-    ax.set_ylabel(f"best {columns.title(analysis.hyperparameter)}")
+    ax.set_ylabel(f"best {_title(analysis.hyperparameter)}")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=9)
@@ -265,10 +278,10 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.imshow(grid, cmap="YlOrRd", vmin=0, vmax=max(largest, 0.01))
         ax.set_xticks(range(len(scales)), [columns.write_scale(analysis.scale, s) for s in scales])
         ax.set_yticks(range(len(scales)), [columns.write_scale(analysis.scale, s) for s in scales])
-        ax.set_xlabel(f"trained at {columns.label(analysis.scale)}")
+        ax.set_xlabel(f"trained at {_label(analysis.scale)}")
         ax.set_title(label(result.parametrization), fontsize=10.5)
         ax.grid(False)
-    axes[0].set_ylabel(f"tuned at {columns.label(analysis.scale)}")
+    axes[0].set_ylabel(f"tuned at {_label(analysis.scale)}")
     figure.suptitle("regret (nat per token)", fontsize=10.5)
     return figure
 
@@ -376,10 +389,10 @@ def collapse_figure(analysis: TransferAnalysis) -> Figure:
                 moved_G[shown], (curve.mean_G - curve.mean_G.min())[shown], "o-", ms=3.5, lw=1.3,
                 color=_sequential(scales, curve.scale), label=_at(analysis.scale, curve.scale),
             )  # fmt: skip
-        title = f"{label(result.parametrization)}: moved by {columns.label(analysis.scale)}$^{{{beta:.2f}}}$"
+        title = f"{label(result.parametrization)}: moved by {_label(analysis.scale)}$^{{{beta:.2f}}}$"
         ax.set_title(title.replace("-", "−"), fontsize=10.5)
         ax.set_ylim(-0.02, 0.8)
-        ax.set_xlabel(f"{columns.title(analysis.hyperparameter)}, moved to {_at(analysis.scale, scales[0])}")
+        ax.set_xlabel(f"{_title(analysis.hyperparameter)}, moved to {_at(analysis.scale, scales[0])}")
         _log2_axis(ax)
     axes[0].set_ylabel("loss above the best (nat per token)")
     _legend_below(figure, axes[0])
@@ -532,7 +545,7 @@ def search_figure(trials: pd.DataFrame) -> Figure:
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
             ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_xlabel(columns.title(name))
+        ax.set_xlabel(_title(name))
     for ax in list(axes)[len(varied) :]:
         ax.remove()
     for ax in figure.axes[::across]:
@@ -609,11 +622,11 @@ def _scale_axis(ax: Axes, analysis: TransferAnalysis) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(scales, [columns.write_scale(analysis.scale, s) for s in scales])
     ax.minorticks_off()
-    ax.set_xlabel(columns.title(analysis.scale))
+    ax.set_xlabel(_title(analysis.scale))
 
 
 def _at(scale: str, value: float) -> str:
-    return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
+    return f"{_label(scale)} {columns.write_scale(scale, value)}"
 
 
 def _sequential(scales: Sequence[float], scale: float) -> tuple:

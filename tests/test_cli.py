@@ -20,7 +20,8 @@ import torch
 
 from mup_tpu import cli
 from mup_tpu.cli import main
-from mup_tpu.config import DataConfig
+from mup_tpu.columns import configured
+from mup_tpu.config import DataConfig, Sweep, Trial
 from mup_tpu.config_io import load_sweep
 from mup_tpu.data import load
 from mup_tpu.store import Store, StoredAxes, load_axes, load_runs
@@ -587,3 +588,138 @@ def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
         [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+def test_failed_trials_are_exit_code_1_beside_those_that_ended(corpus, tmp_path, capfd):
+    """A width that no memory holds fails; the other is stored, and the same command tries the first again."""
+    file = tmp_path / "sweep.toml"
+    wide = SWEEP_TOML.format(corpus=str(corpus)).replace("[32]", "[32, 524288]")
+    file.write_text(wide.replace('"2^-7", 0.02', "0.02") + "\n")
+    run = ["sweep", file, "--parametrizations", "mup"]
+    for stored in (0, 1):
+        code, out, err = outcome(
+            capfd, "sweep", file, "--results", tmp_path / "out", "--parametrizations", "mup"
+        )
+        assert code == 1, out + err
+        assert f"2 trials, {stored // 2} stored" in out
+        assert re.search(
+            r"error: 1 of . trials failed, with their reasons in .*; the same command tries", err
+        )
+    statuses = load_runs(tmp_path / "out").set_index("width")["status"].to_dict()
+    assert statuses == {32: "finished", 524288: "failed"}
+    only = wide.replace("[32, 524288]", "[524288]").replace('"2^-7", 0.02', "0.02")
+    file.write_text(only)
+    code, out, err = outcome(capfd, *run, "--results", tmp_path / "two")
+    assert code == 1 and "nothing to show: table has no finished run" in out, out + err
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A results folder with one finished trial."""
+    trial = Trial().replace(width=64)
+    row = configured(trial) | {"trial_id": "a", "status": "finished", "loss": 2.5}
+    Store(tmp_path / "searched", "searched").append([row])
+    return tmp_path / "searched"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--num-seeds", 0], "num_seeds 0 is not allowed: it must be above 0"),
+        (
+            ["--num-seeds", 10**9],
+            "num_seeds 1000000000 makes 2,000,000,000 trials; at most 100,000 are planned",
+        ),
+        (["--top", 0], "top 0 is not allowed: it must be above 0"),
+        (["--sweep", "nowhere"], "results folder nowhere holds no store"),
+    ],
+)
+def test_what_is_wrong_with_a_transfer_is_said_before_anything_trains(searched, options, sentence, capfd):
+    code, out, err = outcome(capfd, "transfer", searched, "--width", 128, *options)
+    assert code == 2 and sentence in err
+    assert not searched.with_name("searched_transfer").exists()
+
+
+def test_a_sweep_without_a_finished_trial_is_nothing_to_compare_a_transfer_with(searched, tmp_path, capfd):
+    Store(tmp_path / "sweep", "sweep").append([{"trial_id": "b", "status": "diverged", "loss": math.inf}])
+    options = ["--width", 128, "--sweep", tmp_path / "sweep"]
+    code, _, err = outcome(capfd, "transfer", searched, *options)
+    assert code == 2 and "holds no finished trial to compare with" in err
+
+
+HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
+
+
+def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, capfd):
+    """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
+    folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
+    folder.mkdir(parents=True)
+    scale, tuned, *groups = HOSTILE
+    rows = [
+        {scale: w, tuned: 2.0**x, "group": g, "loss": 2 + 0.1 * (x + 8) ** 2 + 1 / w, "note[/b]": 1}
+        for w in (64, 128, 256)
+        for x in range(-10, -5)
+        for g in groups
+    ]
+    file = folder / "[bold]table[red].csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    names = ["--scale", scale, "--hyperparameter", tuned, "--parametrization-col", "group"]
+    for command in ("analyze", "next", "plot", "report"):
+        code, out, err = outcome(capfd, command, file, *names)
+        assert code == 0, err
+        assert "[/b]" in out
+        assert command != "analyze" or all(group in out for group in groups)
+    for figure in (folder / "figures").glob("*.svg"):
+        assert "smile" in figure.read_text() or figure.stem == "optimum"
+    code, _, err = outcome(capfd, "analyze", file, "--scale", "[/i]")
+    assert code == 2 and "no column '[/i]'" in err and "note[/b]" in err
+    code, _, err = outcome(capfd, "analyze", folder / "[/i].csv")
+    assert code == 2 and "[/i].csv cannot be read" in err
+
+
+def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, capfd):
+    folder = tmp_path / "[" / "b]"
+    sweep = Sweep("[red]x[$y$]")
+    rows = [
+        configured(t) | {"trial_id": f"{k}", "status": "finished", "loss": 2.0 + k % 7, "reason": "[/b]"}
+        for k, t in enumerate(sweep.trials())
+    ]
+    Store(folder, sweep.experiment).append(rows)
+    for command in ("runs", "analyze", "plot", "report"):
+        code, out, err = outcome(capfd, command, folder)
+        assert code == 0, err
+        assert command not in ("plot", "report") or "/[/b]/" in out.replace("\n", "")
+    assert "[red]x[$y$]" in outcome(capfd, "runs", folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--threads", 1_000_000], "threads 1000000 is not allowed: it must be at most 1,024"),
+        (["train", "--depth", 100_000_000], "depth 100000000 is not allowed: it must be at most 10,000"),
+        (["train", "--width", 10**30], "width 1000000000000000000000000000000 is not allowed"),
+        (["train", "--learning-rate", "2^99999"], "learning rate '2^99999' is not a number"),
+        (["train", "--learning-rate", "0^-1"], "learning rate '0^-1' is not a number"),
+        (["train", "--weight-decay", "nan"], "weight_decay nan is not allowed: it must be a finite number"),
+        (["train", "--weight-decay", "inf"], "weight_decay inf is not allowed: it must be a finite number"),
+        (["train", "--seed", 2**64], "seed 18446744073709551616 is not allowed"),
+        (["train", "--corpus", "[/b]"], "[/b]"),
+        (["train", "--data-seed", "-1"], "data_seed -1 is not allowed: it must be 0 or more"),
+        (["coord-check", "--num-seeds", 0], "num_seeds 0 is not allowed"),
+        (["coord-check", "--widths"], "widths is empty"),
+        (["analyze", "[/b]"], "results folder [/b] holds no store"),
+        (["runs", "[/b]"], "results folder [/b] holds no store"),
+    ],
+)
+def test_hostile_values_are_one_sentence_and_exit_code_2(arguments, sentence, capfd):
+    code, _, err = outcome(capfd, *arguments)
+    assert code == 2
+    assert sentence in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("name", ["", ".", "../.."])
+def test_an_experiment_that_names_no_folder_is_refused(name, corpus, tmp_path, capfd):
+    file = tmp_path / "sweep.toml"
+    file.write_text(SWEEP_TOML.format(corpus=str(corpus)).replace('"small"', f'"{name}"'))
+    code, _, err = outcome(capfd, "sweep", file)
+    assert code == 2 and f"experiment '{name}' is not allowed: it is the name of a folder" in err

@@ -11,16 +11,17 @@ import importlib.metadata
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import tyro
-from rich.console import Console
 
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.cli.grid import GridOptions
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, MupTpuError, Preempted
+from mup_tpu.errors import ConfigError, MupTpuError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,11 +131,13 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
             if name not in sweeps:
                 raise ConfigError(f"names: {unknown_key(name, sweeps)}")
         from mup_tpu.cli import replay
-        from mup_tpu.cli.tuning import run_either
+        from mup_tpu.cli.tuning import run_either, show_and_judge
 
+        outcome = Counter[str]()
         for name in names:
-            run_either(grid.change(sweeps[name]), f"{results}/{name}", where, run, until, Console())
-        replay.show_ablations(results)
+            sweep, folder = grid.change(sweeps[name]), f"{results}/{name}"
+            outcome += run_either(sweep, folder, where, run, until, make_console())
+        show_and_judge(outcome, results, lambda: replay.show_ablations(results))
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
@@ -219,7 +222,7 @@ def _training_packages() -> set[str]:
 
 def _fail(sentence: str, code: int) -> NoReturn:
     """End with a sentence on stderr."""
-    Console(stderr=True).print(
+    make_console(stderr=True).print(
         f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True
     )
     sys.exit(code)
@@ -230,14 +233,14 @@ def guard(call: Callable[[], Any]) -> None:
     try:
         call()
     except MupTpuError as error:
-        _fail(str(error), 143 if isinstance(error, Preempted) else 2)
+        _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _training_packages():
             raise
         _fail(f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'", 2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped", style="yellow")
+        make_console(stderr=True).print("stopped", style="yellow")
         with contextlib.suppress(BrokenPipeError):  # Ctrl-C reaches a reader of ours too
             sys.stdout.flush()
         # What libraries do at exit waits for threads, which an interrupt may have left without partners.

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.columns import label
-from mup_tpu.config import Axis, Trial
+from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config_io import parse_axis
 from mup_tpu.errors import ConfigError, StoreError, reason
 
@@ -58,6 +59,8 @@ def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axi
     """
     if scale is not None and widths is not None:
         raise ConfigError("scale and widths were both given: widths is short for one")
+    if widths == ():
+        raise ConfigError("widths is empty: give at least one")
     if widths is not None:
         return Axis("width", widths)
     return usual if scale is None else parse_axis(scale, "scale")
@@ -79,6 +82,9 @@ def coord_checks(
     """`coord_check` of several trials into one table, each of its own optimizer or tying; drawn once."""
     from mup_tpu.cli import replay
 
+    require_above_zero("num_seeds", num_seeds)
+    if not parametrizations:
+        raise ConfigError("parametrizations is empty: give at least one")
     for trial in trials:
         _coord_check(results, trial, scale, parametrizations, num_seeds, check_steps)
     replay.plot(results)
@@ -102,7 +108,7 @@ def _coord_check(
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    console = Console()
+    console = make_console()
     trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
     folder, name = Folder(results), "coord_check.parquet"
     try:
@@ -152,7 +158,7 @@ def doctor(results: str = "results", tpu: str | None = None) -> None:
     """
     from mup_tpu.doctor import examine, examine_tpu
 
-    console = Console()
+    console = make_console()
     doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
     findings = []
     with console.status(doing) as status:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.config import DataConfig
 from mup_tpu.errors import ConfigError
 
@@ -33,7 +34,7 @@ def prepare(out: str, data: DataConfig = DataConfig(), shard_samples: int = 4096
     from mup_tpu.data import shards
 
     index = shards.prepare(data, out, shard_samples, workers)
-    console = Console()
+    console = make_console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20
         console.print(
@@ -58,7 +59,7 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     """
     from mup_tpu.data import cache, shard_folder, shards
 
-    console = Console()
+    console = make_console()
     about: dict[str, Any]
     if shards.is_prepared(data.corpus):
         folder = shard_folder.ShardFolder(data.corpus)

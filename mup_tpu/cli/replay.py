@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mup_tpu import columns
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.config import field_column
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import Folder
@@ -41,7 +42,7 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False, where: tup
     from mup_tpu.store import Store, load_axes, load_runs
 
     table = select(load_runs(path), _conditions(where))
-    console = Console()
+    console = make_console()
     if compact:
         Store(path, str(table["experiment"].iloc[0])).compact()
     if csv is not None:
@@ -192,7 +193,7 @@ def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False)
         batches = {r.parametrization: r.next_batch for r in analysis.results}
         print(_to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
         return
-    console = Console()
+    console = make_console()
     _print_notes(console, analysis)
     for result in analysis.results:
         console.print(result.verdict.sentence, style="bold", highlight=False, soft_wrap=True)
@@ -234,7 +235,7 @@ def show_ablations(path: str, figures: bool = True) -> None:
             f"{row['best_loss']:.3f}",
             row["verdict"],
         )
-    Console().print(shown)
+    make_console().print(shown)
     if figures:
         _draw_ablations(table, _figures_folder(path))
 
@@ -281,7 +282,7 @@ def _print_ranking(path: str) -> None:
                 for name, value in zip(best.columns, row, strict=True)
             )
         )
-    Console().print(shown)
+    make_console().print(shown)
 
 
 def _print_notes(console: Console, analysis: TransferAnalysis) -> None:
@@ -292,7 +293,7 @@ def _print_notes(console: Console, analysis: TransferAnalysis) -> None:
 def _print_analysis(analysis: TransferAnalysis) -> None:
     from mup_tpu import report
 
-    console = Console()
+    console = make_console()
     _print_notes(console, analysis)
     for result in analysis.results:
         cells = report.optima_cells(result, analysis.scale)
@@ -368,7 +369,7 @@ def _save(figures: Mapping[str, Figure], folder: Path | str, numbers: str | None
         _write(f"figures folder {folder}", folder, "analysis.json", f"{numbers}\n".encode())
     for name in names:
         if name.endswith(".png"):
-            Console().print(f"figure: {folder}/{name}", highlight=False, soft_wrap=True)
+            make_console().print(f"figure: {folder}/{name}", highlight=False, soft_wrap=True)
 
 
 def _write(what: str, folder: Path | str, name: str, content: bytes) -> None:
@@ -399,7 +400,7 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
     file = str(out or (beside if loaded.stored is None else f"{path.rstrip('/')}/report.html"))
     folder, _, name = file.rpartition("/")
     _write(f"report {file}", folder or ".", name, html.encode())
-    Console().print(f"report: {file}", highlight=False, soft_wrap=True)
+    make_console().print(f"report: {file}", highlight=False, soft_wrap=True)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.errors import ConfigError, Preempted
 
@@ -47,7 +48,7 @@ def train(
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
-    console = Console()
+    console = make_console()
     if xla_report and run.device != "xla":
         raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
     if export_best and not (export and checkpoints and run.eval_every):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from mup_tpu.cli.console import console as make_console
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, require_above_zero
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
 
 
 def sweep(
@@ -59,7 +60,7 @@ def run_and_show(
     if not until.until_settled:  # which needs it before anything runs
         # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
         threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
-    console = Console()
+    console = make_console()
     try:
         outcome = run_either(sweep, folder, where, run, until, console)
     except KeyboardInterrupt:
@@ -68,7 +69,28 @@ def run_and_show(
     if outcome:
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
-    replay.show(folder)
+    show_and_judge(outcome, folder, lambda: replay.show(folder))
+
+
+def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:
+    """Show what there is, and say at the end that trials failed, if any did.
+
+    Raises:
+        TrialsFailed: some did.
+    """
+    failed = outcome.get("failed", 0)
+    try:
+        show()
+    except MupTpuError as error:
+        if not failed:
+            raise
+        make_console().print(f"nothing to show: {error}", soft_wrap=True)
+    if failed:
+        total = sum(outcome.values())
+        raise TrialsFailed(
+            f"{failed} of {total} trials failed, with their reasons in {folder}; the same command tries them "
+            "again"
+        )
 
 
 def run_either(
@@ -115,7 +137,7 @@ def search_and_show(
     from mup_tpu.tuning.search import run_search
     from mup_tpu.tuning.transfer import best_trials
 
-    console = Console()
+    console = make_console()
     folder = results or f"results/{search.experiment}"
     outcome = run_search(search, folder, options, run, resume, console)
     ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
@@ -132,6 +154,7 @@ def search_and_show(
         console.print(f"transfer it with: mup-tpu transfer {folder} --width {width}", highlight=False)
     if outcome.interrupted:
         raise KeyboardInterrupt
+    show_and_judge(outcome.counts, folder, lambda: None)
 
 
 def transfer(
@@ -171,8 +194,10 @@ def transfer(
     from mup_tpu.tuning.plan import describe
     from mup_tpu.tuning.sweep import run_trials
 
-    console = Console()
+    console = make_console()
     target = ({} if width is None else {"width": width}) | _assignments(to)
+    require_above_zero("top", top)
+    require_above_zero("num_seeds", num_seeds)
     if not target:
         raise ConfigError("transfer needs a target: give --width, or --to FIELD=VALUE such as --to depth=8")
     found = rules.best_trials(path, top)
@@ -181,8 +206,10 @@ def transfer(
     )
     for warning in rules.transfer_warnings(found[0].trial, trials[0]):
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    if sweep is not None:
+        rules.best_of_sweep(sweep)  # whether it is one is said before anything trains
     folder = results or f"{path.rstrip('/')}_transfer"
-    run_trials(f"{Path(path).name}_transfer", trials, tuple(target), folder, where, run, console)
+    outcome = run_trials(f"{Path(path).name}_transfer", trials, tuple(target), folder, where, run, console)
     runs = load_runs(folder)
     for name in target:
         column = field_column(name)
@@ -207,6 +234,7 @@ def transfer(
                 highlight=False,
                 soft_wrap=True,
             )
+    show_and_judge(outcome, folder, lambda: None)
 
 
 def _assignments(given: Sequence[str]) -> dict[str, Any]:

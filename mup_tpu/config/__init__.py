@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
 from mup_tpu.config.options import RunOptions, SequenceOptions, SweepOptions
-from mup_tpu.config.sweep import Axis, Ladder, Sweep
+from mup_tpu.config.sweep import MOST_TRIALS, Axis, Ladder, Sweep
 from mup_tpu.config.trial import (
     PARTS,
     DataConfig,
@@ -29,6 +29,7 @@ from mup_tpu.config.values import (
 )
 
 __all__ = [
+    "MOST_TRIALS",
     "PARTS",
     "TYPE_NAMES",
     "Axis",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 from rich.console import Console
+from rich.markup import escape
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
@@ -101,7 +102,7 @@ def _build(config: DataConfig, progress: bool) -> str:
             known = _known(config)
             if known and token_folder(known).exists():
                 return known
-            what = f"tokenising {config.corpus} ({config.tokenizer})"
+            what = escape(f"tokenising {config.corpus} ({config.tokenizer})")
             status.update(what)
             work.mkdir(exist_ok=True)
             tokenizer = make_tokenizer(config, _training_texts(config))

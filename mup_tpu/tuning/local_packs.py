@@ -92,6 +92,10 @@ def _in_this_process(
                 parts = split_pack(packs, index, error)
                 waiting[:0] = parts
                 yield index, PackSplit(parts, str(error))
+            except MupTpuError:
+                raise
+            except Exception as error:  # as in a process of its own: the others go on
+                yield index, PackFailure(first_line(error))
 
 
 def _train(

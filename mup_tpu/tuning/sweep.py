@@ -234,7 +234,7 @@ class _Keeper:
                 self._console.print(f"{event.reason}: split into {len(event.packs)} packs", highlight=False)
             case PackFailure():
                 size = describe(self._packs[index][0], self._scale)
-                self._console.print(f"[red]a pack of {size} failed:[/] {event.reason}")
+                self._console.print(f"a pack of {size} failed: {event.reason}", style="red", soft_wrap=True)
                 self._store_result(index, self._failed(index, event.reason))
             case PackResult():
                 self._store_result(index, event)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.config import Trial
+from mup_tpu.config import MOST_TRIALS, Trial
 from mup_tpu.config_io import from_dict
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.parametrization import PARAMETRIZATIONS
@@ -83,6 +83,10 @@ def target_trials(
         small = max(f.trial.flat()[name] for f in found)
         if not value > small:
             raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give the target's")
+    if (count := len(found) * len(parametrizations) * num_seeds) > MOST_TRIALS:
+        raise ConfigError(
+            f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
+        )
     changed = {name: value for name, value in changes.items() if value is not None}
     return [
         f.trial.replace(parametrization=p, seed=seed, **_bases(f.trial, p), **changed, **target)
@@ -145,10 +149,21 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
     Raises:
         StoreError: no such sweep.
     """
-    known, axes = load_runs(sweep), load_axes(sweep)
-    cell = ["parametrization", axes.scale.column]
-    best = known[known["status"] == "finished"].groupby([*cell, axes.tune.column])["loss"].mean()
-    best = best.groupby(cell).min()
-    reached = runs.groupby(cell)["loss"].mean()
+    best = best_of_sweep(sweep)
+    reached = runs.groupby(list(best.index.names))["loss"].mean()
     table = pd.DataFrame({"loss": reached}).join(best.rename("best"), how="inner")
     return table.assign(regret=table["loss"] - table["best"]).reset_index().to_dict("records")
+
+
+def best_of_sweep(sweep: str) -> pd.Series:
+    """Mean loss at the best tuned value of a sweep, nat per token, by parametrization and scale.
+
+    Raises:
+        StoreError: no such sweep, or it has no finished run.
+    """
+    known, axes = load_runs(sweep), load_axes(sweep)
+    cell = ["parametrization", axes.scale.column]
+    finished = known[known["status"] == "finished"]
+    if finished.empty:
+        raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
+    return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
