@@ -446,11 +446,11 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
                 label="_" if name in seen else name,
             )  # fmt: skip
             ax.annotate(
-                f"look {look.number}", (spent, drift.high), (0, 4), textcoords="offset points", ha="center",
+                str(look.number), (spent, drift.high), (0, 4), textcoords="offset points", ha="center",
                 fontsize=8,
             )  # fmt: skip
         unit = result.sequence.costs.unit
-        ax.set_xlabel(f"spent ({unit})")
+        ax.set_xlabel(f"spent ({unit}); numbers count looks")
         ax.set_xlim(left=0)
         ax.margins(y=0.15)
         ax.set_title(f"{label(result.parametrization)}: {result.verdict.decision}", fontsize=10.5)

@@ -1,5 +1,6 @@
 """Figures show the numbers of the analysis, and the same input gives the same bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -222,3 +223,23 @@ def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
     assert all(line.get_xdata()[0] < -7.5 for line in diamonds)
     assert [label.get_text() for label in ax.get_xticklabels(minor=True)] == ["0"]
     assert any("◇ at 0" in text.get_text() for text in ax.texts)
+
+
+def test_a_sequence_is_drawn_look_by_look():
+    generator = np.random.default_rng(0)
+    rows = [
+        {"width": w, "lr": 2.0**x, "seed": s, "purchase": s + 1,
+         "loss": 2.5 + 0.04 * (x + 8) ** 2 + 0.01 * generator.standard_normal()}
+        for w in (64, 128, 256) for x in range(-11, -4) for s in range(2)
+    ]  # fmt: skip
+    table = replace(check_table(pd.DataFrame(rows)), planned=(64.0, 128.0, 256.0))
+    analysis = analyze(table)
+    (ax,) = plots.transfer_figures(analysis)["sequence"].axes
+    (result,) = analysis.results
+    drawn = [(bars[0].get_xdata()[0], bars[0].get_ydata()[0]) for bars in ax.containers]
+    looks = result.sequence.looks
+    assert drawn == [
+        (spent, look.evidence.drift.alpha) for look, spent in zip(looks, result.sequence.spent, strict=True)
+    ]
+    assert [text.get_text() for text in ax.texts] == ["1", "2"]
+    assert "sequence" not in plots.transfer_figures(analyze(check_table(pd.DataFrame(rows))))
