@@ -595,10 +595,9 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(corpus, tmp_path,
     file = tmp_path / "sweep.toml"
     wide = SWEEP_TOML.format(corpus=str(corpus)).replace("[32]", "[32, 524288]")
     file.write_text(wide.replace('"2^-7", 0.02', "0.02") + "\n")
+    run = ["sweep", file, "--parametrizations", "mup"]
     for stored in (0, 1):
-        code, out, err = outcome(
-            capfd, "sweep", file, "--results", tmp_path / "out", "--parametrizations", "mup"
-        )
+        code, out, err = outcome(capfd, *run, "--results", tmp_path / "out")
         assert code == 1, out + err
         assert f"2 trials, {stored} stored" in out
         assert re.search(
