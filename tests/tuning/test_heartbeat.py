@@ -32,8 +32,8 @@ def workers_of(pid: int, named: str) -> list[psutil.Process]:
 
 def test_the_heartbeat_is_that_of_a_search_and_no_negative_number():
     assert SweepOptions().heartbeat == SearchOptions().heartbeat == 600
-    for value in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match=f"heartbeat {value} is not allowed: it must be above 0"):
+    for value, allowed in ((0.0, "above 0"), (-1.0, "above 0"), (float("nan"), "a finite number")):
+        with pytest.raises(ConfigError, match=f"heartbeat {value} is not allowed: it must be {allowed}"):
             SweepOptions(heartbeat=value)
 
 
