@@ -99,9 +99,11 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(sweep, tmp_path):
+def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(sweep, tmp_path, monkeypatch):
+    """One look each, so that it ends soon."""
+    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     both = dataclasses.replace(sweep, parametrizations=("sp", "mup"))
-    settle(both, tmp_path, SequenceOptions(until_settled=True, budget="40s"), SweepOptions(ray=True))
+    settle(both, tmp_path, options=SweepOptions(ray=True))
     runs = load_runs(tmp_path)
     assert set(runs["parametrization"]) == {"sp", "mup"}
     for _, own in runs.groupby("parametrization"):
