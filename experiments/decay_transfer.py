@@ -2,7 +2,8 @@
 
 python experiments/decay_transfer.py
 
-In μP, at μP's best learning rate. At one batch size and length a constant timescale is the rule "linear".
+In μP, at μP's best learning rate. At one batch size and length a constant timescale is the rule "linear". At
+width 64 one seed gave 1.475, 1.465, 1.473, 1.820 nat at decays of 0, 1/16, 1/4, 1.
 """
 
 from mup_tpu.cli import run_experiment
@@ -27,7 +28,7 @@ SWEEP = Sweep(
     ),
     widths=(32, 64, 128, 256),
     compare=Axis("decay_rule", ("linear", "sqrt", "constant")),
-    tune=Axis("weight_decay", (0.0, *(2.0**e for e in range(-5, 3)))),
+    tune=Axis("weight_decay", (0.0, *(2.0**e for e in range(-7, 1)))),
     num_seeds=2,
 )
 
