@@ -3,17 +3,21 @@
 A pack of 16 is one checkpoint:
 
     step-00000500/tensors.safetensors   parameters, optimizer state and losses of all members
-    step-00000500/meta.json             written last, with the other's checksum: it makes this a checkpoint
+    step-00000500/meta.json             written last, with checksums of the other and of itself: it makes this
+                                        a checkpoint
 
 Object stores have no rename, so both kinds of folder go by that marker. One that is half-written or damaged
-is recognised by it, and the one before is used.
+is recognised by it, and the one before is used. Several drivers may train the same pack: each writes the same
+tensors, and one that has ended removes them under the others, who write theirs again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
+import math
 import os
 import re
 import warnings
@@ -33,6 +37,9 @@ KEEP = 2
 """Checkpoints kept beside the best: the last, and one before it in case the last is damaged."""
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
+
+_TRIES = 5
+"""Times a checkpoint is written where another driver removes the folder meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,38 @@ def save(
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
     """
-    name = f"step-{step:08d}"
-    try:
-        folder = Folder(path)
-        folder.remove(name)
-        with folder.writing(f"{name}/{_TENSORS}") as file:
-            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, file)
-            digest = checksum(file)
-        content = {"step": step, "sha256": digest, "evaluation_loss": evaluation_loss, **meta}
-        folder.write(f"{name}/{_META}", json.dumps(content).encode())
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
+    on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    for left in reversed(range(_TRIES)):
+        try:
+            folder = Folder(path)
+            content = {"step": step, "evaluation_loss": evaluation_loss, **meta}
+            _write(folder, f"step-{step:08d}", on_host, content)
+            break
+        except (OSError, SafetensorError) as error:
+            gone = isinstance(error, FileNotFoundError) or "No such file" in str(error)
+            if not (gone and left):
+                raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
     with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next
         _drop_old(folder, content)
+
+
+def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+    """Write one checkpoint; what is there of this step is none before its tensors change."""
+    folder.remove(f"{name}/{_META}")
+    with folder.writing(f"{name}/{_TENSORS}") as file:
+        save_file(tensors, file)
+        content["sha256"] = checksum(file)
+    content[_OWN] = _digest(content)
+    folder.write(f"{name}/{_META}", json.dumps(content).encode())
+
+
+_OWN = "meta_sha256"
+"""Checksum of the rest of meta.json; earlier versions wrote none."""
+
+
+def _digest(meta: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in meta.items() if name != _OWN}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 class CheckpointWriter:
@@ -148,14 +174,14 @@ def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
 def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
     for name in names:
         try:
-            meta = json.loads(folder.read(f"{name}/{_META}"))
+            meta = _read_meta(folder, name)
             with folder.reading(f"{name}/{_TENSORS}") as file:
                 if checksum(file) != meta["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(meta["step"], load_file(file), meta)
         except FileNotFoundError:
             why = "half-written: a file of it is missing"
-        except (ValueError, KeyError, SafetensorError) as error:
+        except (ValueError, SafetensorError) as error:
             why = str(error)
         warnings.warn(
             f"checkpoint {folder}/{name} is damaged ({why}); taking the one before it", stacklevel=4
@@ -190,9 +216,35 @@ def _steps(folder: Folder) -> list[str]:
 
 def _meta(folder: Folder, name: str) -> dict[str, Any] | None:
     try:
-        return json.loads(folder.read(f"{name}/{_META}"))
+        return _read_meta(folder, name)
     except (FileNotFoundError, ValueError):
         return None
+
+
+def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
+    """What meta.json of a checkpoint says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or says what cannot be.
+    """
+    try:
+        meta = json.loads(folder.read(f"{name}/{_META}"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{_META} is no JSON") from None
+    if not isinstance(meta, dict):
+        raise ValueError(f"{_META} is no table")
+    if _OWN in meta and meta[_OWN] != _digest(meta):
+        raise ValueError(f"the checksum of {_META} does not match")
+    loss = meta.get("evaluation_loss")
+    if not (
+        type(meta.get("step")) is int
+        and isinstance(meta.get("sha256"), str)
+        and (loss is None or (type(loss) in (int, float) and math.isfinite(loss)))
+        and isinstance(meta.get("trial_ids", []), list)
+    ):
+        raise ValueError(f"{_META} lacks a step, a checksum, a loss or trial_ids as they are written")
+    return meta
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from mup_tpu.columns import write_scale
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
+from mup_tpu.errors import StoreError, first_line
 from mup_tpu.signals import handling
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.halving import RECENT, behind_best, rungs
@@ -359,13 +360,19 @@ class PackRun:
 
     def _resume(self, checkpoints: str | PathLike[str]) -> None:
         found = load_latest(checkpoints)
-        if found is None or found.meta["trial_ids"] != self._trial_ids():
+        if found is None or found.meta.get("trial_ids") != self._trial_ids():
             return
-        self.losses_SK.copy_(found.tensors.pop("losses_SK"))
-        self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
-        for name in ("statuses", "ended_at", "reasons", "validation", "wall_time"):
-            setattr(self, name, found.meta[name])
-        self.pack.end(*(k for k, status in enumerate(self.statuses) if status != "running"))
+        try:
+            self.losses_SK.copy_(found.tensors.pop("losses_SK"))
+            self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
+            for name in ("statuses", "ended_at", "reasons", "validation", "wall_time"):
+                setattr(self, name, found.meta[name])
+            self.pack.end(*(k for k, status in enumerate(self.statuses) if status != "running"))
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise StoreError(
+                f"checkpoint of step {found.step} in {checkpoints} is not one that this version wrote "
+                f"({first_line(error)}); remove that folder to train from the start"
+            ) from None
 
 
 def _result(

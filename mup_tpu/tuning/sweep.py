@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,12 +20,12 @@ from mup_tpu import data
 from mup_tpu.columns import CONFIGURED, configured, label, write
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.errors import ConfigError, Preempted, StoreError
-from mup_tpu.files import Folder
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning import local_packs, this_machine
+from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.plan import describe, make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
@@ -165,7 +164,7 @@ def run_missing(
         return Counter()
     if run.placement != "host" and not options.on_ray:
         raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
-    folders = _CheckpointFolders(store.folder, corpora.trial_id, run)
+    folders = CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
@@ -178,7 +177,7 @@ def run_missing(
                 break
     console.print(progress.summary(), highlight=False, soft_wrap=True)
     if not keeper.outcome["failed"] and time.monotonic() < deadline:
-        folders.remove_all(trials)
+        folders.remove_done(trials, store.done())
     return keeper.outcome
 
 
@@ -204,7 +203,7 @@ class _Keeper:
         self,
         store: Store,
         corpora: Corpora,
-        folders: _CheckpointFolders,
+        folders: CheckpointFolders,
         packs: list[list[Trial]],
         scale: Sequence[str],
         run: RunOptions,
@@ -260,38 +259,9 @@ class _Keeper:
         self._folders.remove(pack)
 
 
-class _CheckpointFolders:
-    """A folder for each pack's checkpoints, named by its first member: same trials, same packs."""
-
-    def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
-        self._root = results / "checkpoints" if run.checkpoint_every else None
-        self._trial_id = trial_id
-
-    def of(self, pack: list[Trial]) -> str | None:
-        return str(self._root / self._trial_id(pack[0])) if self._root else None
-
-    def remove(self, pack: list[Trial]) -> None:
-        if self._root is not None:
-            with contextlib.suppress(OSError):
-                self._root.remove(self._trial_id(pack[0]))
-
-    def remove_all(self, trials: list[Trial]) -> None:
-        """Drop what is left of these trials: packs of an earlier, killed call may have been others.
-
-        Folders of other trials stay: a driver elsewhere may be training them.
-        """
-        if self._root is None:
-            return
-        own = {self._trial_id(trial) for trial in trials}
-        with contextlib.suppress(OSError):
-            self._root.remove(*own.intersection(self._root.names()))
-            if self._root.is_local:
-                os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
-
-
 @contextlib.contextmanager
 def _with_ray(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: CheckpointFolders, results: str
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
     from mup_tpu.tuning import cluster, ray_packs
 
@@ -308,7 +278,7 @@ def _with_ray(
 
 @contextlib.contextmanager
 def _on_this_machine(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: _CheckpointFolders, results: str
+    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: CheckpointFolders, results: str
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
     workers, threads = this_machine.room(len(trials), run)
     packs = make_packs(trials, workers, local_packs.execution(run), options.pack_size)

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import shutil
 import threading
+import warnings
 
 import pytest
 import torch
@@ -168,3 +170,82 @@ def test_a_finished_run_is_not_lost_to_a_checkpoint_that_cannot_be_written(tiny,
     (tmp_path / "c").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         run_to_end(run.steps())
+
+
+METAS = {
+    "a list": lambda meta: [meta],
+    "a number": lambda meta: 7,
+    "null": lambda meta: None,
+    "a step more": lambda meta: meta | {"step": meta["step"] + 1},
+    "another loss": lambda meta: meta | {"evaluation_loss": 0.0},
+    "other trials": lambda meta: meta | {"trial_ids": ["b"]},
+    "a step as text": lambda meta: {"step": "10", "sha256": meta["sha256"]},
+    "no step": lambda meta: {"sha256": meta["sha256"]},
+    "no checksum": lambda meta: {"step": 10},
+    "a loss of nan": lambda meta: {"step": 10, "sha256": meta["sha256"], "evaluation_loss": float("nan")},
+    "trials a number": lambda meta: {"step": 10, "sha256": meta["sha256"], "trial_ids": 4},
+}
+
+
+@pytest.mark.parametrize("what", METAS)
+def test_a_changed_meta_is_damage_as_a_changed_tensor_is(what, folder):
+    for step in (5, 10):
+        save(folder.path, step, {"w": torch.ones(3) * step}, {"trial_ids": ["a"]}, 1.0 / step)
+    meta = json.loads(folder.read("step-00000010/meta.json"))
+    folder.write("step-00000010/meta.json", json.dumps(METAS[what](meta)).encode())
+    with pytest.warns(UserWarning, match="step-00000010 is damaged .*meta.json.*; taking the one before it"):
+        assert load_latest(folder.path).step == 5
+    assert load_best(folder.path).step == 5
+    save(folder.path, 7, {"w": torch.ones(1)}, {"trial_ids": ["a"]})
+    assert steps(folder) == [5, 7]
+
+
+def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
+    save(tmp_path, 10, {"w": torch.ones(3)}, {"trial_ids": ["a"], "wall_time": 12.5, "ended_at": [3]}, 0.25)
+    file = tmp_path / "step-00000010" / "meta.json"
+    content = file.read_bytes()
+    whole = {name: value for name, value in json.loads(content).items() if name != "meta_sha256"}
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = load_latest(tmp_path)
+        assert found is None or whole.items() <= found.meta.items()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_as_it_is(folder):
+    save(folder.path, 10, {"w": torch.ones(3)}, {"trial_ids": ["a"]})
+    meta = json.loads(folder.read("step-00000010/meta.json"))
+    del meta["meta_sha256"]
+    folder.write("step-00000010/meta.json", json.dumps(meta).encode())
+    assert load_latest(folder.path).step == 10
+
+
+@pytest.mark.parametrize("change", [{"members": "x"}, {"statuses": None}, {"ended_at": 5}, {"validation": 3}])
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, folder):
+    """Whole, of this very trial, and not as this version writes it."""
+    meta = {"trial_ids": [tiny.trial_id(dataset.fingerprint)], "members": [0]} | change
+    save(folder.path, 10, {"losses_SK": torch.ones(30, 1)}, meta)
+    with pytest.raises(StoreError, match="checkpoint of step 10 in .* is not one that this version wrote"):
+        PackRun([tiny], dataset, RunOptions(checkpoint_every=5), folder.path)
+
+
+def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_path):
+    """As by other drivers that end the same pack, more often than any would."""
+    ended = threading.Event()
+
+    def remove():
+        while not ended.is_set():
+            shutil.rmtree(tmp_path / "pack", ignore_errors=True)
+            ended.wait(0.02)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for step in range(1, 300):
+            save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+    finally:
+        ended.set()
+        remover.join()

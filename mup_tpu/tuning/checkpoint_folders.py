@@ -1,0 +1,68 @@
+"""A folder for each pack's checkpoints, beside the rows: kept until every trial of the pack has its row."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection
+
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu.files import Folder
+
+
+class CheckpointFolders:
+    """Folders named by a pack's trials, so that another driver's packs of the same trials have others.
+
+    Args:
+        results: the results folder.
+        trial_id: of a trial.
+        run: whether packs are checkpointed.
+    """
+
+    def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
+        self._root = results / "checkpoints" if run.checkpoint_every else None
+        self._trial_id = trial_id
+
+    def of(self, pack: list[Trial]) -> str | None:
+        """The folder of a pack; None where packs are not checkpointed."""
+        return str(self._root / self._name(pack)) if self._root else None
+
+    def _name(self, pack: list[Trial]) -> str:
+        first, *others = map(self._trial_id, pack)
+        if not others:
+            return first
+        return f"{first}-{hashlib.sha256(' '.join([first, *others]).encode()).hexdigest()[:8]}"
+
+    def remove(self, pack: list[Trial]) -> None:
+        """Drop the checkpoints of a pack whose rows are stored."""
+        if self._root is not None:
+            with contextlib.suppress(OSError):
+                self._root.remove(self._name(pack))
+
+    def remove_done(self, trials: list[Trial], done: Collection[str]) -> None:
+        """Drop what is left of these trials: packs of an earlier, killed call may have been others.
+
+        A pack that holds a trial without a row keeps its checkpoints: another driver may be training it.
+
+        Args:
+            trials: whose packs to look at.
+            done: trial_ids that have their row.
+        """
+        if self._root is None:
+            return
+        own = {self._trial_id(trial) for trial in trials}.intersection(done)
+        with contextlib.suppress(OSError):
+            names = [name for name in self._root.names() if name.partition("-")[0] in own]
+            self._root.remove(*(name for name in names if self._trial_ids(name) <= set(done)))
+            if self._root.is_local:
+                os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
+
+    def _trial_ids(self, name: str) -> set[str]:
+        """The trials of a pack; none where no checkpoint of it is whole."""
+        assert self._root is not None
+        for step in (self._root / name).names():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                return set(json.loads(self._root.read(f"{name}/{step}/meta.json"))["trial_ids"])
+        return set()

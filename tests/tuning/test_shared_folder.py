@@ -1,0 +1,59 @@
+"""Several drivers that train for one results folder at once, with checkpoints: none is in another's way."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mup_tpu.config import RunOptions
+from mup_tpu.files import Folder
+from mup_tpu.store import load_runs
+from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
+
+DRIVERS = 6
+
+
+@pytest.mark.slow
+def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
+    """Each has other packs of the same trials, and a checkpoint every third step."""
+    results, script = tmp_path / "results", tmp_path / "sweep.py"
+    base = json.dumps(tiny.replace(steps=120).to_dict())
+    script.write_text(
+        "import json, os, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
+        f"base = from_dict(Trial, json.loads({base!r}))\n"
+        "n = int(sys.argv[2])\n"
+        "sweep = Sweep('shared', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n"
+        "              parametrizations=('mup',))\n"
+        "run = RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\n"
+        "run_sweep(sweep, sys.argv[1], SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
+    )
+    command = [sys.executable, str(script), str(results)]
+    drivers = [
+        subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True)
+        for number in range(DRIVERS)
+    ]
+    errors = [driver.communicate(timeout=500)[1] for driver in drivers]
+    codes = [driver.returncode for driver in drivers]
+    assert codes == [0] * DRIVERS, [error[-600:] for error in errors]
+    runs = load_runs(results)
+    assert runs["status"].tolist() == ["finished"] * 6
+    assert not (results / "checkpoints").exists()
+
+
+def test_a_pack_of_others_keeps_its_checkpoints_until_all_of_it_is_done(tiny, tmp_path):
+    """A driver that trained some of its trials alone ends first."""
+    run = RunOptions(checkpoint_every=1)
+    folders = CheckpointFolders(Folder(tmp_path), lambda t: f"seed{t.train.seed}", run)
+    one, both = [tiny], [tiny, tiny.replace(seed=1)]
+    assert folders.of(one) != folders.of(both) != folders.of(both[::-1])
+    for pack in (one, both):
+        meta = {"trial_ids": [f"seed{t.train.seed}" for t in pack]}
+        Folder(folders.of(pack)).write("step-00000005/meta.json", json.dumps(meta).encode())
+    torn = Folder(tmp_path / "checkpoints" / "seed0-00000000")
+    torn.write("step-00000005/meta.json", b"[1")
+    folders.remove_done(one, {"seed0"})
+    assert [str(path) for path in (tmp_path / "checkpoints").iterdir()] == [folders.of(both)]
+    folders.remove_done(one, {"seed0", "seed1"})
+    assert not (tmp_path / "checkpoints").exists()
