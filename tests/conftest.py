@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 import mup_tpu.tuning  # noqa: F401 (before ray: it tells Ray how to authenticate)
@@ -72,7 +74,6 @@ class SharedRay:
         if kind == self.kind:
             return
         import ray
-        from ray.cluster_utils import Cluster
 
         if self.kind:
             ray.shutdown()
@@ -80,6 +81,21 @@ class SharedRay:
             self.cluster.shutdown()
             self.cluster = None
         self.kind = kind
+        # A node that is not up in half a minute is given up by Ray: processes of tests start theirs in turn.
+        with filelock.FileLock(Path(tempfile.gettempdir(), f"mup_tpu-tests-ray-{os.getuid()}.lock")):
+            for tries_left in (2, 1, 0):
+                try:
+                    self._start(kind)
+                    return
+                except Exception as error:  # Ray has no class for it
+                    if "timed out during startup" not in str(error) or not tries_left:
+                        raise
+                    ray.shutdown()
+
+    def _start(self, kind: str | None) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         if kind == "local_ray":
             ray.init(address="local", num_cpus=2, include_dashboard=False, **quiet)
