@@ -108,7 +108,8 @@ def test_every_trial_is_stored_once_with_its_status_and_curve(searched, search):
 
 
 @pytest.mark.slow
-def test_a_tracker_is_told_of_every_trial(local_ray, search_file, tmp_path, monkeypatch, capfd):
+def test_a_tracker_is_told_of_every_trial(search_file, tmp_path, monkeypatch, capfd):
+    """With a Ray of its own, whose processes have this environment."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     options = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "2", "--tracker", "wandb")
