@@ -7,23 +7,17 @@ Learning rates are those of the base, batch 16. Rules of the learning rate alone
 gradient follows its batch.
 """
 
+from lr_transfer import SWEEP as TUNED
+
 from mup_tpu.cli import run_experiment
-from mup_tpu.config import Axis, Ladder, Sweep, Trial
+from mup_tpu.config import Axis, Ladder, Sweep
 
 SEQUENCES = 12288
 
 SWEEP = Sweep(
     experiment="batch_transfer",
-    base=Trial().replace(
+    base=TUNED.base.replace(
         width=64,
-        base_width=64,
-        depth=2,
-        head_size=32,
-        init_std=0.14,
-        alpha_in=3.0,
-        alpha_out=0.9,
-        alpha_attn=0.4,
-        sequence_length=128,
         base_batch_size=16,
         base_steps=SEQUENCES // 16,
         warmup=0.1,

@@ -6,24 +6,17 @@ In μP, at μP's best learning rate. At one batch size and length a constant tim
 width 64 one seed gave 1.475, 1.465, 1.473, 1.820 nat at decays of 0, 1/16, 1/4, 1.
 """
 
+from lr_transfer import SWEEP as TUNED
+
 from mup_tpu.cli import run_experiment
-from mup_tpu.config import Axis, Sweep, Trial
+from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
     experiment="decay_transfer",
-    base=Trial().replace(
-        base_width=64,
-        depth=2,
-        head_size=32,
-        init_std=0.14,
-        alpha_in=3.0,
-        alpha_out=0.9,
-        alpha_attn=0.4,
-        sequence_length=128,
+    base=TUNED.base.replace(
         batch_size=8,
         steps=1500,
         warmup=0.1,
-        eval_batches=32,
         learning_rate=2.0**-7,
     ),
     widths=(32, 64, 128, 256),

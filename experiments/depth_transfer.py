@@ -6,25 +6,19 @@ At the base width SP is μP, so that one of them stands for both. 1.5 million to
 all rules look alike and deeper is worse. Init and multipliers are those of lr_transfer.py.
 """
 
+from lr_transfer import SWEEP as TUNED
+
 from mup_tpu.cli import run_experiment
-from mup_tpu.config import Axis, Sweep, Trial
+from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
     experiment="depth_transfer",
-    base=Trial().replace(
+    base=TUNED.base.replace(
         width=64,
-        base_width=64,
         base_depth=2,
-        head_size=32,
-        init_std=0.14,
-        alpha_in=3.0,
-        alpha_out=0.9,
-        alpha_attn=0.4,
-        sequence_length=128,
         batch_size=8,
         steps=1500,
         warmup=0.1,
-        eval_batches=32,
     ),
     scale=Axis("depth", (2, 4, 8, 16)),
     compare=Axis("parametrization", ("mup", "completep_half", "completep")),

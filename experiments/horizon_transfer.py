@@ -6,26 +6,19 @@ Learning rates are those of the base, 1000 steps. Rules of the learning rate alo
 so that "none" says what they will. Nothing is clipped, as by the authors of "completedp".
 """
 
+from lr_transfer import SWEEP as TUNED
+
 from mup_tpu.cli import run_experiment
-from mup_tpu.config import Axis, Sweep, Trial
+from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(
     experiment="horizon_transfer",
-    base=Trial().replace(
+    base=TUNED.base.replace(
         width=64,
-        base_width=64,
-        depth=2,
-        head_size=32,
-        init_std=0.14,
-        alpha_in=3.0,
-        alpha_out=0.9,
-        alpha_attn=0.4,
-        sequence_length=128,
         batch_size=8,
         base_batch_size=8,
         base_steps=1000,
         warmup=0.1,
-        eval_batches=32,
         weight_decay=0.1,
         grad_clip=0.0,
     ),

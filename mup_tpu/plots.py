@@ -96,12 +96,12 @@ def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
         }
     if any(result.learning_curves for result in analysis.results):
         figures["learning_curves"] = learning_curves_figure(analysis)
-    if any(looks_known(result) for result in analysis.results):
+    if any(_known_looks(result) for result in analysis.results):
         figures["sequence"] = sequence_figure(analysis)
     return figures
 
 
-def looks_known(result: TransferResult) -> list[tuple[LookTaken, float]]:
+def _known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
     """The looks of a sequence at which α was known, each with what had been spent."""
     if result.sequence is None:
         return []
@@ -429,13 +429,13 @@ def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
 @_styled
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """α with its interval against what was spent until each look of a sequence, a panel a parametrization."""
-    shown = [result for result in analysis.results if looks_known(result)]
+    shown = [result for result in analysis.results if _known_looks(result)]
     figure, axes = _panels(len(shown), width=4.6, height=3.6)
     for ax, result in zip(axes, shown, strict=True):
         assert result.sequence is not None
         ax.axhspan(-DELTA, DELTA, color=_INK, alpha=0.08, lw=0, label=f"|α| < {DELTA:g}")
         ax.axhline(0, color=_INK, lw=0.8)
-        for look, spent in looks_known(result):
+        for look, spent in _known_looks(result):
             drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
             reach = [[drift.alpha - drift.low], [drift.high - drift.alpha]]
             name = look.decision if settled else "INCONCLUSIVE, bought on"
@@ -455,7 +455,7 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.margins(y=0.15)
         ax.set_title(f"{label(result.parametrization)}: {result.verdict.decision}", fontsize=10.5)
         ax.legend(loc="best", fontsize=8)
-    axes[0].set_ylabel(f"α, exponent of {columns.label(analysis.scale)} (95 %)")
+    axes[0].set_ylabel(f"α, exponent of {_label(analysis.scale)} (95 %)")
     return figure
 
 
@@ -499,7 +499,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             low, high = row[0].get_ylim()
             row[0].set_ylim(low / 4, max(high, 2 * low))
     for ax in axes[-1]:
-        ax.set_xlabel(columns.title(scale))
+        ax.set_xlabel(_title(scale))
     return figure
 
 

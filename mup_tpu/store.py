@@ -140,8 +140,7 @@ class Store:
 
     def done(self, stopped: bool = True) -> set[str]:
         """trial_ids whose result is stored, those that were stopped early among them or not."""
-        runs = self.results()
-        return set(runs.loc[stopped | (runs["status"] != "stopped"), "trial_id"])
+        return done_of(self.results(), stopped)
 
     def next_purchase(self) -> int | None:
         """Of a sequence, the number that what is run now comes with; None where the folder holds none."""
@@ -158,6 +157,11 @@ class Store:
                 merged = pa.Table.from_pandas(_read_table(self.folder, table), preserve_index=False)
                 _write_part(self.folder, table, merged)
                 self.folder.remove(*before)
+
+
+def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
+    """trial_ids of `Store.results`, those that were stopped early among them or not."""
+    return set(results.loc[stopped | (results["status"] != "stopped"), "trial_id"])
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:

@@ -75,6 +75,8 @@ class SharedRay:
             return
         import ray
 
+        from mup_tpu.tuning.cluster import start_patiently
+
         if self.kind:
             ray.shutdown()
         if self.cluster:
@@ -83,14 +85,7 @@ class SharedRay:
         self.kind = kind
         # A node that is not up in half a minute is given up by Ray: processes of tests start theirs in turn.
         with filelock.FileLock(Path(tempfile.gettempdir(), f"mup_tpu-tests-ray-{os.getuid()}.lock")):
-            for tries_left in (2, 1, 0):
-                try:
-                    self._start(kind)
-                    return
-                except Exception as error:  # Ray has no class for it
-                    if "timed out during startup" not in str(error) or not tries_left:
-                        raise
-                    ray.shutdown()
+            start_patiently(lambda: self._start(kind))
 
     def _start(self, kind: str | None) -> None:
         import ray

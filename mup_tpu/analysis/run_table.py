@@ -6,7 +6,7 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -114,6 +114,16 @@ class RunTable:
     """Scales of the sequence that the table is of: it is looked at after each purchase, not once."""
     zeros: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     """Runs whose hyperparameter is 0, which has no place on a log2 axis; columns as `runs`, without x."""
+
+    def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
+        """The table of some rows, on the way and at 0 too.
+
+        Args:
+            keep: says of a frame of rows which to keep.
+        """
+        history = None if self.history is None else self.history[keep(self.history)]
+        zeros = self.zeros[keep(self.zeros)] if len(self.zeros) else self.zeros
+        return replace(self, runs=self.runs[keep(self.runs)], history=history, zeros=zeros)
 
 
 def load_table(

@@ -178,27 +178,18 @@ def analyze(
     notes = list(table.notes)
     if (rounding := question.rounding) > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
-    results = []
+    results, costs = [], run_cost(table)
     for name in sorted(table.runs["parametrization"].unique()):
-        results.append(_analyze_one(name, _only(table, name), question, run_cost(table)))
+        results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
             notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
     columns = table.columns
     return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
 
 
-def _only(table: RunTable, parametrization: str) -> RunTable:
-    """The part of a table that is one parametrization's."""
-
-    def own(frame: pd.DataFrame) -> pd.DataFrame:
-        return frame[frame["parametrization"] == parametrization] if len(frame) else frame
-
-    history = None if table.history is None else own(table.history)
-    return replace(table, runs=own(table.runs), history=history, zeros=own(table.zeros))
-
-
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
-    """What one parametrization's table says; in a sequence runs cost what its own did, as when planned."""
+    """What a table says of one parametrization; in a sequence runs cost what its own did, as when planned."""
+    table = table.part(lambda frame: frame["parametrization"] == parametrization)
     looks = tuple(take_looks(parametrization, table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
     optima = tuple(e.optimum for e in evidence.estimates)

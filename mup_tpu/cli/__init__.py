@@ -56,19 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def run_experiment(
-    sweep: Sweep,
-    description: str | None,
-    h200: Sweep | None = None,
-    until: SequenceOptions = SequenceOptions(),
-) -> None:
+def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
     """The command line of an experiment: run what is missing of its sweep, then show verdict and figures.
 
     Args:
         sweep: the experiment's grid, for a few CPU cores; options narrow or extend it.
         description: what the help says, the script's docstring.
         h200: the grid for one such GPU, an experiment of its own.
-        until: whether runs are bought until the verdict is settled, where options do not say.
     """
     presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
@@ -78,7 +72,7 @@ def run_experiment(
         results: str | None = None,
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
-        until: SequenceOptions = until,
+        until: SequenceOptions = SequenceOptions(),
     ) -> None:
         """Run an experiment.
 
@@ -222,9 +216,7 @@ def _training_packages() -> set[str]:
 
 def _fail(sentence: str, code: int) -> NoReturn:
     """End with a sentence on stderr."""
-    make_console(stderr=True).print(
-        f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True
-    )
+    make_console(stderr=True).print(f"error: {sentence}", style="red", soft_wrap=True)
     sys.exit(code)
 
 

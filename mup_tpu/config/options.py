@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mup_tpu.config.values import described, parse_seconds, require_positive, require_valid
+from mup_tpu.config.values import described, parse_seconds, require_positive, require_valid, shown
 from mup_tpu.errors import ConfigError
 
 
@@ -82,8 +82,9 @@ class SequenceOptions:
     """Longest time of this call with --until-settled, as 90s, 30m or 2h; the same command goes on."""
 
     def __post_init__(self) -> None:
+        require_valid(self)
         if self.budget is not None and not self.until_settled:
-            raise ConfigError(f"budget {self.budget!r} is of no use without until_settled: give both")
+            raise ConfigError(f"budget {shown(self.budget)} is of no use without until_settled: give both")
         self.seconds  # noqa: B018 (checks budget)
 
     @property

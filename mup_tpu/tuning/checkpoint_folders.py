@@ -41,21 +41,22 @@ class CheckpointFolders:
             with contextlib.suppress(OSError):
                 self._root.remove(self._name(pack))
 
-    def remove_done(self, trials: list[Trial], done: Collection[str]) -> None:
+    def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
         """Drop what is left of these trials: packs of an earlier, killed call may have been others.
 
         A pack that holds a trial without a row keeps its checkpoints: another driver may be training it.
 
         Args:
             trials: whose packs to look at.
-            done: trial_ids that have their row.
+            stored: trial_ids that have their row; asked only where there are checkpoints.
         """
         if self._root is None:
             return
+        done = set(stored())
         own = {self._trial_id(trial) for trial in trials}.intersection(done)
         with contextlib.suppress(OSError):
             names = [name for name in self._root.names() if name.partition("-")[0] in own]
-            self._root.remove(*(name for name in names if self._trial_ids(name) <= set(done)))
+            self._root.remove(*(name for name in names if self._trial_ids(name) <= done))
             if self._root.is_local:
                 os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,19 @@ def ray_cluster(address: str | None) -> Iterator[None]:
 
 
 def _start_here(common: dict[str, Any]) -> None:
-    """A cluster of this machine. Ray gives its node half a minute to start, which a busy machine may exceed.
+    """A cluster of this machine."""
+    start_patiently(lambda: ray.init(address="local", include_dashboard=False, **common))
+
+
+def start_patiently(start: Callable[[], Any]) -> None:
+    """Call what starts a node until it is up in the half minute that Ray gives it: a machine may be busy.
 
     Raises:
-        ConfigError: it did not start in several tries.
+        ConfigError: it was not in several tries.
     """
     for _ in range(_STARTS):
         try:
-            ray.init(address="local", include_dashboard=False, **common)
+            start()
             return
         except Exception as error:  # Ray has no class for it
             if "timed out during startup" not in str(error):

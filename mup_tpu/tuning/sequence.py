@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from mup_tpu.analysis.cost import Cost, run_cost
-from mup_tpu.analysis.design import Batch, first_batch, next_batch, why_stop
+from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.run_table import Columns, RunTable, load_table
 from mup_tpu.columns import configured, label, write_scale
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, StoredAxes, load_planned
+from mup_tpu.store import Store, StoredAxes, done_of, load_planned
 from mup_tpu.tuning.plan import missing_trials
 from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
 
@@ -135,27 +135,22 @@ class _Buyer:
         }
         first = [sweep.base.replace(**start, **point) for point in self._compared.values()]
         self.corpora = Corpora([trial.replace(**at) for trial in first for at in points.values()])
+        self._known = np.empty(0)
+        """Values of the hyperparameter that were asked for or run; the grid has one above 0."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
     def plans(self) -> list[_Plan]:
         """What to run next of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder)) if len(stored) else None
-        done = self._store.done(stopped=self.run.halving)
-        return [self._plan(name, point, table, stored, done) for name, point in self._compared.items()]
+        self._known = self._known_values(stored)
+        done = done_of(stored, stopped=self.run.halving)
+        return [self._plan(name, table, stored, done) for name in self._compared]
 
-    def _plan(
-        self,
-        name: str,
-        point: dict[str, Any],
-        table: RunTable | None,
-        stored: pd.DataFrame,
-        done: set[str],
-    ) -> _Plan:
-        known = self._known_values(stored)
+    def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan:
         runs = table.runs[table.runs["parametrization"] == name] if table is not None else pd.DataFrame()
         if not len(runs):
-            return self._bought(name, point, (), self._first(name), "", 1, known)
+            return self._bought(name, (), self._first(name), "", 1)
         assert table is not None
         question = Question.of(table)
         looks = tuple(take_looks(name, runs, question))
@@ -163,12 +158,12 @@ class _Buyer:
         if last:
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
-            again = self._bought(name, point, looks[:-1], batch, "", last, known)
+            again = self._bought(name, looks[:-1], batch, "", last)
             if missing_trials(again.trials, done, self.corpora.trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
-        return self._bought(name, point, looks, batch, stops, last + 1, known)
+        return self._bought(name, looks, batch, stops, last + 1)
 
     def _first(self, name: str) -> Batch:
         grid = [math.log2(value) for value in self._sweep.tune_axis.values if value > 0]
@@ -185,32 +180,25 @@ class _Buyer:
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
 
     def _bought(
-        self, name: str, point: dict[str, Any], looks: Sequence[LookTaken], batch: Batch | None, stops: str,
-        purchase: int, known: np.ndarray,
-    ) -> _Plan:  # fmt: skip
+        self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: str, purchase: int
+    ) -> _Plan:
         """A plan with the trials of its batch; a value that no trial may have ends it."""
         trials: list[Trial] = []
         if batch is not None and not stops:
             try:
-                trials = [
-                    t
-                    for cell in batch.cells
-                    for t in self._trials(cell.scale, cell.x, cell.seeds, point, known)
-                ]
+                trials = [t for cell in batch.cells for t in self._trials(name, cell)]
             except ConfigError as error:
                 stops, trials = f"{batch.reason}, but {error}", []
         return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
-    def _trials(
-        self, scale: float, x: float, seeds: int, point: dict[str, Any], known: np.ndarray
-    ) -> list[Trial]:
-        at = self._points[min(self._points, key=lambda s: abs(s - scale))]
-        value = 2.0**x
-        if len(known) and abs(math.log2(near := known[np.abs(np.log2(known) - x).argmin()]) - x) < _SAME_X:
-            value = float(near)  # not another in the last digit, which would be another trial
-        base = self._sweep.base
+    def _trials(self, name: str, cell: Cell) -> list[Trial]:
+        at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
+        near = float(self._known[np.abs(np.log2(self._known) - cell.x).argmin()])
+        # Not another in the last digit, which would be another trial.
+        value = near if abs(math.log2(near) - cell.x) < _SAME_X else 2.0**cell.x
         tuned = {self._sweep.tune_axis.field: value}
-        return [base.replace(**at, **point, **tuned, seed=base.train.seed + seed) for seed in range(seeds)]
+        one = self._sweep.base.replace(**at, **self._compared[name], **tuned)
+        return [one.replace(seed=one.train.seed + seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
         """What the budget leaves, in the unit of a cost, at this call's pace; inf before there is one."""
@@ -258,7 +246,7 @@ def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:
         "regret (nat, 95 %)",
         "verdict",
     ):
-        shown.add_column(heading, justify="left" if heading in ("verdict",) else "right")
+        shown.add_column(heading, justify="left" if heading == "verdict" else "right")
     for plan in plans:
         shown.add_row(plan.name, *_cells(plan.looks[-1] if plan.looks else None))
     console.print(shown)

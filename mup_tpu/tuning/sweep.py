@@ -177,7 +177,7 @@ def run_missing(
                 break
     console.print(progress.summary(), highlight=False, soft_wrap=True)
     if not keeper.outcome["failed"] and time.monotonic() < deadline:
-        folders.remove_done(trials, store.done())
+        folders.remove_done(trials, store.done)
     return keeper.outcome
 
 

@@ -117,11 +117,20 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
 
 
 def test_what_no_trial_may_have_ends_it_with_a_sentence(tiny, tmp_path, capsys):
+    """A start around β₂ = ½ reaches 1, which is none."""
+    sweep = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.5,)))
+    assert not settle(sweep, tmp_path, console=Console(width=300))
+    ends = "mup ends here: a start at the smallest scale, but beta2 1.0 is not in [0, 1)"
+    assert ends in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path):
     """The best of so few steps may lie at the edge; beyond 1 there is no β₂ to buy, and that is said."""
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
     )
-    settle(sweep, tmp_path, SequenceOptions(True, budget="20s"), console=Console(width=300))
+    settle(sweep, tmp_path, SequenceOptions(True, budget="20s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 

@@ -53,7 +53,7 @@ def test_a_pack_of_others_keeps_its_checkpoints_until_all_of_it_is_done(tiny, tm
         Folder(folders.of(pack)).write("step-00000005/meta.json", json.dumps(meta).encode())
     torn = Folder(tmp_path / "checkpoints" / "seed0-00000000")
     torn.write("step-00000005/meta.json", b"[1")
-    folders.remove_done(one, {"seed0"})
+    folders.remove_done(one, lambda: {"seed0"})
     assert [str(path) for path in (tmp_path / "checkpoints").iterdir()] == [folders.of(both)]
-    folders.remove_done(one, {"seed0", "seed1"})
+    folders.remove_done(one, lambda: {"seed0", "seed1"})
     assert not (tmp_path / "checkpoints").exists()
