@@ -155,7 +155,16 @@ def load_table(
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
-    return replace(checked, command=_command(path, stored), history=history, stored=stored, planned=planned)
+    checked = replace(checked, command=_command(path, stored), history=history, stored=stored)
+    return _only_planned(checked, planned) if planned else checked
+
+
+def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
+    """The part of a table that a sequence asks about: its planned scales."""
+    part = table.part(lambda frame: frame["scale"].isin(planned))
+    left_out = sorted(set(table.runs["scale"]) - set(planned))
+    note = f"{table.columns.scale} {', '.join(f'{s:g}' for s in left_out)} left out: the sequence plans none"
+    return replace(part, notes=(*table.notes, note) if left_out else table.notes, planned=planned)
 
 
 def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:

@@ -172,8 +172,10 @@ def analyze(
         seed: of the bootstrap; the same table and seed give the same numbers.
 
     Raises:
-        TableError: epsilon or delta is not a finite number above 0.
+        TableError: epsilon or delta is not a finite number above 0, or no run is at a planned scale.
     """
+    if table.runs.empty:
+        raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
     question = Question.of(table, epsilon, delta, seed)
     notes = list(table.notes)
     if (rounding := question.rounding) > 1e-5:

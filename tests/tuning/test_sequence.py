@@ -14,7 +14,7 @@ from rich.console import Console
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Store, load_planned, load_runs
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
@@ -145,6 +145,23 @@ def test_rows_of_a_grid_count_as_before_and_those_added_later_as_a_purchase(swee
     run_sweep(more, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
     assert load_runs(tmp_path).set_index("lr")["purchase"].dropna().to_dict() == {0.02: 1}
     assert store.next_purchase() == 2
+
+
+def test_a_scale_that_the_sequence_does_not_plan_is_no_part_of_its_question(sweep, tmp_path):
+    """Or runs would be asked for there, and be bought at the nearest scale that is planned."""
+    narrower = dataclasses.replace(sweep, widths=(16, 32), learning_rates=(0.01,))
+    run_sweep(
+        narrower, str(tmp_path), SweepOptions(), RunOptions(threads=os.cpu_count()), Console(quiet=True)
+    )
+    assert set(load_table(tmp_path).runs["scale"]) == {16, 32}
+    Store(tmp_path, "seq", planned=(32, 64, 128))
+    table = load_table(tmp_path)
+    assert set(table.runs["scale"]) == set(table.history["scale"]) == {32}
+    assert "width 16 left out: the sequence plans none" in table.notes
+    run_sweep(narrower, str(tmp_path / "b"), SweepOptions(), RunOptions(), Console(quiet=True))
+    Store(tmp_path / "b", "seq", planned=(64, 128, 256))
+    with pytest.raises(TableError, match="no run is at a width that the sequence plans: run it first"):
+        analyze(load_table(tmp_path / "b"))
 
 
 def test_what_a_sequence_cannot_be_is_a_sentence(sweep, tiny, tmp_path):
