@@ -78,7 +78,8 @@ def save(
             _write(folder, f"step-{step:08d}", on_host, content)
             break
         except (OSError, SafetensorError) as error:
-            gone = isinstance(error, FileNotFoundError) or "No such file" in str(error)
+            # FileExistsError: the folder was there when it was to be made, and gone when that was looked at.
+            gone = isinstance(error, FileNotFoundError | FileExistsError) or "No such file" in str(error)
             if not (gone and left):
                 raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
     with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next

@@ -1,7 +1,9 @@
 """Checkpoints: whole, few, checked, never executed, and written while training goes on."""
 
+import errno
 import itertools
 import json
+import os
 import shutil
 import threading
 import warnings
@@ -249,3 +251,19 @@ def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_pa
     finally:
         ended.set()
         remover.join()
+
+
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """`os.makedirs` finds it, looks whether it is a folder, and it is gone: seen with six drivers."""
+    make, calls = os.makedirs, []
+
+    def found_and_gone(path, *args, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        make(path, *args, **options)
+
+    monkeypatch.setattr(os, "makedirs", found_and_gone)
+    save(tmp_path / "pack", 1, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+    assert len(calls) > 1
+    assert load_latest(tmp_path / "pack").step == 1
