@@ -465,7 +465,7 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, capfd):
     command = ["analyze", table, "--scale", "layers", "--hyperparameter", "init", "--loss-col", "final"]
     code, out, err = outcome(capfd, *command)
     assert code == 0, err
-    assert "DRIFTS: init* ∝ layers^-1.0" in out
+    assert "DRIFTS (one look): init* ∝ layers^-1.0" in out
 
 
 ONE_TRIAL = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]

@@ -104,8 +104,8 @@ def decide(
         look is None or look.has_drifted or regret.status != "estimated" or regret.low > 2 * epsilon
     ):
         verdict = "DRIFTS"
-    rule = "" if look is None else f" (look {look.number} of at most {MOST_LOOKS})"
-    return verdict, f"{parametrization}: {verdict}{rule}: {numbers}."
+    rule = "one look" if look is None else f"look {look.number} of at most {MOST_LOOKS}"
+    return verdict, f"{parametrization}: {verdict} ({rule}): {numbers}."
 
 
 def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
