@@ -25,7 +25,6 @@ from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA
 
 P = ParamSpec("P")
 
@@ -433,7 +432,8 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
     figure, axes = _panels(len(shown), width=4.6, height=3.6)
     for ax, result in zip(axes, shown, strict=True):
         assert result.sequence is not None
-        ax.axhspan(-DELTA, DELTA, color=_INK, alpha=0.08, lw=0, label=f"|α| < {DELTA:g}")
+        delta = analysis.delta
+        ax.axhspan(-delta, delta, color=_INK, alpha=0.08, lw=0, label=f"|α| < {delta:g}")
         ax.axhline(0, color=_INK, lw=0.8)
         for look, spent in _known_looks(result):
             drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"

@@ -19,7 +19,6 @@ from mup_tpu import plots
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA, EPSILON
 from mup_tpu.columns import CONFIGURED, label, write_scale
 
 Cells = dict[str, Sequence[Any]]
@@ -40,19 +39,12 @@ _MADE = (
 )  # fmt: skip
 
 
-def render(
-    analysis: TransferAnalysis,
-    source: pd.DataFrame | None = None,
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
-) -> str:
+def render(analysis: TransferAnalysis, source: pd.DataFrame | None = None) -> str:
     """The report as HTML, with everything in it: no script, no link, no file beside it.
 
     Args:
         analysis: what to report.
         source: the run table it was made from, to say how the runs were made.
-        epsilon: regret that the verdicts took as not mattering, nat per token.
-        delta: drift exponent that they took as not mattering.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mup_tpu", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -75,8 +67,8 @@ def render(
         ],
         figures=[{"title": _TITLES[name], "png": _png(figure)} for name, figure in figures],
         made=how_made(source) if source is not None else [],
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=analysis.epsilon,
+        delta=analysis.delta,
         version=version("mup_tpu"),
     )
 

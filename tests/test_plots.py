@@ -233,8 +233,9 @@ def test_a_sequence_is_drawn_look_by_look():
         for w in (64, 128, 256) for x in range(-11, -4) for s in range(2)
     ]  # fmt: skip
     table = replace(check_table(pd.DataFrame(rows)), planned=(64.0, 128.0, 256.0))
-    analysis = analyze(table)
+    analysis = analyze(table, delta=0.3)
     (ax,) = plots.transfer_figures(analysis)["sequence"].axes
+    assert "|α| < 0.3" in ax.get_legend_handles_labels()[1]
     (result,) = analysis.results
     drawn = [(bars[0].get_xdata()[0], bars[0].get_ydata()[0]) for bars in ax.containers]
     looks = result.sequence.looks

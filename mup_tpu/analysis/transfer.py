@@ -148,6 +148,10 @@ class TransferAnalysis:
     hyperparameter: str
     notes: tuple[str, ...]
     results: tuple[TransferResult, ...]
+    epsilon: float
+    """Regret that the verdicts took as not mattering, nat per token."""
+    delta: float
+    """Drift exponent that they took as not mattering."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -186,7 +190,9 @@ def analyze(
         if results[-1].noise.source == "lack of fit":
             notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
     columns = table.columns
-    return TransferAnalysis(table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results))
+    return TransferAnalysis(
+        table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta
+    )
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:

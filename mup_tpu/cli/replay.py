@@ -395,7 +395,7 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
     from mup_tpu import report as rendering
 
     loaded = table.load(path)
-    html = rendering.render(table.analyze_table(loaded), loaded.stored, table.epsilon, table.delta)
+    html = rendering.render(table.analyze_table(loaded), loaded.stored)
     beside = f"{path.removesuffix(Path(path).suffix)}.html"
     file = str(out or (beside if loaded.stored is None else f"{path.rstrip('/')}/report.html"))
     folder, _, name = file.rpartition("/")
