@@ -59,7 +59,7 @@ def render(analysis: TransferAnalysis, source: pd.DataFrame | None = None) -> st
             {
                 "parametrization": plots.label(result.parametrization),
                 "verdict": result.verdict,
-                "details": details(result),
+                "details": details(result, analysis),
                 "optima": optima_cells(result, analysis.scale),
                 "regrets": regret_cells(result, analysis.scale),
             }
@@ -73,9 +73,11 @@ def render(analysis: TransferAnalysis, source: pd.DataFrame | None = None) -> st
     )
 
 
-def details(result: TransferResult) -> list[str]:
-    """What else to say below a verdict."""
+def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
+    """What else to say below a verdict: what to take home from it first."""
     lines = []
+    if advice := recommendation(result, analysis.scale, analysis.hyperparameter):
+        lines.append(advice)
     if result.sequence is not None and result.sequence.stops:
         lines.append(f"the sequence ends here: {result.sequence.stops}")
     elif result.next_batch is not None:
@@ -95,6 +97,24 @@ def details(result: TransferResult) -> list[str]:
     elif headline is not None and headline.status == "estimated":
         lines.append(f"compute-equivalent of that regret not given: {result.law.why_not}")
     return lines
+
+
+def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> str:
+    """What to do at the largest scale with the optimum of the smallest, and what that costs; "" if unknown."""
+    headline = result.headline_regret
+    if headline is None:
+        return ""
+    at = {o.scale: o for o in result.optima}
+    source, target = (write_scale(scale, s) for s in (headline.source, headline.target))
+    value = f"{label(hyperparameter)} 2^{at[headline.source].x:.1f}"
+    if result.verdict.decision != "DRIFTS" and headline.status == "estimated":
+        most = f"{headline.high:.3f}" if math.isfinite(headline.high) else "an unknown amount"
+        cost = f"expected cost {headline.value:.3f} nat, at most {most}"
+        return f"take {value} from {label(scale)} {source} to {target}: {cost}"
+    if result.verdict.decision != "DRIFTS":
+        return ""
+    there = f"2^{at[headline.target].x:.1f} is the optimum there"
+    return f"do not take {value} from {label(scale)} {source} to {target}: {there}"
 
 
 def _zero_line(zero: AtZero, result: TransferResult) -> str:

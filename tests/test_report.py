@@ -51,3 +51,18 @@ def test_text_from_a_table_is_not_markup(tmp_path):
 def test_a_table_without_a_store_says_nothing_of_how_it_was_made():
     reference = Path(__file__).parent / "reference_runs" / "nanogpt_mup_owt_digitised.csv"
     assert "git commit" not in report.render(analyze(load_table(reference)))
+
+
+def test_a_verdict_ends_in_what_to_do():
+    """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
+    from mup_tpu.report import details
+
+    analysis = analyze(load_table(RESULTS))
+    sp, mup = (
+        next(details(r, analysis)[0] for r in analysis.results if r.parametrization == p)
+        for p in ("sp", "mup")
+    )
+    regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
+    assert mup.startswith("take learning rate 2^-7.5 from width 64 to 256: expected cost ")
+    assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
+    assert sp == "do not take learning rate 2^-7.5 from width 64 to 256: 2^-8.9 is the optimum there"

@@ -305,7 +305,7 @@ def _print_analysis(analysis: TransferAnalysis) -> None:
         console.print(shown)
     for result in analysis.results:
         console.print(result.verdict.sentence, style="bold", highlight=False, soft_wrap=True)
-        for detail in report.details(result):
+        for detail in report.details(result, analysis):
             console.print(f"  {detail}", highlight=False, soft_wrap=True)
 
 
