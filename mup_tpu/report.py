@@ -100,7 +100,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
 
 
 def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> str:
-    """What to do at the largest scale with the optimum of the smallest, and what that costs; "" if unknown."""
+    """What to do at the largest scale with the smallest's optimum, and what that costs; "" if unknown."""
     headline = result.headline_regret
     if headline is None:
         return ""

@@ -58,10 +58,8 @@ def test_a_verdict_ends_in_what_to_do():
     from mup_tpu.report import details
 
     analysis = analyze(load_table(RESULTS))
-    sp, mup = (
-        next(details(r, analysis)[0] for r in analysis.results if r.parametrization == p)
-        for p in ("sp", "mup")
-    )
+    advice = {result.parametrization: details(result, analysis)[0] for result in analysis.results}
+    sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
     assert mup.startswith("take learning rate 2^-7.5 from width 64 to 256: expected cost ")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
