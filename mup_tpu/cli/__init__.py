@@ -6,6 +6,9 @@ packages are imported inside the command that needs them, so that help and repla
 
 from __future__ import annotations
 
+import mup_tpu.cli.interrupt  # noqa: F401 (before all others: Ctrl-C may come while they are imported)
+
+# isort: split
 import contextlib
 import errno
 import importlib.metadata

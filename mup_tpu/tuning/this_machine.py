@@ -10,11 +10,12 @@ import contextlib
 import glob
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -84,8 +85,13 @@ def _ensure_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["mup_tpu.training.loop", "mup_tpu.training.host_log"]
     )
-    with _without_main():
-        forkserver.ensure_running()
+    resource_tracker.ensure_running()  # which the server starts else, and which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:  # Ctrl-C reaches the server too, which ignores it once it has imported what it is to
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
