@@ -14,7 +14,10 @@ from typing import Literal
 
 _PIECE = 2**16
 
-Fault = Literal["503", "drop", ""]
+_TRICKLE_S = 0.1
+"""Seconds between two bytes of a trickle."""
+
+Fault = Literal["503", "drop", "trickle", ""]
 
 
 class SlowServer(ThreadingHTTPServer):
@@ -25,7 +28,8 @@ class SlowServer(ThreadingHTTPServer):
         latency: seconds before each answer.
         bandwidth: bytes a second that all answers share; 0 does not limit.
         fault: what goes wrong for a file's name and the number of times it was asked for before: "503" is
-            that answer, "drop" closes the connection in the middle of the file.
+            that answer, "drop" closes the connection in the middle of the file, "trickle" sends a byte now
+            and then.
     """
 
     daemon_threads = True
@@ -95,10 +99,17 @@ class _Handler(SimpleHTTPRequestHandler):
         if fault == "drop":
             content = content[: len(content) // 2]
             self.close_connection = True
-        for start in range(0, len(content), _PIECE):
-            piece = content[start : start + _PIECE]
+        size = 1 if fault == "trickle" else _PIECE
+        for start in range(0, len(content), size):
+            piece = content[start : start + size]
             self.server.wait_for_line(len(piece))
-            self.wfile.write(piece)
+            try:
+                self.wfile.write(piece)
+            except ConnectionError:  # whoever asked gave up
+                self.close_connection = True
+                return
+            if fault == "trickle":
+                time.sleep(_TRICKLE_S)
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""

@@ -75,8 +75,6 @@ class SharedRay:
             return
         import ray
 
-        from mup_tpu.tuning.cluster import start_patiently
-
         if self.kind:
             ray.shutdown()
         if self.cluster:
@@ -85,23 +83,31 @@ class SharedRay:
         self.kind = kind
         # A node that is not up in half a minute is given up by Ray: processes of tests start theirs in turn.
         with filelock.FileLock(Path(tempfile.gettempdir(), f"mup_tpu-tests-ray-{os.getuid()}.lock")):
-            start_patiently(lambda: self._start(kind))
+            self._start(kind)
 
     def _start(self, kind: str | None) -> None:
         import ray
         from ray.cluster_utils import Cluster
 
+        from mup_tpu.tuning.cluster import start_here, start_patiently
+
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        if kind == "local_ray":
-            ray.init(address="local", num_cpus=2, include_dashboard=False, **quiet)
-        elif kind == "fake_cluster":
+
+        def start_fake() -> None:
             self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
             ray.init(address=self.cluster.address, **quiet)
 
+        if kind == "local_ray":
+            start_here(num_cpus=2, **quiet)
+        elif kind == "fake_cluster":
+            start_patiently(start_fake)
+
     def remove(self, nodes: Iterable[Any]) -> None:
-        """Take nodes of the fake cluster away, and wait until it knows."""
+        """Take nodes of the fake cluster away, and wait until it knows; with the cluster they are gone."""
         import ray
 
+        if self.cluster is None:
+            return
         for node in list(nodes):
             self.cluster.remove_node(node)
         deadline = time.monotonic() + 60

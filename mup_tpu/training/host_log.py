@@ -11,9 +11,10 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mup_tpu.errors import reason
 from mup_tpu.files import Folder
@@ -62,7 +63,11 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
-    """Hand what loggers say, from level INFO on, to a handler; it is closed at the end."""
+    """Hand what loggers say, from level INFO on, to a handler; it is closed at the end.
+
+    Lines that it cannot write are lost, which is said once.
+    """
+    handler.handleError = _say_once()  # type: ignore[assignment, method-assign]
     found = [logging.getLogger(name) for name in loggers]
     before = [(logger.level, logger.propagate) for logger in found]
     for logger in found:
@@ -76,7 +81,22 @@ def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagates
-        handler.close()
+        with contextlib.suppress(OSError):  # what could not be written still cannot
+            handler.close()
+
+
+def _say_once() -> Callable[[logging.LogRecord], None]:
+    """What a handler does about lines that it cannot write: logging's own is a traceback for each."""
+    said: list[str] = []
+
+    def say(record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not said and error is not None:
+            said.append(reason(error))
+            with contextlib.suppress(OSError):
+                print(f"warning: lines of the log are lost: {said[0]}", file=sys.stderr)
+
+    return say
 
 
 class _UploadHandler(logging.Handler):

@@ -121,12 +121,22 @@ class PackRun:
         step_s = len(self.pack.trials) * meter.seconds_a_step(_LIKELY_MFU)
         stretches = self._stretches(start, step_s)
         room = max(map(len, stretches), default=1)
-        with prefetch(lambda i: self._place_batches(stretches[i], room), 0, len(stretches)) as batches:
+
+        def make(i: int) -> torch.Tensor:
+            if i == 0:  # evaluations find it read: they do not heed SIGTERM while they wait
+                self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
+            return self._place_batches(stretches[i], room)
+
+        with prefetch(make, 0, len(stretches), gives_up=lambda: self._preempted) as batches:
             for stretch in stretches:
                 if not any(self.pack.live):
                     break
                 with meter.waiting():
-                    tokens_SBT1 = next(batches)
+                    tokens_SBT1 = next(batches, None)
+                if tokens_SBT1 is None:  # preempted while it waited
+                    self.wall_time += meter.lap(*self._take_losses(pending))
+                    yield from self._end_preempted()
+                    return
                 pending.append((self.pack.train(tokens_SBT1, len(stretch)), len(stretch)))
                 done = self.pack.steps_done
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
@@ -135,12 +145,7 @@ class PackRun:
                 halves = done in self._rungs and done < self.total
                 if not (self._is_looked_at(done) or preempted):
                     continue
-                # Read one by one: on XLA, joining them would be another program.
-                losses_SK = torch.cat([self.pack.read(losses_SR)[:count] for losses_SR, count in pending])
-                steps, live = len(losses_SK), sum(self.pack.live)
-                self.losses_SK[done - steps : done] = losses_SK
-                pending = []
-                self._end_diverged(done)
+                steps, live = self._take_losses(pending)
                 if halves:
                     self._end_hopeless(done, self._rungs[done])
                 validation = self._evaluate(done) if evaluates else None
@@ -154,16 +159,33 @@ class PackRun:
                 if saves:
                     self._save()
                 if preempted:
-                    self.save()
-                    yield self.so_far("preempted")
+                    yield from self._end_preempted()
                     return
         result = self._finish(meter)
         if self._checkpoints is not None:
             self._checkpoints.close()  # before the result: whoever gets it may drop the folder
         yield result
 
+    def _take_losses(self, pending: list[tuple[torch.Tensor, int]]) -> tuple[int, int]:
+        """Read the losses of the last steps, and end members that diverged; how many steps, of how many."""
+        # Read one by one: on XLA, joining them would be another program.
+        losses = [self.pack.read(losses_SR)[:count] for losses_SR, count in pending]
+        pending.clear()
+        done, steps, live = self.pack.steps_done, sum(map(len, losses)), sum(self.pack.live)
+        if steps:
+            self.losses_SK[done - steps : done] = torch.cat(losses)
+        self._end_diverged(done)
+        return steps, live
+
+    def _end_preempted(self) -> Iterator[PackResult]:
+        self.save()
+        yield self.so_far("preempted")
+
     def preempt(self) -> None:
-        """Checkpoint after the step in progress, and end with status "preempted"; for a signal handler."""
+        """Checkpoint after the step in progress, or at once if it waits for data, and end as "preempted".
+
+        For a signal handler.
+        """
         self._preempted = True
 
     def preemptible(self) -> contextlib.AbstractContextManager[None]:
@@ -382,7 +404,7 @@ def _result(
     if status == "diverged":
         return math.inf
     if loss_kind == "train_mean":
-        return math.fsum(trained) / len(trained)
+        return math.fsum(trained) / len(trained) if trained else math.nan
     if status in ("stopped", "preempted"):
         return validation[-1]["loss"] if validation else math.nan
     return final

@@ -8,9 +8,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mup_tpu.config import RunOptions
@@ -65,7 +67,7 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        _start_here(common)
+        start_here(**common)
     else:
         import mup_tpu
 
@@ -81,9 +83,32 @@ def ray_cluster(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _start_here(common: dict[str, Any]) -> None:
-    """A cluster of this machine."""
-    start_patiently(lambda: ray.init(address="local", include_dashboard=False, **common))
+def start_here(**options: Any) -> None:
+    """Start a cluster of this machine alone, which nobody reaches from another.
+
+    Args:
+        options: of `ray.init`.
+    """
+    _keep_token_private()
+    # As on macOS and Windows: Ray listens on this machine alone where it does not expect others to join. Its
+    # option for a node's address does not do: of 127.0.0.1 it makes the address that others reach.
+    can_have_more_nodes = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = can_have_more_nodes
+
+
+def _keep_token_private() -> None:
+    """Have the token that lets a driver connect readable by this user alone: Ray makes it readable by all."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return
+    token = Path.home() / ".ray" / "auth_token"
+    with contextlib.suppress(OSError):  # a home that cannot be written to: Ray has the last word on that
+        token.parent.mkdir(exist_ok=True)
+        token.touch(0o600)  # empty, Ray takes it for none, and writes one into it
+        token.chmod(0o600)
 
 
 def start_patiently(start: Callable[[], Any]) -> None:

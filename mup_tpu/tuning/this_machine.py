@@ -10,15 +10,24 @@ import contextlib
 import glob
 import multiprocessing
 import os
+import signal
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.errors import ConfigError, reason
 from mup_tpu.tuning.plan import threads_per_pack
+
+_STARTS = 3
+"""Tries to start a process."""
+
+_PAUSE_S = 0.5
+"""Seconds after which a server that died is known to be dead."""
 
 _CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -48,20 +57,41 @@ def start_server(where: SweepOptions, options: RunOptions) -> None:
 
 
 def start_process(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
-    """A process forked from the server; it ends when this one does."""
-    _ensure_server()
-    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments, daemon=True)
-    with _without_main():
-        process.start()
-    return process
+    """A process forked from the server; it ends when this one does.
+
+    Raises:
+        ConfigError: the server died each time that it was started.
+    """
+    for attempt in range(_STARTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        _ensure_server()
+        process = multiprocessing.get_context("forkserver").Process(
+            target=target, args=arguments, daemon=True
+        )
+        try:
+            with _without_main():
+                process.start()
+            return process
+        except (EOFError, OSError) as error:  # it died before it had forked: the next one may live
+            why = reason(error)
+    raise ConfigError(
+        f"the server that processes are forked from died as it started, {_STARTS} times ({why}); is memory "
+        "short on this machine?"
+    )
 
 
 def _ensure_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["mup_tpu.training.loop", "mup_tpu.training.host_log"]
     )
-    with _without_main():
-        forkserver.ensure_running()
+    resource_tracker.ensure_running()  # which the server starts else, and which unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:  # Ctrl-C reaches the server too, which ignores it once it has imported what it is to
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

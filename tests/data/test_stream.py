@@ -1,8 +1,12 @@
 """Streaming: order by (seed, epoch, world) alone, equal shares, exact resume, and a server's faults."""
 
 import functools
+import itertools
 import logging
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -15,6 +19,7 @@ from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.data.shards import prepare
 from mup_tpu.data.stream import ShardDataset
 from mup_tpu.errors import DataError
+from mup_tpu.store import load_runs
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +176,72 @@ def test_a_server_that_never_recovers_is_an_error(config, shards):
         ):
             dataset.train_batch(0)
     assert max(server.asked.values()) == shard_folder.ATTEMPTS
+
+
+@pytest.fixture
+def little_patience(monkeypatch):
+    """A read fails after a second in place of half a minute and more."""
+    monkeypatch.setattr(shard_folder, "PATIENCE_S", 0.9)
+    monkeypatch.setattr(shard_folder, "MIN_RATE", 2**30)
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(config, shards, monkeypatch, little_patience):
+    """Silence has a limit of its own, which each byte puts off: what holds is the floor and the deadline."""
+    monkeypatch.setattr(shard_folder, "DEADLINE_S", 1.5)
+    server = SlowServer(shards, fault=lambda name, before: "trickle" if name.endswith("tar") else "")
+    with server.running():
+        dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
+        with pytest.raises(
+            DataError, match=r"train-\d+\.tar cannot be read after 2 tries: slower than 1048576 KiB/s"
+        ):
+            dataset.train_batch(0)
+
+
+def test_a_trickle_that_is_cut_off_is_tried_again_and_changes_no_batch(config, shards, little_patience):
+    trickle = SlowServer(
+        shards, fault=lambda name, before: "trickle" if not before and "train-00000" in name else ""
+    )
+    with trickle.running():
+        remote = load(DataConfig(**(vars(config) | {"corpus": trickle.url})))
+        assert np.array_equal(remote.train_batch(0), load(config).train_batch(0))
+    assert 2 in trickle.asked.values()
+
+
+@pytest.mark.slow
+def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path):
+    """The first four shards come, the others trickle; a preempted run has lost none of their steps."""
+    came: list[str] = []
+
+    def fault(name, before):
+        if name.startswith("train") and name not in came and len(came) < stream.SHUFFLE_SHARDS:
+            came.append(name)
+        return "trickle" if name.startswith("train") and name not in came else ""
+
+    of_one = ShardFolder(str(shards)).index.train.samples_per_shard
+    steps = stream.SHUFFLE_SHARDS * of_one // 240  # whole batches of four shards
+    with SlowServer(shards, fault=fault).running() as server:
+        command = [
+            sys.executable, "-m", "mup_tpu", "train", "--corpus", server.url, "--checkpoints", tmp_path / "c",
+            "--results", tmp_path / "r", "--steps", steps + 1, "--batch-size", 240, "--sequence-length", 32,
+            "--width", 32, "--base-width", 32, "--head-size", 16, "--log-every", 1,
+        ]  # fmt: skip
+        command = [str(part) for part in command]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        lines = itertools.takewhile(lambda line: f"step {steps}/" not in line, process.stdout)
+        before = "".join(lines)
+        process.send_signal(signal.SIGTERM)
+        try:
+            after, _ = process.communicate(timeout=60)  # well below the deadline of a read
+        finally:
+            process.kill()
+        assert process.returncode == 143, before + after
+        assert load_runs(tmp_path / "r")["steps_done"].tolist() == [steps]
+        came += [path.name for path in shards.iterdir()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"from step {steps} of {steps + 1}" in done.stdout
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])

@@ -1,6 +1,7 @@
 """The training loop on real text: what it reports, what it stores, and how it ends."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -153,3 +154,25 @@ def test_a_preempted_run_checkpoints_at_once_and_goes_on_to_the_same_loss(tiny, 
     second = PackRun([tiny], dataset, RunOptions(log_every=7), tmp_path)
     assert second.pack.steps_done == 8
     assert run_to_end(second.steps()).rows[0]["loss"] == uninterrupted.rows[0]["loss"]
+
+
+@pytest.mark.parametrize("loss_kind", ["validation_final", "train_mean"])
+def test_a_run_that_is_preempted_while_it_waits_for_its_first_batch_ends_at_step_0(loss_kind, tiny, dataset):
+    come = threading.Event()
+
+    class Late:
+        """The dataset, whose training batches do not come."""
+
+        def __getattr__(self, name):
+            return getattr(dataset, name)
+
+        def train_batch(self, step):
+            come.wait()
+            return dataset.train_batch(step)
+
+    waits = PackRun([tiny.replace(loss_kind=loss_kind)], Late(), RunOptions())
+    threading.Timer(0.5, waits.preempt).start()
+    row = run_to_end(waits.steps()).rows[0]
+    come.set()
+    assert (row["status"], row["steps_done"]) == ("preempted", 0)
+    assert math.isnan(row["loss"])

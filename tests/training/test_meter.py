@@ -3,9 +3,11 @@
 import dataclasses
 import logging
 import math
+import os
 import re
 import socket
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,3 +135,13 @@ def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
     with pytest.warns(UserWarning, match="no log is kept: .*file/x/logs cannot be written"):  # noqa: SIM117
         with host_log(str(tmp_path / "file" / "x")):
             logging.getLogger("mup_tpu").info("step 1")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_log_on_a_full_disk_is_one_line_and_training_goes_on(tmp_path, capfd):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{socket.gethostname()}-{os.getpid()}.log").symlink_to("/dev/full")
+    with host_log(str(tmp_path)):
+        for step in range(3):
+            logging.getLogger("mup_tpu").info("step %d", step)
+    assert capfd.readouterr().err == "warning: lines of the log are lost: No space left on device\n"

@@ -1,5 +1,9 @@
 """TPU hosts and lost nodes, on a fake Ray cluster: several nodes on this machine."""
 
+import os
+import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -28,6 +32,57 @@ def test_a_machine_too_busy_for_ray_is_a_sentence_after_some_tries(monkeypatch):
     with pytest.raises(ConfigError, match="Ray did not start on this machine in 3 tries"), ray_cluster(None):
         pass
     assert tries == ["local"] * 3
+
+
+ALONE = """
+import ipaddress, os
+from pathlib import Path
+import ray
+from mup_tpu.tuning.cluster import ray_cluster
+
+def descendants(pid):
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            yield from descendants(child)
+
+def sockets(pid):
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(file).partition("socket:")[2].strip("[]")
+        except FileNotFoundError:
+            pass
+
+def listening():
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, address, _, state, *_ = fields = line.split()
+            if state == "0A":
+                words = address.partition(":")[0]  # of 32 bits, as numbers
+                each = [int(words[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(words), 8)]
+                found = ipaddress.ip_address(b"".join(each))
+                yield fields[9], getattr(found, "ipv4_mapped", None) or found
+
+with ray_cluster(None):
+    assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    ours = {socket for pid in descendants(str(os.getpid())) for socket in sockets(pid)}
+    print(*(address for socket, address in listening() if socket in ours))
+"""
+
+
+@pytest.mark.slow
+def test_a_local_ray_is_for_this_machine_and_this_user_alone(tmp_path):
+    """Nothing of it listens elsewhere, and the token that lets a driver in is nobody else's to read."""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment.pop("RAY_AUTH_MODE", None)
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    addresses = done.stdout.split()
+    assert len(addresses) >= 6, "a driver, a worker, GCS, raylet and agents listen"
+    assert set(addresses) == {"127.0.0.1"}
+    token = tmp_path / ".ray" / "auth_token"
+    assert token.stat().st_size
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
 @pytest.mark.slow
