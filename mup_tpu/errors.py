@@ -57,7 +57,8 @@ class TableError(MupTpuError):
 
 def reason(error: BaseException) -> str:
     """Why something failed, in one line: what the system or the first line of the error says."""
-    return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__
+    said = str(getattr(error, "strerror", None) or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
 
 
 def first_line(error: BaseException) -> str:

@@ -240,7 +240,7 @@ def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, capfd):
     """Each file as it is but for the corpus, fewer steps and one seed: ten lines, to verdict and figures."""
     text = file.read_text()
     assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
-    short = re.sub(r"steps = \d+", "steps = 8", text).replace(
+    short = re.sub(r"steps = \d+", "steps = 2", text).replace(
         "base.data = {", f"base.data = {{corpus = {str(corpus)!r}, "
     )
     (tmp_path / file.name).write_text(short)

@@ -1,6 +1,7 @@
 """The arrows between rooms: replay starts without a training library, and nothing imports upward."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -65,17 +66,45 @@ MAY_IMPORT = {
 }
 
 
-def heavy_modules_after(code: str) -> list[str]:
-    """Run `code` in a fresh interpreter; return which training libraries it left imported."""
-    program = (
-        f"import sys\n{code}\n"
-        f"print('\\nheavy:', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
-    )
+LIGHT = (
+    "fsspec",
+    "matplotlib.figure",
+    "numpy",
+    "pandas",
+    "pyarrow.parquet",
+    "rich.console",
+    "scipy.stats",
+    "tyro",
+)
+"""What the replay is made of, which takes longest to import."""
+
+FORKED = """
+import importlib, json, os, sys
+names, heavy, codes = json.loads(sys.argv[1])
+for name in names:
+    importlib.import_module(name)
+for code in codes:
+    child = os.fork()
+    if not child:
+        exec(code, {"__name__": "__main__", "sys": sys})
+        print("heavy:", *[name for name in heavy if name in sys.modules], flush=True, file=sys.stderr)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def heavy_modules_after(*codes: str) -> list[list[str]]:
+    """Run each code in an interpreter of its own, which has imported what is light and nothing else; return
+    which training libraries it left imported.
+    """
+    asked = json.dumps([LIGHT, HEAVY, codes])
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FORKED, asked], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stderr
-    return result.stderr.rsplit("heavy:", 1)[1].split()
+    found = [line.split()[1:] for line in result.stderr.splitlines() if line.startswith("heavy:")]
+    assert len(found) == len(codes), result.stderr
+    return found
 
 
 def room_sources(room: str) -> list[Path]:
@@ -114,7 +143,7 @@ def imported_rooms(path: Path) -> set[str]:
 
 
 def test_the_detector_sees_a_heavy_import():
-    assert "torch" in heavy_modules_after("import torch")
+    assert heavy_modules_after("import torch", "import numpy") == [["torch"], []]
 
 
 def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatch):
@@ -133,16 +162,18 @@ def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatc
     assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "analysis"}
 
 
-@pytest.mark.parametrize("room", LIGHT_ROOMS)
-def test_replay_rooms_import_no_training_library(room):
-    modules = [dotted_name(path) for path in room_sources(room)]
-    assert modules, f"mup_tpu has no room {room!r}"
-    assert heavy_modules_after("\n".join(f"import {module}" for module in modules)) == []
+def test_replay_rooms_import_no_training_library():
+    modules = {room: [dotted_name(path) for path in room_sources(room)] for room in LIGHT_ROOMS}
+    assert all(modules.values()), f"mup_tpu has not all of {LIGHT_ROOMS}"
+    found = heavy_modules_after(
+        *("\n".join(f"import {name}" for name in names) for names in modules.values())
+    )
+    assert dict(zip(LIGHT_ROOMS, found, strict=True)) == {room: [] for room in LIGHT_ROOMS}
 
 
-@pytest.mark.parametrize("driver", ["mup_tpu.tuning.sweep", "mup_tpu.tuning.search"])
-def test_a_driver_leaves_torch_to_its_workers(driver):
-    assert set(heavy_modules_after(f"import {driver}")) <= {"ray"}
+def test_a_driver_leaves_torch_to_its_workers():
+    for found in heavy_modules_after("import mup_tpu.tuning.sweep", "import mup_tpu.tuning.search"):
+        assert set(found) <= {"ray"}
 
 
 def test_training_starts_without_transformers_and_torchs_compiler():
@@ -156,17 +187,17 @@ def test_training_starts_without_transformers_and_torchs_compiler():
         "    Pack([trial], 16, get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
-    assert heavy_modules_after(code) == ["torch", "mup"]
+    assert heavy_modules_after(code) == [["torch", "mup"]]
 
 
-@pytest.mark.parametrize("command", ["", "runs", "analyze", "plot"])
-def test_command_line_help_imports_no_training_library(command):
-    code = (
+def test_command_line_help_imports_no_training_library():
+    codes = [
         "from mup_tpu.cli import main\n"
-        f"sys.argv = ['mup-tpu', *{command.split()!r}, '--help']\n"
+        f"sys.argv = ['mup-tpu', *{command!r}, '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
-    )
-    assert heavy_modules_after(code) == []
+        for command in ([], ["runs"], ["analyze"], ["plot"])
+    ]
+    assert heavy_modules_after(*codes) == [[]] * len(codes)
 
 
 def test_package_runs_as_a_module():

@@ -26,7 +26,7 @@ from mup_tpu.analysis.table_values import (
     read_file,
 )
 from mup_tpu.columns import CONFIGURED, label
-from mup_tpu.config import field_column, parse_learning_rate
+from mup_tpu.config import as_word, field_column, parse_learning_rate, shown
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
 
@@ -279,7 +279,8 @@ def _check_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def _no_column(table: pd.DataFrame, *missing: str) -> str:
-    return f"table has no column {', '.join(map(repr, missing))}; it has {', '.join(map(str, table.columns))}"
+    there = ", ".join(as_word(str(column)) for column in table.columns)
+    return f"table has no column {', '.join(map(repr, missing))}; it has {there}"
 
 
 def _with_result(
@@ -361,6 +362,7 @@ def _check_positive(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
         bad = table.index[~allowed].tolist()
         if bad:
             value = table.loc[bad[0], column]
+            value = shown(value) if isinstance(value, str) else value
             hint = " (are these log2 values? the column takes plain ones)" if part == "value" else ""
             raise TableError(f"{column} must be {words}, but row {bad[0]} has {value}{_more(bad)}{hint}")
 

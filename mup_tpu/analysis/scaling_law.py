@@ -5,8 +5,8 @@ appendix D.3): the Huber loss (δ = 1e-3) of residuals in log L, least from many
 stopped early (Besiroglu et al. 2024, arXiv:2404.10102), so that each fit is polished from several starts, and
 not moving is an error.
 
-Shapes: P points, S starts, V variables (1: N; 2: N and D), R bootstrap draws. Parameters θ = (log E, then log
-coefficient and exponent of each variable).
+Shapes: P points, S starts, V variables (1: N; 2: N and D), R bootstrap draws, T parameters
+θ = (log E, then log coefficient and exponent of each variable).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import OptimizeResult, least_squares
 
 from mup_tpu.errors import TableError
 
@@ -24,6 +23,7 @@ HUBER_DELTA = 1e-3
 """Residual in log L above which a point counts linearly."""
 DRAWS = 200
 _POLISHED = 24
+_ITERATIONS = 400
 _LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
 _EXPONENTS = (0.1, 0.3, 0.5, 1.0, 1.5)
 _LOG_COEFFICIENTS = (-4.0, -2.0, -1.0, 0.0, 1.0)  # of the variable's term at the geometric mean of the data
@@ -75,7 +75,7 @@ class ScalingLaw:
         """Loss at N (and D) with its interval."""
         generator = np.random.default_rng(seed)
         log_v_V = np.log(variables)
-        drawn = np.array([_log_loss(theta, log_v_V[None])[0] for theta in self.theta_draws])
+        drawn = _log_loss(self.theta_draws, log_v_V[None])[:, 0]
         drawn += self.scatter * generator.standard_normal(len(drawn))
         low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
         return Prediction(self.loss(*variables), float(low), float(high))
@@ -114,15 +114,12 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
             f"sizes; there are {count} points and {distinct} sizes"
         )
     theta = _best_fit(log_l_P, log_v_PV)
-    residuals_P = log_l_P - _log_loss(theta, log_v_PV)
+    residuals_P = log_l_P - _log_loss(theta[None], log_v_PV)[0]
     scatter = float(np.sqrt((residuals_P**2).sum() / (count - parameters)))
     generator = np.random.default_rng(seed)
     # The parametric form: resampling a handful of residuals covers far less than it claims.
-    draws = [
-        _solve(theta, log_l_P - residuals_P + shock, log_v_PV).x
-        for shock in scatter * generator.standard_normal((DRAWS, count))
-    ]
-    draws_R = np.array(draws)
+    shocks_RP = scatter * generator.standard_normal((DRAWS, count))
+    draws_R, _ = _solve(np.tile(theta, (DRAWS, 1)), log_l_P - residuals_P + shocks_RP, log_v_PV)
     names = ["E", "A", "α", "B", "β"][:parameters]
     intervals = {}
     for i, name in enumerate(names):
@@ -157,41 +154,81 @@ def _why_not_identified(
     return ""
 
 
-def _terms(theta: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Logarithms of the law's terms, (1 + V) × P."""
-    terms = [theta[1 + 2 * i] - theta[2 + 2 * i] * log_v_P for i, log_v_P in enumerate(log_v_PV.T)]
-    return np.array([np.full(len(log_v_PV), theta[0]), *terms])
+def _terms(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
+    """Logarithms of the law's terms, S × (1 + V) × P."""
+    coefficients_SV1, exponents_SV1 = theta_ST[:, 1::2, None], theta_ST[:, 2::2, None]
+    of_variables = coefficients_SV1 - exponents_SV1 * log_v_PV.T
+    constant = np.broadcast_to(theta_ST[:, :1, None], (len(theta_ST), 1, len(log_v_PV)))
+    return np.concatenate([constant, of_variables], axis=1)
 
 
-def _log_loss(theta: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    return np.logaddexp.reduce(_terms(theta, log_v_PV), axis=0)  # scipy's logsumexp takes ten times as long
+def _log_loss(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
+    return np.logaddexp.reduce(_terms(theta_ST, log_v_PV), axis=1)
 
 
-def _jacobian(theta: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
-    """Derivative of log L: each term's share, times -log v for its exponent."""
-    terms = _terms(theta, log_v_PV)
-    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=0))
-    columns = [shares[0]]
-    for share_P, log_v_P in zip(shares[1:], log_v_PV.T, strict=True):
-        columns += [share_P, -share_P * log_v_P]
-    return np.column_stack(columns)
+def _jacobian(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
+    """Derivative of log L, S × P × T: each term's share, times -log v for its exponent."""
+    terms = _terms(theta_ST, log_v_PV)
+    shares = np.exp(terms - np.logaddexp.reduce(terms, axis=1, keepdims=True))
+    jacobian_STP = np.empty((*theta_ST.shape, len(log_v_PV)))
+    jacobian_STP[:, 0] = shares[:, 0]
+    jacobian_STP[:, 1::2] = shares[:, 1:]
+    jacobian_STP[:, 2::2] = -shares[:, 1:] * log_v_PV.T
+    return jacobian_STP.swapaxes(1, 2)
 
 
-def _solve(start: np.ndarray, log_l_P: np.ndarray, log_v_PV: np.ndarray) -> OptimizeResult:
-    lower = np.full(len(start), -np.inf)
-    upper = np.full(len(start), np.inf)
-    lower[0], upper[0] = -20.0, log_l_P.min()  # E is below every loss
-    lower[2::2], upper[2::2] = 0.0, 5.0
-    return least_squares(
-        lambda theta: _log_loss(theta, log_v_PV) - log_l_P,
-        np.clip(start, lower + 1e-9, upper - 1e-9),
-        jac=lambda theta: _jacobian(theta, log_v_PV),
-        bounds=(lower, upper),
-        loss="huber",
-        f_scale=HUBER_DELTA,
-        x_scale="jac",
-        max_nfev=400,
-    )
+def _solve(
+    starts_ST: np.ndarray, log_l_SP: np.ndarray, log_v_PV: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Least objectives from all starts at once, each for losses of its own: θ and objective.
+
+    Levenberg and Marquardt's method on the Huber loss, whose curvature is that of the points in its quadratic
+    part; steps end at the bounds. It goes on where scipy's `least_squares` stops: with most points in the
+    linear part a step may gain little for a while, and half of the bootstrap's draws ended short of their
+    fit.
+    """
+    # About the geometric mean of the sizes, coefficient and exponent are told apart best.
+    centre_V = log_v_PV.mean(axis=0)
+    log_v_PV = log_v_PV - centre_V
+    theta_ST = starts_ST.copy()
+    theta_ST[:, 1::2] -= theta_ST[:, 2::2] * centre_V
+    lower_ST = np.full(theta_ST.shape, -np.inf)
+    upper_ST = np.full(theta_ST.shape, np.inf)
+    lower_ST[:, 0], upper_ST[:, 0] = -20.0, log_l_SP.min(axis=1)  # E is below every loss
+    lower_ST[:, 2::2], upper_ST[:, 2::2] = 0.0, 5.0
+    theta_ST = np.clip(theta_ST, lower_ST, upper_ST)
+    cost_S = _huber(_log_loss(theta_ST, log_v_PV) - log_l_SP)
+    damping_S = np.full(len(theta_ST), 1e-3)
+    scale_ST = np.zeros(theta_ST.shape)
+    identity = np.eye(theta_ST.shape[1])
+    left = np.arange(len(theta_ST))
+    for _ in range(_ITERATIONS):
+        theta, cost = theta_ST[left], cost_S[left]
+        residuals = _log_loss(theta, log_v_PV) - log_l_SP[left]
+        jacobian = _jacobian(theta, log_v_PV)
+        gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
+        curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
+        scale_ST[left] = np.maximum(scale_ST[left], np.einsum("spt,spt->st", jacobian, jacobian))
+        held = (theta <= lower_ST[left]) & (gradient > 0) | (theta >= upper_ST[left]) & (gradient < 0)
+        free = np.where(held, 0.0, 1.0)
+        hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
+        diagonal = np.where(held, 1.0, damping_S[left, None] * scale_ST[left] + 1e-30)
+        step = np.linalg.solve(hessian + diagonal[:, :, None] * identity, (-gradient * free)[..., None])[
+            ..., 0
+        ]
+        moved = np.clip(theta + step, lower_ST[left], upper_ST[left])
+        new_cost = _huber(_log_loss(moved, log_v_PV) - log_l_SP[left])
+        better = new_cost < cost
+        theta_ST[left] = np.where(better[:, None], moved, theta)
+        cost_S[left] = np.where(better, new_cost, cost)
+        damping_S[left] *= np.where(better, 0.2, 4.0)
+        damping_S[left] = np.maximum(damping_S[left], 1e-12)
+        done = np.where(better, cost - new_cost <= 1e-12 * cost, damping_S[left] > 1e8)
+        left = left[~done]
+        if not len(left):
+            break
+    theta_ST[:, 1::2] += theta_ST[:, 2::2] * centre_V
+    return theta_ST, cost_S
 
 
 def _best_fit(log_l_P: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
@@ -200,27 +237,25 @@ def _best_fit(log_l_P: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:
     per_variable = [
         [(c + e * centre, e) for c in _LOG_COEFFICIENTS for e in _EXPONENTS] for centre in centre_V
     ]
-    starts = np.array(
+    starts_ST = np.array(
         [
             [min(log_e, log_l_P.min() - 1e-3), *itertools.chain(*terms)]
             for log_e, *terms in itertools.product(_LOG_E, *per_variable)
         ]
     )
-    costs_S = [_huber(_log_loss(start, log_v_PV) - log_l_P) for start in starts]
-    best, cost = None, math.inf
-    for start in starts[np.argsort(costs_S)[:_POLISHED]]:
-        solution = _solve(start, log_l_P, log_v_PV)
-        if solution.cost < cost and not np.allclose(solution.x, start, rtol=0, atol=1e-10):
-            best, cost = solution.x, solution.cost
-    if best is None:
+    costs_S = _huber(_log_loss(starts_ST, log_v_PV) - log_l_P)
+    starts_ST = starts_ST[np.argsort(costs_S)[:_POLISHED]]
+    found_ST, costs_S = _solve(starts_ST, np.tile(log_l_P, (len(starts_ST), 1)), log_v_PV)
+    moved_S = np.abs(found_ST - starts_ST).max(axis=1) > 1e-10
+    if not moved_S.any():
         raise TableError("the scaling law's optimiser returned its start, from every start: no fit")
-    return best
+    return found_ST[np.where(moved_S, costs_S, math.inf).argmin()]
 
 
-def _huber(residuals: np.ndarray) -> float:
-    small = np.abs(residuals) <= HUBER_DELTA
-    linear = HUBER_DELTA * (np.abs(residuals) - HUBER_DELTA / 2)
-    return float(np.where(small, residuals**2 / 2, linear).sum())
+def _huber(residuals_SP: np.ndarray) -> np.ndarray:
+    size = np.abs(residuals_SP)
+    linear = HUBER_DELTA * (size - HUBER_DELTA / 2)
+    return np.where(size <= HUBER_DELTA, residuals_SP**2 / 2, linear).sum(axis=1)
 
 
 def _positive(values: np.ndarray, what: str) -> np.ndarray:

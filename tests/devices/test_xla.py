@@ -22,6 +22,8 @@ from mup_tpu.training.loop import PackRun, run_to_end
 sys.path.insert(0, str(Path(__file__).parent))
 from xla_program import STEPS, STRETCH, trials
 
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+"""Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
 
 
@@ -49,7 +51,7 @@ def run(corpus, tmp_path_factory):
         if (mesh, precision) not in done:
             devices, shape = MESHES[mesh]
             folder = tmp_path_factory.mktemp("xla")
-            flags = f"--xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
+            flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
             found = run_program(
                 shape, precision, corpus, folder / "checkpoints", devices=devices, XLA_FLAGS=flags
             )
@@ -96,7 +98,7 @@ def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_readin
 @pytest.mark.slow
 def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(corpus, on_cpu):
     """torch_xla cannot tell under SPMD, so that every pack failed there."""
-    found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8")
+    found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8", XLA_FLAGS=QUICK_TO_COMPILE)
     assert found["name"] == "xla:TPU"
     assert found["empty"] == int(0.95 * 32 * 2**30)
     on_each = found["placed"] * 4 / 3 / found["mesh"]  # three members, padded to four

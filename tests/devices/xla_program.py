@@ -71,7 +71,7 @@ def backward_threads() -> Iterator[list[str]]:
 def unread_losses(mesh: str) -> dict[str, float]:
     """Memory of the process while the losses of 100 steps are kept unread, over gradients' size; in MiB."""
     base = Trial().replace(
-        width=256, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=200
+        width=256, depth=1, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=200
     )
     device = get_device("xla").arrange(2, 4, mesh)
     pack = Pack([base, base.replace(seed=1)], 256, device)

@@ -235,18 +235,22 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, 
 
 
 def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_path):
-    """As by other drivers that end the same pack, more often than any would."""
-    ended = threading.Event()
+    """As by other drivers that end the same pack, more often than any would: thrice while one is made."""
+    ended, left = threading.Event(), 0
 
     def remove():
+        nonlocal left
         while not ended.is_set():
-            shutil.rmtree(tmp_path / "pack", ignore_errors=True)
-            ended.wait(0.02)
+            if left > 0:
+                left -= 1
+                shutil.rmtree(tmp_path / "pack", ignore_errors=True)
+            ended.wait(0.005)
 
     remover = threading.Thread(target=remove)
     remover.start()
     try:
         for step in range(1, 300):
+            left = 3
             save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
         ended.set()

@@ -18,7 +18,7 @@ DRIVERS = 6
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     """Each has other packs of the same trials, and a checkpoint every third step."""
     results, script = tmp_path / "results", tmp_path / "sweep.py"
-    base = json.dumps(tiny.replace(steps=120).to_dict())
+    base = json.dumps(tiny.replace(steps=60).to_dict())
     script.write_text(
         "import json, os, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"

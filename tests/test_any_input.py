@@ -1,0 +1,338 @@
+"""Whatever comes in as configuration, TOML, table or store: a result or one sentence, never a traceback.
+
+A few examples of each in every run, always the same; MUP_TPU_EXAMPLES=20000 draws so many, other ones each
+time. What was found is kept as an example.
+"""
+
+import io
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis.run_table import check_table
+from mup_tpu.config import Trial
+from mup_tpu.config_io import from_dict, load_sweep
+from mup_tpu.config_search import load_search
+from mup_tpu.errors import MupTpuError
+from mup_tpu.parts import new_name
+from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
+
+RESULTS = Path(__file__).parents[1] / "results"
+EXAMPLES = int(os.environ.get("MUP_TPU_EXAMPLES", "0"))
+
+
+def drawn(few: int) -> settings:
+    """So many examples, always the same; or as many as are asked for."""
+    return settings(
+        max_examples=EXAMPLES or few,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def result_or_sentence(call, *arguments):
+    """What comes of a call, or None where it says in one sentence why nothing does."""
+    try:
+        return call(*arguments)
+    except MupTpuError as error:
+        said = str(error)
+        assert len(said.splitlines()) == 1 and said.strip() == said and len(said) < 2000, said
+        return None
+
+
+# Values: plain ones, and such as break what did not expect them.
+ODD_TEXT = [
+    "",
+    "nan",
+    "inf",
+    "2^-8",
+    "2^9999",
+    "1e999",
+    "[bold red]",
+    "[/]",
+    "$x^2$",
+    "\u2028\x00\n",
+    "1,234",
+]
+ODD_NUMBERS = [math.nan, math.inf, -math.inf, 1e308, 5e-324, -0.0, 2**31, 2**63, 2**64, -(2**63), 10**400]
+ODD = st.sampled_from([*ODD_TEXT, *ODD_NUMBERS])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | ODD
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+)
+
+
+def paths(value, at=()):
+    """Every place in nested tables and lists."""
+    yield at
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield from paths(inner, (*at, key))
+
+
+@st.composite
+def mutated(draw, base, values=VALUES):
+    """A nested value with up to three places changed, taken away or added."""
+    changed = json.loads(json.dumps(base))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.sampled_from(list(paths(changed))))
+        if not at:
+            return draw(values) if draw(st.integers(0, 20)) == 0 else changed
+        *way, last = at
+        inner = changed
+        for key in way:
+            inner = inner[key]
+        match draw(st.sampled_from(["change", "change", "remove", "add"])):
+            case "remove":
+                del inner[last]
+            case "add" if isinstance(inner, dict):
+                inner[draw(st.sampled_from(list(inner)) | st.text(max_size=6))] = draw(values)
+            case _:
+                inner[last] = draw(values)
+    return changed
+
+
+TRIAL = Trial().to_dict()
+
+
+def use_trial(values):
+    trial = from_dict(Trial, values)
+    assert from_dict(Trial, trial.to_dict()) == trial
+    return trial.trial_id("data")
+
+
+@drawn(300)
+@given(mutated(TRIAL))
+def test_a_trial(values):
+    result_or_sentence(use_trial, values)
+
+
+def toml(value) -> str:
+    """A value as TOML has it, tables inline; what TOML has no form for as text."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(str(key))} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value.bit_length() < 10_000 or isinstance(value, float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@st.composite
+def toml_texts(draw, base):
+    """A file of these keys, some of them changed, and now and then a few letters too."""
+    values = draw(mutated(base))
+    text = (
+        "\n".join(f"{toml(str(k))} = {toml(v)}" for k, v in values.items())
+        if isinstance(values, dict)
+        else str(values)
+    )
+    return draw(torn(text))
+
+
+@st.composite
+def torn(draw, text):
+    """A text with a piece now and then cut out or put in."""
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        at, to = sorted(draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+        text = text[:at] + draw(st.text(max_size=4)) + text[min(to, at + 6) :]
+    return text
+
+
+BASE = {"model": {"width": 32, "base_width": 32, "head_size": 16}, "train": {"steps": 4}, "optimizer": {}}
+SWEEP = {
+    "experiment": "s", "widths": [32, 64], "learning_rates": ["2^-8", 0.01], "num_seeds": 2,
+    "parametrizations": ["sp", "mup"], "first_seed": 0, "base": BASE,
+}  # fmt: skip
+AXES = {
+    "experiment": "s", "tune": {"weight_decay": [0, 0.1]}, "compare": {"tied": [True, False]}, "base": BASE,
+    "ladder": [{"width": 32, "depth": 1}, {"width": 64, "depth": 2}], "measured_by": "flops",
+}  # fmt: skip
+SEARCH = {
+    "experiment": "s", "base": BASE,
+    "space": {
+        "learning_rate": {"low": 0.001, "high": 0.1}, "warmup": {"kind": "uniform", "low": 0, "high": 0.5},
+        "depth": {"kind": "choice", "values": [1, 2]},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("any")
+
+
+def use_file(load, scratch, text):
+    path = scratch / "file.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    loaded = result_or_sentence(load, path)
+    if (
+        loaded is not None
+        and hasattr(loaded, "trials")
+        and math.prod(len(a.points) for a in loaded.axes) < 200
+    ):
+        result_or_sentence(lambda: [trial.trial_id("data") for trial in loaded.trials()[:20]])
+
+
+@drawn(300)
+@given(text=toml_texts(SWEEP) | toml_texts(AXES))
+def test_a_sweep_s_file(scratch, text):
+    use_file(load_sweep, scratch, text)
+
+
+@drawn(150)
+@given(text=toml_texts(SEARCH))
+def test_a_search_s_file(scratch, text):
+    use_file(load_search, scratch, text)
+
+
+COLUMNS = {
+    "parametrization": "mup", "width": [64, 64, 64, 128, 128, 128], "lr": [0.001, 0.01, 0.1] * 2,
+    "loss": [2.5, 2.0, 2.6, 2.4, 1.9, math.inf], "seed": 0, "status": "finished", "steps": 100,
+    "loss_err": 0.01, "wall_time_s": 1.0, "params_non_embedding": [1, 1, 1, 4, 4, 4], "purchase": 0,
+}  # fmt: skip
+TABLE = pd.DataFrame(COLUMNS)
+
+
+@st.composite
+def tables(draw, base=TABLE, values=SCALARS):
+    """A table with columns changed, taken away, named anew, doubled, or of other types."""
+    table = base.copy()
+    for _ in range(draw(st.integers(1, 3))):
+        if not len(table.columns) or not len(table):
+            break
+        position = draw(st.integers(0, len(table.columns) - 1))
+        column = table.columns[position]
+        row = draw(st.integers(0, len(table) - 1))
+        name = draw(st.sampled_from(list(base.columns)) | st.text(max_size=6))
+        match draw(
+            st.sampled_from(
+                ["value", "value", "value", "all", "drop", "name", "double", "rows", "type", "step"]
+            )
+        ):
+            case "value":
+                series = table.iloc[:, position].astype(object)
+                series.iloc[row] = draw(values)
+                table.isetitem(position, series)
+            case "all":
+                table.isetitem(position, pd.Series([draw(values)] * len(table), table.index, dtype=object))
+            case "drop":
+                table = table.drop(columns=column)
+            case "name":
+                table.columns = [name if i == position else old for i, old in enumerate(table.columns)]
+            case "double":
+                table.insert(position, name, table.iloc[:, position].to_numpy(), allow_duplicates=True)
+            case "rows":
+                table = table.iloc[: draw(st.integers(0, len(table)))]
+            case "type":
+                kind = draw(st.sampled_from(["str", "category", "string", "Float64", "float32", "complex"]))
+                try:
+                    table.isetitem(position, table.iloc[:, position].astype(kind))
+                except (ValueError, TypeError, OverflowError):
+                    break  # pandas has no such column
+            case "step":
+                table["step"] = draw(st.lists(values, min_size=len(table), max_size=len(table)))
+    return table
+
+
+def use_table(table):
+    analysis = analyze(table)
+    json.dumps(analysis.to_dict())
+    for result in analysis.results:
+        assert result.verdict.sentence
+    return analysis
+
+
+@drawn(60)
+@given(tables())
+@example(TABLE.rename(columns={"width": "\x1ewidth"}))
+@example(TABLE.assign(width="0\x1e"))
+def test_a_table(table):
+    result_or_sentence(lambda: use_table(check_table(table)))
+
+
+@drawn(60)
+@given(tables(), st.sampled_from([",", ";", "\t"]), st.data())
+def test_a_table_s_file(scratch, table, delimiter, data):
+    path = scratch / "table.csv"
+    text = data.draw(torn(table.to_csv(index=False, sep=delimiter)))
+    path.write_text(text, encoding="utf-8", newline="")
+    result_or_sentence(lambda: use_table(load_table(path)))
+
+
+@pytest.fixture(scope="module")
+def store(scratch):
+    """A results folder of a few runs, and its header."""
+    folder, of = scratch / "store", RESULTS / "quickstart"
+    runs = load_runs(of).iloc[::40].reset_index(drop=True)
+    curves = load_curves(of)
+    curves = curves[curves["trial_id"].isin(runs["trial_id"])].groupby("trial_id").head(2)
+    for kind, table in (("runs", runs), ("curves", curves)):
+        (folder / kind).mkdir(parents=True)
+        table.to_parquet(folder / kind / "whole.parquet", index=False)
+    shutil.copy(of / "store.json", folder)
+    return folder, json.loads((of / "store.json").read_text())
+
+
+def use_store(folder):
+    for read in (load_axes, load_planned, load_runs, load_curves):
+        result_or_sentence(read, folder)
+    result_or_sentence(lambda: load_table(folder))
+
+
+HEADER = {
+    "experiment": "quickstart", "format": 1, "planned": [64, 128.0],
+    "axes": {
+        "scale": {"column": "width", "fields": ["width"]},
+        "tune": {"column": "lr", "fields": ["learning_rate"]},
+        "compare": {"column": "parametrization", "fields": ["parametrization"]},
+    },
+}  # fmt: skip
+
+
+@drawn(40)
+@given(header=mutated(HEADER), data=st.data())
+def test_a_store_s_header(store, header, data):
+    folder, own = store
+    text = data.draw(torn(json.dumps(header)))
+    (folder / "store.json").write_text(text, encoding="utf-8")
+    use_store(folder)
+    (folder / "store.json").write_text(json.dumps(own))
+
+
+@drawn(40)
+@given(data=st.data(), kind=st.sampled_from(["runs", "curves"]), is_named=st.booleans())
+def test_a_store_s_part(store, kind, is_named, data):
+    """With values that do not belong there, or changed bytes; its name holds the checksum, or it does not."""
+    folder, _ = store
+    (whole,) = (folder / kind).glob("*.parquet")
+    table = data.draw(tables(pd.read_parquet(whole)))
+    try:
+        sink = io.BytesIO()
+        pq.write_table(pa.Table.from_pandas(table, preserve_index=False), sink)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return  # no Parquet holds this
+    content = bytearray(sink.getvalue())
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3) | st.just([])):
+        content[at] ^= data.draw(st.integers(1, 255))
+    part = folder / kind / (new_name(bytes(content)) if is_named else "part.parquet")
+    part.write_bytes(bytes(content))
+    try:
+        use_store(folder)
+    finally:
+        part.unlink()
