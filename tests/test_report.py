@@ -24,7 +24,7 @@ def test_verdicts_come_first_and_in_full(page):
     for result in analysis.results:
         assert result.verdict.sentence in text
         assert text.index(result.verdict.sentence) < text.index("<h2>Figures")
-        assert all(detail in text for detail in report.details(result))
+        assert all(detail in text for detail in report.details(result, analysis))
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
@@ -55,10 +55,8 @@ def test_a_table_without_a_store_says_nothing_of_how_it_was_made():
 
 def test_a_verdict_ends_in_what_to_do():
     """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
-    from mup_tpu.report import details
-
     analysis = analyze(load_table(RESULTS))
-    advice = {result.parametrization: details(result, analysis)[0] for result in analysis.results}
+    advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
     sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
     assert mup.startswith("take learning rate 2^-7.5 from width 64 to 256: expected cost ")

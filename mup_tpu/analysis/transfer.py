@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.run_table import RunTable, load_table
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
 from mup_tpu.errors import TableError
@@ -165,19 +166,28 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0
+    table: RunTable | str | Path, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0
 ) -> TransferAnalysis:
     """Optima, drift, regret and verdict of every parametrization in a table.
 
+    >>> for result in analyze("results/quickstart").results:
+    ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
+    mup 0.10 INCONCLUSIVE
+    sp -0.74 DRIFTS
+
     Args:
-        table: checked runs.
+        table: checked runs, or where they are: a results folder or a file, as `load_table` reads it.
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
 
     Raises:
-        TableError: epsilon or delta is not a finite number above 0, or no run is at a planned scale.
+        TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or what is
+            there is no table of runs.
+        StoreError: the results folder holds no runs.
     """
+    if not isinstance(table, RunTable):
+        table = load_table(table)
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
     question = Question.of(table, epsilon, delta, seed)
