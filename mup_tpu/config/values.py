@@ -51,7 +51,8 @@ def as_word(name: str) -> str:
 
 def on_one_line(value: Any) -> str:
     """A value of a table in an error: as it is, or in quotes where it would not be seen or break the line."""
-    return str(value) if str(value).isprintable() else shown(value)
+    text = str(value)
+    return text if text and text.isprintable() and text == text.strip() else shown(value)
 
 
 def parse_seconds(name: str, text: str) -> float:
