@@ -83,6 +83,21 @@ def paths(value, at=()):
         yield from paths(inner, (*at, key))
 
 
+def alike(value):
+    """Values of the same kind as one, and some that are nearly."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int | float):
+        near = [0, 1, 2, 3, 32, 64, 0.5, -1, value, 2 * value, value + 1, str(value)[:9]]
+        near += [float(value), value / 2] if abs(value) < 2**60 else []
+        return st.sampled_from([*near, *ODD_NUMBERS])
+    if isinstance(value, list):
+        return st.lists(alike(value[0]) if value else SCALARS, max_size=5)
+    return st.sampled_from(
+        ["sp", "mup", "width", "depth", "loss", "lr", "64", "a b", "sgd", value, *ODD_TEXT]
+    )
+
+
 @st.composite
 def mutated(draw, base, values=VALUES):
     """A nested value with up to three places changed, taken away or added."""
@@ -95,7 +110,9 @@ def mutated(draw, base, values=VALUES):
         inner = changed
         for key in way:
             inner = inner[key]
-        match draw(st.sampled_from(["change", "change", "remove", "add"])):
+        match draw(st.sampled_from(["alike", "alike", "change", "remove", "add"])):
+            case "alike" if isinstance(inner[last], int | float | str | list):
+                inner[last] = draw(alike(inner[last]))
             case "remove":
                 del inner[last]
             case "add" if isinstance(inner, dict):
@@ -157,7 +174,7 @@ def torn(draw, text):
 BASE = {"model": {"width": 32, "base_width": 32, "head_size": 16}, "train": {"steps": 4}, "optimizer": {}}
 SWEEP = {
     "experiment": "s", "widths": [32, 64], "learning_rates": ["2^-8", 0.01], "num_seeds": 2,
-    "parametrizations": ["sp", "mup"], "first_seed": 0, "base": BASE,
+    "parametrizations": ["sp", "mup"], "base": BASE,
 }  # fmt: skip
 AXES = {
     "experiment": "s", "tune": {"weight_decay": [0, 0.1]}, "compare": {"tied": [True, False]}, "base": BASE,
@@ -187,6 +204,14 @@ def use_file(load, scratch, text):
         and math.prod(len(a.points) for a in loaded.axes) < 200
     ):
         result_or_sentence(lambda: [trial.trial_id("data") for trial in loaded.trials()[:20]])
+
+
+def test_what_is_not_changed_is_a_result(scratch):
+    for load, values in ((load_sweep, SWEEP), (load_sweep, AXES), (load_search, SEARCH)):
+        path = scratch / "whole.toml"
+        path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in values.items()))
+        assert load(path).experiment == "s"
+    assert use_trial(TRIAL) and use_table(check_table(TABLE)).results
 
 
 @drawn(300)
@@ -262,6 +287,9 @@ def use_table(table):
 @given(tables())
 @example(TABLE.rename(columns={"width": "\x1ewidth"}))
 @example(TABLE.assign(width="0\x1e"))
+@example(TABLE.assign(width=["", 64, 64, 128, 128, 128]))
+@example(TABLE.assign(steps=["100", "\x1e100"] * 3))
+@example(TABLE.assign(purchase=[math.inf, 0, 0, 0, 0, 0]))
 def test_a_table(table):
     result_or_sentence(lambda: use_table(check_table(table)))
 

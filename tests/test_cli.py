@@ -237,12 +237,12 @@ def test_search_then_transfer_to_a_wider_model(local_ray, corpus, tmp_path, capf
     "file", sorted((ROOT / "experiments" / "examples").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, capfd):
-    """Each file as it is but for the corpus, fewer steps and one seed: ten lines, to verdict and figures."""
+    """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
     text = file.read_text()
     assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
-    short = re.sub(r"steps = \d+", "steps = 2", text).replace(
-        "base.data = {", f"base.data = {{corpus = {str(corpus)!r}, "
-    )
+    short = re.sub(r"steps = \d+", "steps = 2", re.sub(r", eval_batches = \d+", "", text))
+    short = short.replace("base.data = {", f"base.data = {{corpus = {str(corpus)!r}, ")
+    short = short.replace("base.train = {", "base.train = {eval_batches = 1, ")
     (tmp_path / file.name).write_text(short)
     results = tmp_path / "results"
     code, out, _ = outcome(capfd, "sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results)

@@ -26,7 +26,7 @@ from mup_tpu.analysis.table_values import (
     read_file,
 )
 from mup_tpu.columns import CONFIGURED, label
-from mup_tpu.config import as_word, field_column, parse_learning_rate, shown
+from mup_tpu.config import field_column, on_one_line, parse_learning_rate
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
 
@@ -181,7 +181,7 @@ def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         except (ValueError, TypeError, ConfigError):
             chosen = table[column].astype(str).str.lower() == value.lower()
         if not chosen.any():
-            there = ", ".join(sorted(set(table[column].dropna().astype(object).map(str)))[:6])
+            there = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
             raise TableError(f"where: no row has {column} {value}; there are {there}")
         table = table[chosen]
     return table.reset_index(drop=True)
@@ -279,7 +279,7 @@ def _check_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def _no_column(table: pd.DataFrame, *missing: str) -> str:
-    there = ", ".join(as_word(str(column)) for column in table.columns)
+    there = ", ".join(map(on_one_line, table.columns))
     return f"table has no column {', '.join(map(repr, missing))}; it has {there}"
 
 
@@ -307,13 +307,17 @@ def _standard_form(
 ) -> pd.DataFrame:
     """The columns that an analysis needs, under its names for them."""
     optional = {"params": columns.params, "tokens": columns.tokens, "cost": _cost(table, columns)[0]}
+    optional["purchase"] = columns.purchase
     known = {}
     for part, column in optional.items():
         try:
             known[part] = _numbers(table, column, np.nan)
+            if part == "purchase":
+                _check_counted(known[part], column)
         except TableError as error:
             known[part] = pd.Series(np.nan, index=table.index)
             notes.append(f"{error}; the column is not used")
+    known["purchase"] = known["purchase"].fillna(0)
     loss = numbers(table[columns.loss], columns.loss, "; leave it empty, or inf, where a run diverged")
     if (loss == -np.inf).any():
         raise TableError(
@@ -330,10 +334,16 @@ def _standard_form(
             "loss_error": _numbers(table, columns.loss_error, np.nan),
             "step": _numbers(table, columns.step, np.nan),
             **known,
-            "purchase": _numbers(table, columns.purchase, 0.0).fillna(0),
             "trial_id": _optional(table, "trial_id", ""),
         }
     )
+
+
+def _check_counted(values: pd.Series, column: str) -> None:
+    """Numbers of purchases: they are counted from 0 or 1, and empty where a run came with none."""
+    bad = values.index[values.notna() & ~((values >= 0) & (values % 1 == 0) & (values < 2**31))]
+    if len(bad):
+        raise TableError(f"{column} must be whole and 0 or more, but row {bad[0]} has {values[bad[0]]:g}")
 
 
 def _numbers(table: pd.DataFrame, column: str, default: float) -> pd.Series:
@@ -362,9 +372,10 @@ def _check_positive(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -
         bad = table.index[~allowed].tolist()
         if bad:
             value = table.loc[bad[0], column]
-            value = shown(value) if isinstance(value, str) else value
             hint = " (are these log2 values? the column takes plain ones)" if part == "value" else ""
-            raise TableError(f"{column} must be {words}, but row {bad[0]} has {value}{_more(bad)}{hint}")
+            raise TableError(
+                f"{column} must be {words}, but row {bad[0]} has {on_one_line(value)}{_more(bad)}{hint}"
+            )
 
 
 def require_above_zero(name: str, value: float) -> None:
@@ -441,7 +452,7 @@ def _check_same(table: pd.DataFrame, columns: Columns) -> None:
         held = table[column].dropna()
         there = (held.map(str) if held.dtype == object else held).unique()
         if len(there) > 1:
-            values = ", ".join(map(str, sorted(there)[:4]))
+            values = ", ".join(map(on_one_line, sorted(there)[:4]))
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); "
                 f"compare runs of one kind, e.g. by filtering that column first: --where {column}=VALUE"

@@ -49,6 +49,12 @@ def as_word(name: str) -> str:
     return name if name.isidentifier() else shown(name)
 
 
+def on_one_line(value: Any) -> str:
+    """A value of a table in an error: as it is, or in quotes where it would not be seen or break the line."""
+    text = str(value)
+    return text if text and text.isprintable() and text == text.strip() else shown(value)
+
+
 def parse_seconds(name: str, text: str) -> float:
     """Seconds from `90s`, `30m` or `2h`.
 

@@ -130,7 +130,7 @@ def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path):
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
     )
-    settle(sweep, tmp_path, SequenceOptions(True, budget="10s"))
+    settle(sweep, tmp_path, SequenceOptions(True, budget="20s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 
