@@ -107,14 +107,13 @@ def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> s
     at = {o.scale: o for o in result.optima}
     source, target = (write_scale(scale, s) for s in (headline.source, headline.target))
     value = f"{label(hyperparameter)} 2^{at[headline.source].x:.1f}"
-    if result.verdict.decision != "DRIFTS" and headline.status == "estimated":
-        most = f"{headline.high:.3f}" if math.isfinite(headline.high) else "an unknown amount"
-        cost = f"expected cost {headline.value:.3f} nat, at most {most}"
-        return f"take {value} from {label(scale)} {source} to {target}: {cost}"
-    if result.verdict.decision != "DRIFTS":
+    take = f"take {value} from {label(scale)} {source} to {target}"
+    if result.verdict.decision == "DRIFTS":
+        return f"do not {take}: 2^{at[headline.target].x:.1f} is the optimum there"
+    if headline.status != "estimated":
         return ""
-    there = f"2^{at[headline.target].x:.1f} is the optimum there"
-    return f"do not take {value} from {label(scale)} {source} to {target}: {there}"
+    most = f"{headline.high:.3f}" if math.isfinite(headline.high) else "an unknown amount"
+    return f"{take}: expected cost {headline.value:.3f} nat, at most {most}"
 
 
 def _zero_line(zero: AtZero, result: TransferResult) -> str:

@@ -183,9 +183,9 @@ def _solve(
     """Least objectives from all starts at once, each for losses of its own: θ and objective.
 
     Levenberg and Marquardt's method on the Huber loss, whose curvature is that of the points in its quadratic
-    part; steps end at the bounds. It goes on where scipy's `least_squares` stops: with most points in the
-    linear part a step may gain little for a while, and half of the bootstrap's draws ended short of their
-    fit.
+    part; steps end at the bounds. scipy's `least_squares` finds the same, one start after the other, in about
+    twenty times the time: at its usual tolerances up to half of the bootstrap's draws end short of their fit,
+    for with most points in the linear part a step may gain little for a while, and at 1e-12 none does.
     """
     # About the geometric mean of the sizes, coefficient and exponent are told apart best.
     centre_V = log_v_PV.mean(axis=0)
@@ -213,9 +213,8 @@ def _solve(
         free = np.where(held, 0.0, 1.0)
         hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
         diagonal = np.where(held, 1.0, damping_S[left, None] * scale_ST[left] + 1e-30)
-        step = np.linalg.solve(hessian + diagonal[:, :, None] * identity, (-gradient * free)[..., None])[
-            ..., 0
-        ]
+        damped = hessian + diagonal[:, :, None] * identity
+        step = np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0]
         moved = np.clip(theta + step, lower_ST[left], upper_ST[left])
         new_cost = _huber(_log_loss(moved, log_v_PV) - log_l_SP[left])
         better = new_cost < cost

@@ -41,7 +41,7 @@ CASES = (
     Case("a trial's batches split", _NARROW, lambda _: 1, "trial=1,data={n}", Counter({"all-reduce": 1})),
     Case(
         "long sequences, wide, bf16",
-        _NARROW.replace(width=256, depth=1, sequence_length=512, batch_size=8, precision="bf16"),
+        _NARROW.replace(width=512, sequence_length=1024, batch_size=8, precision="bf16"),
         lambda devices: devices,
         "trial={n},data=1",
         Counter(),
