@@ -8,17 +8,19 @@ from mup_tpu.cli import run_coord_checks
 from mup_tpu.config import Axis, Trial
 
 # Width 64 is twice its base, so that SP and μP differ here too.
-TRIAL = Trial().replace(
-    width=64,
-    head_size=32,
-    base_width=32,
-    base_depth=2,
-    sequence_length=128,
-    batch_size=4,
-    learning_rate=2.0**-8,
-)
+TRIALS = [
+    Trial().replace(
+        width=64,
+        head_size=32,
+        base_width=32,
+        base_depth=2,
+        sequence_length=128,
+        batch_size=4,
+        learning_rate=2.0**-8,
+    )
+]
 DEPTHS = Axis("depth", (2, 4, 8, 16, 32, 64))
 RULES = ("sp", "mup", "completep_half", "completep")
 
 if __name__ == "__main__":
-    run_coord_checks([TRIAL], __doc__, DEPTHS, RULES, check_steps=10)
+    run_coord_checks(TRIALS, __doc__, DEPTHS, RULES, check_steps=10)

@@ -182,3 +182,11 @@ def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "store.json").exists()
+
+
+def test_groups_of_tests_reach_the_processes_that_run_them(request):
+    """Else each test is dealt out alone, and what a file's tests share is made in every process."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("all tests run in one process")
+    (group,) = (mark.args[0] for mark in request.node.iter_markers("xdist_group"))
+    assert request.node.nodeid.endswith(f"@{group}")
