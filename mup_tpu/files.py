@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import reason
+from mup_tpu.leftovers import partial, remove_partial, scratch_folder
 
 
 def cache_root() -> Path:
@@ -84,8 +83,8 @@ class Folder:
         if self.is_local:
             yield Path(self._at(name))
             return
-        with tempfile.TemporaryDirectory() as scratch:
-            copy = Path(scratch, "file")
+        with scratch_folder() as scratch:
+            copy = scratch / "file"
             with _errors_as_oserror():
                 self._fs.get_file(self._at(name), str(copy))
             yield copy
@@ -95,27 +94,29 @@ class Folder:
         """A local path to write a file to, put in place when the block ends; if it raises, nothing is."""
         target = self._at(name)
         if not self.is_local:
-            with tempfile.TemporaryDirectory() as scratch:
-                made = Path(scratch, "file")
+            with scratch_folder() as scratch:
+                made = scratch / "file"
                 yield made
                 with _errors_as_oserror():
                     self._make_room(name)
                     self._fs.put_file(str(made), target)
             return
         self._make_room(name)
-        partial = Path(target).with_name(f".partial-{uuid.uuid4().hex}")
-        try:
-            yield partial
-            with partial.open("rb") as file:
+        with partial(Path(target)) as made:
+            yield made
+            with made.open("rb") as file:
                 os.fsync(file.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+            made.replace(target)
 
     def remove(self, *names: str) -> None:
         """Remove files, or folders with all that is in them; those that are not there are no error."""
         for name in names:
             self._remove(self._at(name))
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed processes of this machine left half-written, here and in folders below."""
+        if self.is_local:
+            remove_partial(Path(self._root))
 
     def remove_all(self) -> None:
         """Remove this folder with all that is in it."""

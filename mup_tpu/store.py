@@ -99,6 +99,7 @@ class Store:
     ) -> None:
         self.folder = results_folder(path)
         self.experiment = experiment
+        self.folder.remove_leftovers()
         held = _read_header(self.folder)
         if held is None:
             held = {"experiment": experiment, "format": FORMAT} | ({"axes": asdict(axes)} if axes else {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from mup_tpu.cli.console import console as make_console
 from mup_tpu.config import field_column
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import Folder
+from mup_tpu.leftovers import scratch_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -360,9 +360,9 @@ def _save(figures: Mapping[str, Figure], folder: Path | str, numbers: str | None
     from mup_tpu import plots
 
     names = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         for name, figure in figures.items():
-            for file in plots.save_figure(figure, Path(scratch), name):
+            for file in plots.save_figure(figure, scratch, name):
                 _write(f"figures folder {folder}", folder, file.name, file.read_bytes())
                 names.append(file.name)
     if numbers is not None:

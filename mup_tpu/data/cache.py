@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import uuid
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
 from mup_tpu.files import Folder, cache_root, checksum
+from mup_tpu.leftovers import partial, remove_partial
 
 FORMAT = 1
 """Part of the fingerprint: tokens made by another rule are other data."""
@@ -102,6 +102,7 @@ def _build(config: DataConfig, progress: bool) -> str:
             known = _known(config)
             if known and token_folder(known).exists():
                 return known
+            remove_partial(cache_root())
             what = escape(f"tokenising {config.corpus} ({config.tokenizer})")
             status.update(what)
             work.mkdir(exist_ok=True)
@@ -173,9 +174,9 @@ def _tokenise_chunk(
             ]
             parts = [part for tokens in tokenizer.encode(chosen) for part in (tokens, separator)]
             arrays[split] = np.concatenate(parts or [separator[:0]]).astype(token_type(tokenizer.vocab_size))
-        partial = work / "partial.npz"
-        np.savez(partial, train=arrays["train"], validation=arrays["validation"])
-        partial.replace(file)
+        with partial(file) as made, made.open("wb") as opened:
+            np.savez(opened, train=arrays["train"], validation=arrays["validation"])
+            made.replace(file)
     with np.load(file, allow_pickle=False) as kept:
         counts = {split: len(kept[split]) for split in SPLITS}
     members = {"train": held_out.count(False), "validation": held_out.count(True)}
@@ -185,9 +186,8 @@ def _tokenise_chunk(
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
     """Make a cache folder of tokenised chunks and rename it into place."""
     dtype = token_type(tokenizer.vocab_size)
-    partial = folder.parent / f".partial-{uuid.uuid4().hex}"
-    try:
-        partial.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with partial(folder, folder=True) as made:
         meta: dict[str, Any] = {
             "dataset": dataset,
             "vocab_size": tokenizer.vocab_size,
@@ -198,7 +198,7 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
         for split in SPLITS:
             size = sum(chunk.tokens[split] for chunk in chunks)
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
-            with (partial / f"{split}.npy").open("wb") as file:
+            with (made / f"{split}.npy").open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
                     with np.load(chunk.file, allow_pickle=False) as arrays:
@@ -206,18 +206,16 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
                     file.write(tokens.tobytes())
                     counts += np.bincount(tokens, minlength=tokenizer.vocab_size)
             meta[split] = {"documents": sum(chunk.documents[split] for chunk in chunks), "tokens": size}
-            meta["sha256"][f"{split}.npy"] = checksum(partial / f"{split}.npy")
+            meta["sha256"][f"{split}.npy"] = checksum(made / f"{split}.npy")
         share = counts[counts > 0] / max(1, counts.sum())
         meta["unigram_entropy"] = float(-(share * np.log(share)).sum())
         meta["bytes_per_token"] = sum(chunk.text_bytes for chunk in chunks) / max(1, int(counts.sum()))
         content = tokenizer.to_json()
         if content is not None:
-            (partial / TOKENIZER_FILE).write_text(content, encoding="utf-8")
-            meta["sha256"][TOKENIZER_FILE] = checksum(partial / TOKENIZER_FILE)
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            (made / TOKENIZER_FILE).write_text(content, encoding="utf-8")
+            meta["sha256"][TOKENIZER_FILE] = checksum(made / TOKENIZER_FILE)
+        (made / "meta.json").write_text(json.dumps(meta, indent=1))
+        made.rename(folder)
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:

@@ -86,6 +86,7 @@ def prepare(
     plan, jobs = _plan(config, cache, shard_samples)
     with _writing(out):
         folder = Folder(out)
+        folder.remove_leftovers()
         done = _check_out(folder, plan)
         if done is not None:
             return done

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from mup_tpu.config import Trial
 from mup_tpu.errors import ConfigError
+from mup_tpu.leftovers import scratch_folder
 from mup_tpu.tpu_compiler.compiled import Compiled
 
 STEPS = 100
@@ -87,8 +87,7 @@ def hand_over(
     asked = {
         "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="mup_tpu-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         environment = os.environ | {
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": str(devices),
@@ -123,8 +122,8 @@ def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> C
     Raises:
         ConfigError: the compiler refuses the program.
     """
-    with tempfile.TemporaryDirectory(prefix="mup_tpu-") as folder:
-        given, out = Path(folder, "program.txt"), Path(folder, "compiled.txt")
+    with scratch_folder() as folder:
+        given, out = folder / "program.txt", folder / "compiled.txt"
         given.write_text(program)
         command = [sys.executable, "-m", "mup_tpu.tpu_compiler.libtpu"]
         result = subprocess.run(

@@ -114,6 +114,8 @@ class CheckpointWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
+        with contextlib.suppress(OSError):  # a folder that cannot be reached is said where it is written
+            Folder(path).remove_leftovers()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
 

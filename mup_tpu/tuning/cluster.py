@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.leftovers import folder_of_this_process
 from mup_tpu.tuning.plan import threads_per_pack
 from mup_tpu.tuning.tpu_hosts import (
     SliceKind,
@@ -26,6 +27,9 @@ from mup_tpu.tuning.tpu_hosts import (
     nodes_with,
     tpu_hosts,
 )
+
+_LONGEST_FOLDER = 40
+"""Characters of the path of a folder in which Ray can make its sockets, whose paths have 107 at most."""
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -92,6 +96,9 @@ def start_here(**options: Any) -> None:
     _keep_token_private()
     # As on macOS and Windows: Ray listens on this machine alone where it does not expect others to join. Its
     # option for a node's address does not do: of 127.0.0.1 it makes the address that others reach.
+    folder = folder_of_this_process()
+    if len(str(folder)) <= _LONGEST_FOLDER:
+        options["_temp_dir"] = str(folder)
     can_have_more_nodes = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:

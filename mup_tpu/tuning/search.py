@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.leftovers import scratch_folder
 from mup_tpu.signals import handling
 from mup_tpu.store import FINAL, Store, results_folder
 from mup_tpu.training.rows import failed_row
@@ -85,15 +85,15 @@ def run_search(
         progress = SearchProgress(console, options.num_samples, len(log.ended))
         with (
             ray_cluster(options.address),
-            tempfile.TemporaryDirectory() as scratch,
+            scratch_folder() as scratch,
             progress,
             _stop_on_interrupt(console) as interrupted,
         ):
             try:
-                _tuner(search, options, run, keeper, progress, left, scratch).fit()
+                _tuner(search, options, run, keeper, progress, left, str(scratch)).fit()
             except tune.TuneError as error:
                 raise keeper.error or error from None
-            _keep_tensorboard(Path(scratch) / "tune", folder / "tensorboard")
+            _keep_tensorboard(scratch / "tune", folder / "tensorboard")
         for key in log.ended:  # a worker's last breath may have checkpointed what had ended
             shutil.rmtree(checkpoints_of(folder, key), ignore_errors=True)
     return SearchOutcome(keeper.counts, options.num_samples - len(log.ended), bool(interrupted))

@@ -15,12 +15,14 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
+from mup_tpu.leftovers import mark
 from mup_tpu.tuning.plan import threads_per_pack
 
 _STARTS = 3
@@ -88,6 +90,7 @@ def _ensure_server() -> None:
     resource_tracker.ensure_running()  # which the server starts else, and which unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:  # Ctrl-C reaches the server too, which ignores it once it has imported what it is to
+        mark(Path(util.get_temp_dir()))  # where the server's socket will lie
         with _without_main():
             forkserver.ensure_running()
     finally:
