@@ -37,10 +37,11 @@ CONFIGURATION = {
     "columns",
 }
 MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
-TRAINING = MODEL | {"files", "signals", "data", "devices", "training"}
+TRAINING = MODEL | {"files", "leftovers", "signals", "data", "devices", "training"}
 MAY_IMPORT = {
     "errors": set(),
-    "files": {"errors"},
+    "leftovers": set(),
+    "files": {"errors", "leftovers"},
     "signals": set(),
     "parametrization": {"errors"},
     "optimizer_rules": {"parametrization"},
@@ -52,7 +53,7 @@ MAY_IMPORT = {
     "tpus": {"errors"},
     "optimizers": CONFIGURATION,
     "models": CONFIGURATION | {"optimizers", "attention"},
-    "data": CONFIGURATION | {"files"},
+    "data": CONFIGURATION | {"files", "leftovers"},
     "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
     "tpu_compiler": TRAINING | {"tpus"},
