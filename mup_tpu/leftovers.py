@@ -16,12 +16,13 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _MACHINE = re.sub(r"[^\w.]+", "_", socket.gethostname())
 _PARTIAL = f".partial-{_MACHINE}-"
-_SCRATCH = "mup_tpu-"
+_SCRATCH = "mup_tpu_"
+"""Not as earlier versions named theirs, which held no locks."""
 _MARK = "of-mup_tpu"
 """A file in folders of the standard library's that are ours."""
 
@@ -34,13 +35,13 @@ def partial(target: Path, folder: bool = False) -> Iterator[Path]:
         target: a file or folder, there or not.
         folder: whether it is a folder.
     """
-    while True:
+
+    def make() -> Path:
         path = target.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")
         path.mkdir() if folder else path.touch(exist_ok=False)
-        lock = hold(path)
-        if path.exists():  # else another process met it between its making and its lock
-            break
-        os.close(lock)
+        return path
+
+    path, lock = _made_and_held(make)
     try:
         yield path
     finally:
@@ -52,40 +53,26 @@ def partial(target: Path, folder: bool = False) -> Iterator[Path]:
 def scratch_folder() -> Iterator[Path]:
     """A folder for temporary files, gone when the block ends."""
     _remove_scratch()
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as name:
-        lock = hold(Path(name))
-        try:
-            yield Path(name)
-        finally:
-            os.close(lock)
+    path, lock = _made_and_held(_make_scratch)
+    try:
+        yield path
+    finally:
+        _remove(path)
+        os.close(lock)
 
 
 def folder_of_this_process() -> Path:
     """A new folder for temporary files that are of use after this process, until the next one starts."""
     _remove_scratch()
-    path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    hold(path)
-    return path
+    return _made_and_held(_make_scratch)[0]
 
 
 def mark(folder: Path) -> None:
     """Have a temporary folder of the standard library's removed as ours are, if this process is killed."""
     _remove_scratch()
     if not (folder / _MARK).exists():
-        hold(folder)
+        _hold(folder)
         (folder / _MARK).touch()
-
-
-def hold(path: Path) -> int:
-    """Lock a file or folder until the descriptor is closed, or this process ends.
-
-    Returns:
-        Its descriptor.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a disk without locks: then nothing there is ever taken for left over
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
 
 
 def remove_partial(folder: Path) -> None:
@@ -95,6 +82,30 @@ def remove_partial(folder: Path) -> None:
             if name.startswith(_PARTIAL):
                 _remove_if_left(Path(root, name))
         folders[:] = [name for name in folders if not name.startswith(_PARTIAL)]
+
+
+def _make_scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix=_SCRATCH))
+
+
+def _made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
+    """A new file or folder, and its lock."""
+    while True:
+        path = make()
+        with contextlib.suppress(FileNotFoundError):
+            lock = _hold(path)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+        # Another process met it between its making and its lock.
+
+
+def _hold(path: Path) -> int:
+    """Lock a file or folder until the descriptor that is returned is closed, or this process ends."""
+    descriptor = os.open(path, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a disk without locks: then nothing there is ever taken for left over
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def test_temporary_folders_of_a_killed_sweep_are_removed_by_the_next(ray, tempor
     left = {path.name for path in temporary.iterdir()} - {others.name}
     kill(driver)
     ours = {name for name in left if (temporary / name).is_dir()}
-    assert {name.partition("-")[0] for name in ours} >= {"mup_tpu" if ray else "pymp"}
+    assert {re.match("[a-z]*", name)[0] for name in ours} >= {"mup" if ray else "pymp"}
     command = [sys.executable, str(script(tmp_path, tiny.replace(steps=2), ray)), str(tmp_path / "short")]
     subprocess.run(command, check=True, timeout=300)
     assert not ours & set(os.listdir(temporary)), "left behind"
