@@ -150,7 +150,8 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x  # the smaller of both products of a matrix with itself
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    x = x / norm.clamp(min=_LEAST_NORM)
+    # Not `clamp`, at which XLA's propagation of shardings ends the process where batches are split.
+    x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
     for _ in range(steps):
         square = x @ x.mT
         polynomial = add_product(square, square, square, beta=b, alpha=c)
