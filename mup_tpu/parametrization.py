@@ -88,7 +88,8 @@ class Parametrization:
     source: str
     """Paper and table."""
     parameters: Mapping[str, Rule]
-    """Factors of a parameter, by the name of the update rule that trains it."""
+    """Factors of a parameter, by what the update rule that trains it is scaled as: its name, or one of
+    several where a field of its changes how its updates grow with width."""
     forward: Callable[[Growth], ForwardScaling] = lambda growth: ForwardScaling()
     """Factors of the forward pass."""
     moments: Callable[[Growth], MomentScaling] = lambda growth: MomentScaling()
@@ -159,8 +160,57 @@ def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) 
     return scaling
 
 
-_SP: Mapping[str, Rule] = {"adamw": _unscaled, "sgd": _unscaled}
-_MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd}
+def _mup_muon(growth_of_update: float) -> Rule:
+    """μP of a hidden matrix whose update is orthogonal, times m^growth_of_update as it grows by m both ways.
+
+    A layer's output changes by at most the update's spectral norm times its input, and by as much: an
+    orthogonal matrix keeps the norm of all in its row space, where the inputs lie that it was made from. So
+    the norm must be ∝ √(out/in) (Yang et al. 2023, arXiv:2310.17813, Condition 1), which stays where both
+    grow, and the learning rate be × m^-growth_of_update: no factor for "spectral", 1/√m for
+    "match_rms_adamw", whose updates are ∝ √max(out, in). That is not Adam's 1/m for entries of the same size:
+    Adam's line up with their inputs in a few directions, so that their norm is ∝ m; those of an orthogonal
+    matrix share its norm out over all directions, and it is ∝ √m. Init is as with Adam, and a step's decay,
+    η·λ, stays the base's.
+    """
+
+    def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+        m = infshape.width_mult()
+        if infshape.ninf() == 2:
+            grown = m**growth_of_update
+            return Scaling(init=m**-0.5, learning_rate=1 / grown, weight_decay=grown)
+        return Scaling()
+
+    return rule
+
+
+def _completep_muon(alpha: float, growth_of_update: float) -> Rule:
+    """μP's, and in blocks learning rate × m_L^(α-1), which with α = 1 is no factor.
+
+    Dey et al. 2025, Table 1, has it for Adam; that a step's size does not follow the gradient's is all that
+    it needs: L branches, each × m_L^-α, change the stream by L·m_L^-α times what one layer changes. Weight
+    decay has the width's factor alone, as there; ε is none of Muon's.
+    """
+
+    def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+        mup = _mup_muon(growth_of_update)(parameter, infshape, growth)
+        if not parameter.in_block:
+            return mup
+        return dataclasses.replace(
+            mup,
+            init=mup.init * growth.depth**-parameter.init_depth_exponent,
+            learning_rate=mup.learning_rate * growth.depth ** (alpha - 1),
+        )
+
+    return rule
+
+
+def _with_muon(rules: Mapping[str, Rule], of: Callable[[float], Rule]) -> Mapping[str, Rule]:
+    """Rules of parameters, and those for Muon in both conventions of scale, by how its updates grow."""
+    return {**rules, "muon": of(0.0), "muon_match_rms_adamw": of(0.5)}
+
+
+_SP: Mapping[str, Rule] = _with_muon({"adamw": _unscaled, "sgd": _unscaled}, lambda _: _unscaled)
+_MUP: Mapping[str, Rule] = _with_muon({"adamw": _mup_adamw, "sgd": _mup_sgd}, _mup_muon)
 
 
 def _mup_forward(growth: Growth) -> ForwardScaling:
@@ -176,7 +226,9 @@ def _completep_forward(alpha: float) -> Callable[[Growth], ForwardScaling]:
 def _completep(alpha: float, transfers: tuple[str, ...] = ("width", "head_size")) -> Parametrization:
     return Parametrization(
         source="Dey et al. 2025 (arXiv:2505.01618), Table 1",
-        parameters={"adamw": _completep_adamw(alpha)},
+        parameters=_with_muon(
+            {"adamw": _completep_adamw(alpha)}, lambda grown: _completep_muon(alpha, grown)
+        ),
         forward=_completep_forward(alpha),
         transfers=transfers,
         follows=("width", "head_size", "depth"),
@@ -204,7 +256,7 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     "completep_zero": _completep(0.0),
     "completedp": Parametrization(
         source="Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1, width and depth",
-        parameters={"adamw": _completedp_adamw},
+        parameters=_with_muon({"adamw": _completedp_adamw}, lambda grown: _completep_muon(1.0, grown)),
         forward=_completep_forward(1.0),
         transfers=("width", "head_size", "depth"),
         follows=("width", "head_size", "depth"),
@@ -252,7 +304,7 @@ def scaling(
 
     Args:
         parametrization: a key of `PARAMETRIZATIONS`.
-        update_rule: name of the update rule that trains the parameter.
+        update_rule: what the update rule that trains the parameter is scaled as (`UpdateRule.scaled_as`).
         parameter: its declaration.
         infshape: from `infer_infshapes`.
         growth: of the trial.

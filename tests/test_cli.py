@@ -20,7 +20,7 @@ import torch
 
 from mup_tpu import cli
 from mup_tpu.cli import main
-from mup_tpu.columns import configured
+from mup_tpu.columns import CONFIGURED, configured
 from mup_tpu.config import DataConfig, Sweep, Trial
 from mup_tpu.config_io import load_sweep
 from mup_tpu.data import load
@@ -206,6 +206,57 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     code, out, err = outcome(capfd, "report", results)
     assert code == 0, err
     assert "INCONCLUSIVE" in (results / "report.html").read_text()
+
+
+def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, capfd):
+    """A sweep each, of one file but for `optimizer`: rows differ in that column and in what came of it."""
+    tables = {}
+    for optimizer in ("sgd", "adamw", "muon"):
+        file, results = tmp_path / "sweep.toml", tmp_path / optimizer
+        given = {"compare": 'parametrizations = ["mup"]', "corpus": str(corpus), "optimizer": optimizer}
+        file.write_text(ONE_OPTIMIZER.format(**given))
+        code, out, err = outcome(capfd, "sweep", file, "--results", results, "--no-ray")
+        assert code == 0, err
+        assert "ran 4 trials: 4 finished" in out
+        tables[optimizer] = load_runs(results)
+    assert {name: set(table["optimizer"]) for name, table in tables.items()} == {n: {n} for n in tables}
+    losses = {name: tuple(table["loss"]) for name, table in tables.items()}
+    assert len({*losses.values()}) == 3 and all(loss < math.log(256) for loss in losses["muon"])
+    configured = [name for name in CONFIGURED if name != "optimizer"]
+    for table in tables.values():
+        pd.testing.assert_frame_equal(table[configured], tables["adamw"][configured])
+
+
+def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, capfd):
+    file = tmp_path / "sweep.toml"
+    compare = 'compare = {optimizer = ["sgd", "adamw", "muon"]}'
+    file.write_text(ONE_OPTIMIZER.format(compare=compare, corpus=str(corpus), optimizer="adamw"))
+    code, out, err = outcome(capfd, "sweep", file, "--results", tmp_path / "r", "--no-ray")
+    assert code == 0, err
+    assert load_runs(tmp_path / "r")["optimizer"].value_counts().to_dict() == dict.fromkeys(
+        ("sgd", "adamw", "muon"), 4
+    )
+
+
+ONE_OPTIMIZER = """
+experiment = "one_optimizer"
+widths = [32, 64]
+learning_rates = [0.01, 0.02]
+{compare}
+[base.model]
+base_width = 32
+head_size = 16
+depth = 1
+[base.data]
+corpus = "{corpus}"
+sequence_length = 32
+batch_size = 4
+[base.optimizer]
+optimizer = "{optimizer}"
+[base.train]
+steps = 6
+eval_batches = 1
+"""
 
 
 @pytest.mark.slow

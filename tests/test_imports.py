@@ -183,7 +183,7 @@ def test_training_starts_without_transformers_and_torchs_compiler():
         "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\n"
         "from mup_tpu.training.pack import Pack\nimport mup_tpu.training.loop\n"
         "trials = [Trial().replace(width=32, tied=tied, optimizer=optimizer)\n"
-        "          for tied in (True, False) for optimizer in ('adamw', 'sgd')]\n"
+        "          for tied in (True, False) for optimizer in ('adamw', 'sgd', 'muon')]\n"
         "for trial in trials:\n"
         "    Pack([trial], 16, get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\n"
         "assert 'torch._dynamo' not in sys.modules"

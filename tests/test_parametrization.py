@@ -6,7 +6,7 @@ import mup
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mup_tpu.config import ModelConfig, Trial
+from mup_tpu.config import ModelConfig, OptimizerConfig, Trial
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES, declare, forward_scaling, infshapes, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES, weight_decay
@@ -68,15 +68,23 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
             assert decay == 0, name
 
 
+OPTIMIZERS = {
+    rule.scaled_as(config): config
+    for name, rule in UPDATE_RULES.items()
+    for scale in ("spectral", "match_rms_adamw")
+    for config in [OptimizerConfig(optimizer=name, muon_scale=scale)]
+}
+"""A configuration for each way that parametrizations have factors."""
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [(name, rule) for name, p in PARAMETRIZATIONS.items() for rule in p.parameters]
 )
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
 def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
-    trial = Trial().replace(
-        architecture=architecture, parametrization=name, optimizer=optimizer, width=32,
-        growing_dimension=growing,
+    trial = Trial(optimizer=OPTIMIZERS[optimizer]).replace(
+        architecture=architecture, parametrization=name, width=32, growing_dimension=growing,
         base_width=32, head_size=16, depth=3, base_depth=3, batch_size=8, base_batch_size=8, steps=50,
         base_steps=50, tied=False,
     )  # fmt: skip
@@ -127,6 +135,40 @@ def test_factors_of_every_parameter_are_those_of_completep_s_table(
     assert vars(forward_scaling(trial)) == pytest.approx(vars(ForwardScaling(residual=residual, logits=0.5)))
     grown = forward_scaling(trial.replace(growing_dimension="head_size", width=128))
     assert grown.attention == pytest.approx(0.5), "1/d_head"
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [("mup", None), ("completep", 1), ("completep_half", 0.5), ("completep_zero", 0), ("completedp", 1)],
+)
+@pytest.mark.parametrize(("scale", "width"), [("spectral", 1.0), ("match_rms_adamw", 0.5)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_s_matrices_are_scaled_by_its_updates_norm_and_the_rest_as_adamw_has_it(
+    name, alpha, scale, width, tied
+):
+    """At m_N = 4 and m_L = 4: the norm of the update is ∝ √max(out, in), or not, and must not grow (Yang et
+    al. 2023, Condition 1), so that the learning rate is × 1/√m_N, or 1; in blocks × m_L^(α-1). A step's
+    decay, η·λ, does not follow width. Init, and all that is no hidden matrix, is as under AdamW."""
+    trial = Trial().replace(
+        parametrization=name, width=128, base_width=32, head_size=16, depth=8, base_depth=2, tied=tied,
+        optimizer="muon", muon_scale=scale,
+    )  # fmt: skip
+    found, adamw = (parameter_scalings(trial.replace(optimizer=o), VOCAB, T) for o in ("muon", "adamw"))
+    depth = 1 if alpha is None else 4 ** (alpha - 1)
+    for n, parameter in declare(trial.model, VOCAB, T).parameters.items():
+        if parameter.role == "hidden":
+            expected = Scaling(init=adamw[n].init, learning_rate=width * depth, weight_decay=1 / width)
+            assert vars(found[n]) == pytest.approx(vars(expected)), n
+        else:
+            assert found[n] == adamw[n], n
+
+
+@pytest.mark.parametrize("scale", ["spectral", "match_rms_adamw"])
+def test_sp_scales_nothing_for_muon(scale):
+    trial = Trial().replace(
+        parametrization="sp", width=128, base_width=32, head_size=16, optimizer="muon", muon_scale=scale
+    )
+    assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

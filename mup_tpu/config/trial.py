@@ -142,8 +142,8 @@ class DataConfig:
 class OptimizerConfig:
     """An update rule; learning rate and weight decay are those of the base width."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Update rule."""
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Update rule; "muon" is for hidden matrices, and AdamW trains the rest."""
     learning_rate: LearningRate = described(2.0**-8, column="lr", as_power=True)
     """Peak learning rate at the base width, plain (not log2): 0.004 or 2^-8."""
     weight_decay: float = 0.0
@@ -167,6 +167,20 @@ class OptimizerConfig:
     """How they follow the training tokens."""
     decay_rule: str = "parametrization"
     """How coupled weight decay follows the scales, in place of the parametrization's factor."""
+    adamw_lr_ratio: float = described(1.0, label="AdamW's learning rate / Muon's")
+    """With "muon": learning rate of all that is no hidden matrix, which AdamW trains, over Muon's."""
+    muon_momentum: float = described(0.95, label="Muon's momentum")
+    """Muon's decay of its running average of gradients."""
+    muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum")
+    """Whether Muon looks a step ahead along its momentum (Nesterov)."""
+    muon_scale: Literal["spectral", "match_rms_adamw"] = "spectral"
+    """Muon's factor on its orthogonalised update: "spectral", √(out/in), so that outputs change alike at any
+    width; "match_rms_adamw", 0.2·√max(out, in), as large as AdamW's."""
+    newton_schulz_steps: int = described(5, least=1, most=99, label="Newton-Schulz steps")
+    """Steps of Muon's orthogonalisation."""
+    newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of these: "float32", that of the weights and the same on all devices (in precision float64
+    that); "bfloat16", that of torch.optim.Muon, faster where there are units for it."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -179,11 +193,12 @@ class OptimizerConfig:
             raise ConfigError(
                 f"learning_rate {self.learning_rate:g} is not allowed: a learning rate is above 0{hint}"
             )
-        for name in ("beta1", "beta2", "momentum"):
+        for name in ("beta1", "beta2", "momentum", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("weight_decay", "eps", "grad_clip"):
             require_positive(self, name, allow_zero=True)
+        require_positive(self, "adamw_lr_ratio")
         for name, rules in (
             ("batch_rule", BATCH_RULES), ("token_rule", TOKEN_RULES), ("decay_rule", DECAY_RULES),
         ):  # fmt: skip

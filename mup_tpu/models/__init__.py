@@ -73,7 +73,7 @@ def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> d
     axes, growth = infshapes(trial.model, vocab_size, sequence_length), trial.growth
     scalings = {}
     for name, parameter in parameters.items():
-        rule = update_rule_of(trial.optimizer, parameter).name
+        rule = update_rule_of(trial.optimizer, parameter).scaled_as(trial.optimizer)
         own = scaling(trial.model.parametrization, rule, parameter, axes[name], growth)
         scalings[name] = trial.optimizer.rules.scaling(own, parameter, axes[name].width_mult(), growth)
     return scalings

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.optimizers.adamw import AdamW
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule, weight_decay
+from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
 from mup_tpu.parametrization import PARAMETRIZATIONS
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["UPDATE_RULES", "Factors", "Group", "UpdateRule", "constants", "update_rule_of", "weight_decay"]
 
 _ADAMW = AdamW()
-UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, SGD())}
+UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, SGD(), Muon())}
 
 
 def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:

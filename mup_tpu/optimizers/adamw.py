@@ -23,13 +23,18 @@ class Betas(NamedTuple):
 
 
 class AdamW(UpdateRule):
-    """AdamW; reads learning_rate, weight_decay, beta1, beta2 and eps."""
+    """AdamW; reads learning_rate, weight_decay, beta1, beta2 and eps; beside another rule adamw_lr_ratio."""
 
     name = "adamw"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
         """Both moments."""
         return ("exp_avg", "exp_avg_sq")
+
+    def learning_rate(self, config: OptimizerConfig) -> float:
+        """The configured one; of what another rule has left to AdamW, in its ratio to that rule's."""
+        ratio = 1.0 if config.optimizer == self.name else config.adamw_lr_ratio
+        return config.learning_rate * ratio
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
         """Both β."""

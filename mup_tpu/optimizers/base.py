@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Group:
     """Parameters of one member that share a rule and all factors, as torch.optim's functions take them."""
 
+    parameters: list[Parameter]
+    """What the architecture declares of each: fans, and slices of a fused matrix."""
     leaves: list[Tensor]
     slots: dict[str, list[Tensor]]
     updates: list[Tensor]
@@ -37,8 +39,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Factors:
-    """Of one stacked parameter, each (K, 1, ...): what differs between members."""
+    """Of one stacked parameter: what it is, and, each (K, 1, ...), what differs between members."""
 
+    parameter: Parameter
+    """What the architecture declares of it."""
     lr: Tensor
     """× learning rate."""
     weight_decay: Tensor
@@ -54,6 +58,12 @@ class UpdateRule(ABC):
     @abstractmethod
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
         """Names of its state of each parameter, as torch.optim has them."""
+
+    def scaled_as(self, config: OptimizerConfig) -> str:
+        """The name under which parametrizations have factors for it: one for each way that its updates grow
+        with a matrix.
+        """
+        return self.name
 
     def takes(self, parameter: Parameter) -> bool:
         """Whether it trains this parameter; AdamW trains those that are left."""

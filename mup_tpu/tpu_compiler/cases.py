@@ -46,6 +46,13 @@ CASES = (
         "trial={n},data=1",
         Counter(),
     ),
+    Case(
+        "trials apart, Muon",
+        _NARROW.replace(optimizer="muon"),
+        lambda devices: 2 * devices,
+        "trial={n},data=1",
+        Counter(),
+    ),
 )
 
 

@@ -78,6 +78,7 @@ class MemberOptimizer:
             (
                 rule,
                 Group(
+                    [parameters[name] for name in names],
                     [leaves[name] for name in names],
                     {slot: [state[slot][name] for name in names] for slot in rule.slots(trial.optimizer)},
                     [torch.tensor(float(steps_done), device=leaves[name].device) for name in names],
@@ -117,6 +118,7 @@ class StackedOptimizer:
         place: Callable[[Tensor], Tensor],
     ) -> None:
         self._trials = trials
+        self._parameters = parameters
         self._rules = {name: update_rule_of(trials[0].optimizer, p) for name, p in parameters.items()}
         self._constants = constants(trials[0], self._rules.values())
         factors = [
@@ -181,7 +183,7 @@ class StackedOptimizer:
                 {slot: tensors[name] for slot, tensors in state.items() if name in tensors},
                 self._constants[rule.name],
                 tuple(x_K.view(over) for x_K in numbers[rule.name]),
-                Factors(*(x_K.view(over) for x_K in factors_K3.unbind(1))),
+                Factors(self._parameters[name], *(x_K.view(over) for x_K in factors_K3.unbind(1))),
             )
 
 

@@ -13,15 +13,16 @@ from mup_tpu.models import declare
 from mup_tpu.tpu_compiler import CASES, TARGETS, compile_pack, compile_program, hand_over, problems, target
 from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.libtpu import donated_parameters
+from mup_tpu.training.optimizer import state_slots
 
 # One layer each: another would be compiled as the first was, as it is by `doctor` below.
-APART, SPLIT, LONG = (replace(case, trial=case.trial.replace(depth=1)) for case in CASES)
+APART, SPLIT, LONG, MUON = (replace(case, trial=case.trial.replace(depth=1)) for case in CASES)
 
 
 @functools.cache
 def handed_over(name: str, devices: int) -> str:
     """What torch_xla hands over for so many devices of any kind."""
-    (case,) = (case for case in (APART, SPLIT, LONG) if case.name == name)
+    (case,) = (case for case in (APART, SPLIT, LONG, MUON) if case.name == name)
     trials = [case.trial.replace(seed=seed) for seed in range(case.members(devices))]
     return hand_over(trials, 4096, devices, case.mesh.format(n=devices))
 
@@ -37,6 +38,7 @@ def handed_over(name: str, devices: int) -> str:
         ("v5litepod-4", SPLIT),
         ("v5litepod-8", APART),
         ("v6e-4", APART),
+        ("v4-8", MUON),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -49,11 +51,12 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(accelerator_type, c
     assert (
         compiled.needed_bytes < {"v4": 32, "v5litepod": 16, "v6e": 32}[accelerator_type.split("-")[0]] * 2**30
     )
-    # Parameters and two moments of what a device has; the compiler stores the last two axes in tiles.
-    model, data = case.trial.model, case.trial.data
-    parameters = declare(model, 4096, data.sequence_length).total
+    # Parameters and optimizer state of what a device has; the compiler stores the last two axes in tiles.
+    parameters = declare(case.trial.model, 4096, case.trial.data.sequence_length).parameters
+    slots = state_slots(case.trial, parameters).values()
+    numbers = sum(parameters[name].size for names in (parameters, *slots) for name in names)
     members = case.members(chips.devices) // chips.devices if apart else 1
-    state = 3 * members * parameters * 4
+    state = members * numbers * 4
     assert state <= compiled.aliased_bytes <= 1.2 * state
     assert compiled.output_bytes - compiled.aliased_bytes < 2**16
     assert list(problems(case, compiled, chips)) == []

@@ -44,37 +44,45 @@ def run_program(*arguments: object, devices: int, **environment: str) -> dict[st
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """What the program printed for a mesh and precision, and the compiled programs' text; run once each."""
+    """What the program printed for a mesh, precision and update rule, and the compiled programs' text; run
+    once each."""
     done = {}
 
-    def run_once(mesh: str, precision: str = "float32"):
-        if (mesh, precision) not in done:
+    def run_once(mesh: str, precision: str = "float32", optimizer: str = "adamw"):
+        if (mesh, precision, optimizer) not in done:
             devices, shape = MESHES[mesh]
             folder = tmp_path_factory.mktemp("xla")
             flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
             found = run_program(
-                shape, precision, corpus, folder / "checkpoints", devices=devices, XLA_FLAGS=flags
+                shape, precision, corpus, folder / "checkpoints", optimizer, devices=devices, XLA_FLAGS=flags
             )
             programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
-            done[mesh, precision] = found, programs, folder
-        return done[mesh, precision]
+            done[mesh, precision, optimizer] = found, programs, folder
+        return done[mesh, precision, optimizer]
 
     return run_once
+
+
+def in_turns(corpus: Path, optimizer: str = "adamw"):
+    """The same pack on the CPU device, members in turns."""
+    from mup_tpu import data
+
+    members = trials(str(corpus), "float32", optimizer)
+    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
 
 
 @pytest.fixture(scope="module")
 def on_cpu(corpus):
     """The same pack on the CPU device, members in turns."""
-    from mup_tpu import data
-
-    members = trials(str(corpus), "float32")
-    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
+    return in_turns(corpus)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(run, mesh):
-    found, _, _ = run(mesh)
+@pytest.mark.parametrize(("mesh", "optimizer"), [*((mesh, "adamw") for mesh in MESHES), ("trials", "muon")])
+def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
+    run, mesh, optimizer
+):
+    found, _, _ = run(mesh, optimizer=optimizer)
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here.
@@ -173,6 +181,17 @@ def collectives(programs: list[str]) -> list[str]:
 def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run):
     assert collectives(run("trials")[1]) == []
     assert collectives(run("data")[1]) == ["all-reduce"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["trials", "data"])
+def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpus):
+    """No product of a stack is gathered or split; the losses are the CPU device's, resumed or not."""
+    found, programs, _ = run(mesh, optimizer="muon")
+    assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
+    expected = [row["loss"] for row in in_turns(corpus, "muon").rows]
+    for losses in (*found["evaluations"], found["rows"]):
+        assert losses == pytest.approx(expected, abs=5e-5)
 
 
 @pytest.mark.slow

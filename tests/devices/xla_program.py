@@ -1,6 +1,6 @@
 """Run by test_xla.py in a process of its own: a pack on PJRT_DEVICE=CPU. Prints what came of it as JSON.
 
-python xla_program.py MESH PRECISION CORPUS CHECKPOINTS
+python xla_program.py MESH PRECISION CORPUS CHECKPOINTS OPTIMIZER
 python xla_program.py unread MESH
 python xla_program.py tpu CORPUS
 """
@@ -31,11 +31,12 @@ STEPS = 50
 STRETCH = 12
 
 
-def trials(corpus: str, precision: str) -> list[Trial]:
+def trials(corpus: str, precision: str, optimizer: str = "adamw") -> list[Trial]:
     """Three members, which no mesh of four devices divides; warm-up, decay and clipping included."""
     base = Trial().replace(
         corpus=corpus, width=32, base_width=16, head_size=16, depth=1, sequence_length=16, batch_size=4,
         steps=STEPS, warmup=0.2, schedule="linear", init_std=0.08, eval_batches=2, precision=precision,
+        optimizer=optimizer,
     )  # fmt: skip
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
@@ -112,9 +113,9 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(mesh: str, precision: str, corpus: str, checkpoints: str) -> None:
+def main(mesh: str, precision: str, corpus: str, checkpoints: str, optimizer: str) -> None:
     """Count over bare steps, then train through the loop, stop half-way and go on."""
-    members = trials(corpus, precision)
+    members = trials(corpus, precision, optimizer)
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)

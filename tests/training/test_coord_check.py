@@ -1,5 +1,7 @@
 """The coordinate check on real training: against a direct measurement, and its verdict on SP and μP."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 import torch
@@ -9,6 +11,7 @@ from mup_tpu.config import Axis
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models.weights import export_stock
+from mup_tpu.parametrization import PARAMETRIZATIONS, Scaling
 from mup_tpu.training.coord_check import measure
 from mup_tpu.training.pack import Pack
 
@@ -183,3 +186,43 @@ def test_what_is_no_way_of_growing_is_refused(scale, tiny):
 def test_a_check_along_another_scale_is_not_mixed_with_a_stored_one(measured, tiny):
     with pytest.raises(StoreError, match="along another scale than depth is stored there"):
         next(measure(deep(tiny), Axis("depth", (1, 2)), ("mup",), 1, measured))
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "flat"),
+    [
+        ("spectral", "mup", True),
+        ("match_rms_adamw", "mup", True),
+        ("match_rms_adamw", "no factor", False),
+        ("match_rms_adamw", "adam's 1/m", False),
+    ],
+)
+def test_muon_s_updates_change_layers_alike_at_every_width_with_mup_s_factor_alone(
+    scale, name, flat, tiny, monkeypatch
+):
+    """Hidden matrices alone learn here. Those updates that are as large as AdamW's are to be scaled by 1/√m:
+    with Adam's own 1/m what they change dies out with width, without a factor it grows."""
+    mup = PARAMETRIZATIONS["mup"]
+    for other, power in (("no factor", 0), ("adam's 1/m", 1)):
+
+        def rule(parameter, infshape, growth, power=power):
+            m = infshape.width_mult()
+            return Scaling(init=m**-0.5, learning_rate=m**-power)
+
+        rules = {**mup.parameters, "muon_match_rms_adamw": rule}
+        monkeypatch.setitem(PARAMETRIZATIONS, other, dataclasses.replace(mup, parameters=rules))  # type: ignore[arg-type]
+    trial = tiny.replace(
+        steps=4, warmup=0.0, schedule="constant", optimizer="muon", muon_scale=scale, learning_rate=2.0**-5,
+        adamw_lr_ratio=1e-9,
+    )  # fmt: skip
+    *_, table = measure(trial, Axis("width", (32, 64, 128, 256)), (name,), 2)
+    found = slopes(table).query("quantity == 'update'").set_index("layer")["slope"]
+    # Attention's softmax and the readout, whose weights do not learn here, have exponents of their own.
+    exponents = found[[layer for layer in found.index if layer.startswith(("mlp", "residual"))]]
+    assert len(exponents) == 4
+    if flat:
+        assert exponents.abs().max() < 0.15, exponents
+    elif name == "no factor":
+        assert exponents.min() > 0.3, exponents
+    else:
+        assert exponents.max() < -0.3, exponents

@@ -54,9 +54,11 @@ def test_curves_hold_means_of_stretches_and_evaluations(tiny, dataset):
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
 
 
-def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(tiny, dataset):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(optimizer, tiny, dataset):
     """The rates far too small learn nothing; SP members are compared with SP members alone."""
     rates = (0.02, 0.01, 1e-5)
+    tiny = tiny.replace(optimizer=optimizer)
     trials = [
         tiny.replace(parametrization=p, width=64, steps=80, learning_rate=lr)
         for p in ("mup", "sp")
@@ -102,11 +104,15 @@ def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(execution, tiny, dataset, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(
+    execution, optimizer, tiny, dataset, tmp_path
+):
+    base = tiny.replace(optimizer=optimizer)
     trials = [
-        tiny,
-        tiny.replace(learning_rate=0.003, seed=3),
-        tiny.replace(learning_rate=1e30, grad_clip=0.0),
+        base,
+        base.replace(learning_rate=0.003, seed=3),
+        base.replace(learning_rate=1e30, grad_clip=0.0),
     ]
     whole = run(trials, dataset, execution=execution, eval_every=8)
     options = RunOptions(execution=execution, eval_every=8, checkpoint_every=7)

@@ -13,7 +13,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import PackTooLarge
 from mup_tpu.training.memory import check_fits, estimate_pack_bytes, half_fits
 
-PACKS = (  # width, members, execution, precision, sequence length, batch size
+PACKS = (  # width, members, execution, precision, sequence length, batch size, and, if not AdamW, update rule
     (256, 8, "loop", "float32", 128, 16),
     (1024, 2, "loop", "float32", 128, 4),
     (128, 2, "loop", "float32", 1024, 16),
@@ -21,6 +21,8 @@ PACKS = (  # width, members, execution, precision, sequence length, batch size
     (256, 4, "vmap", "float32", 32, 64),
     (256, 2, "vmap", "bf16", 256, 8),
     (128, 2, "vmap", "float32", 1024, 8),
+    (256, 8, "loop", "float32", 128, 16, "muon"),
+    (256, 4, "vmap", "float32", 128, 16, "muon"),
 )
 PROGRAM = """
 import json, os, sys, torch
@@ -32,9 +34,11 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def measure(width, members, execution, precision, length, batch):
+def measure(width, members, execution, precision, length, batch, optimizer="adamw"):
     torch.set_num_threads(1)
-    trial = Trial().replace(width=width, precision=precision, sequence_length=length, batch_size=batch)
+    trial = Trial().replace(
+        width=width, precision=precision, sequence_length=length, batch_size=batch, optimizer=optimizer
+    )
     short = trial.replace(width=64, sequence_length=16, batch_size=1)
     Pack([short], 256, get_device("cpu"), execution).step(torch.zeros(1, 17, dtype=torch.long))
     before = resident("VmRSS")
@@ -89,6 +93,16 @@ def test_more_members_need_more_in_either_way_and_vmap_most():
         sizes = [estimate_pack_bytes(trial, 256, members, execution) for members in (1, 2, 3)]
         assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
     assert estimate_pack_bytes(trial, 256, 8, "vmap") > 2 * estimate_pack_bytes(trial, 256, 8, "loop")
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_muon_keeps_one_number_less_of_each_of_a_hidden_matrix_than_adamw(execution):
+    trial, members = Trial().replace(width=256), 4
+    muon, adamw = (
+        estimate_pack_bytes(trial.replace(optimizer=o), 256, members, execution) for o in ("muon", "adamw")
+    )
+    a_block = 256 * (3 * 256) + 256 * 256 + 2 * 256 * (4 * 256)
+    assert adamw - muon == 4 * members * trial.model.depth * a_block
 
 
 def test_a_pack_too_large_for_the_machine_is_refused_with_the_size_that_fits():

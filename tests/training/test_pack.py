@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
+from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.schedule import schedule_factor
@@ -96,7 +97,7 @@ def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, p
 
 
 @pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
 def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     base = TINY.replace(
         width=64,
@@ -126,9 +127,10 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_member_result_does_not_depend_on_its_pack(execution):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_member_result_does_not_depend_on_its_pack(execution, optimizer):
     # Stacked products may sum in another order, which Adam amplifies in float32: float64 gives a bound.
-    base = TINY.replace(precision="float32" if execution == "loop" else "float64")
+    base = TINY.replace(precision="float32" if execution == "loop" else "float64", optimizer=optimizer)
     trials = [base.replace(learning_rate=lr, seed=s) for lr, s in ((0.01, 0), (0.001, 1), (0.03, 2))]
     together, _ = train(trials, execution)
     alone, _ = train(trials[1:2], execution)
@@ -138,8 +140,9 @@ def test_member_result_does_not_depend_on_its_pack(execution):
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_nan_in_one_member_leaves_the_others_bit_identical(execution):
-    trials = [TINY.replace(learning_rate=lr) for lr in (0.01, 0.002, 0.03)]
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
+def test_nan_in_one_member_leaves_the_others_bit_identical(execution, optimizer):
+    trials = [TINY.replace(learning_rate=lr, optimizer=optimizer) for lr in (0.01, 0.002, 0.03)]
     clean, poisoned = (Pack(trials, VOCAB, get_device("cpu"), execution) for _ in range(2))
     for p in poisoned.parameters.values():
         p[1].fill_(float("nan"))
@@ -153,7 +156,7 @@ def test_nan_in_one_member_leaves_the_others_bit_identical(execution):
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
 @pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
 def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, decay_mode):
     trial = TINY.replace(optimizer=optimizer, weight_decay=0.1, decay_mode=decay_mode)
@@ -164,8 +167,10 @@ def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, de
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_resumed_pack_goes_on_bit_identically(execution):
-    trials = [TINY.replace(learning_rate=lr, optimizer="sgd", momentum=0.9) for lr in (0.1, 0.2)]
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
+def test_resumed_pack_goes_on_bit_identically(execution, optimizer):
+    rates = (0.1, 0.2) if optimizer == "sgd" else (0.01, 0.02)
+    trials = [TINY.replace(learning_rate=lr, optimizer=optimizer, momentum=0.9) for lr in rates]
     whole, _ = train(trials, execution)
     first, _ = train(trials, execution, 11)
     resumed = Pack(trials, VOCAB, get_device("cpu"), execution)
@@ -198,9 +203,10 @@ def test_ended_member_trains_no_further():
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
-def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(execution):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(execution, optimizer):
     """Five members: nothing moves until two are left, then one."""
-    base = TINY.replace(precision="float64", weight_decay=0.01)
+    base = TINY.replace(precision="float64", weight_decay=0.01, optimizer=optimizer)
     trials = [base.replace(learning_rate=lr, seed=k) for k, lr in enumerate((0.01, 0.02, 0.005, 0.03, 0.001))]
     pack = Pack(trials, VOCAB, get_device("cpu"), execution)
     whole, expected_SK = train(trials, execution)

@@ -1,0 +1,183 @@
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): orthogonalised momentum, for hidden matrices.
+
+A step subtracts learning rate × scale × O, where O is the momentum with all of its singular values brought
+near 1 by a few Newton-Schulz steps. The scale is one of two conventions (`OptimizerConfig.muon_scale`):
+
+- "spectral", √(out/in): a step changes an output by as much as its input is large, at any width (Yang et al.
+  2023, arXiv:2310.17813, Condition 1). Jordan's own √max(1, out/in) is the same but for matrices with fewer
+  outputs than inputs, whose updates it makes larger.
+- "match_rms_adamw", 0.2·√max(out, in): entries of the root mean square 0.2 that AdamW's updates have (Liu et
+  al. 2025, arXiv:2502.16982, section 2.2), so that learning rates are AdamW's.
+
+What parametrizations add to each is theirs (`mup_tpu.parametrization`). A fused matrix, as queries, keys and
+values in one, is orthogonalised slice by slice.
+
+Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from mup_tpu.config import OptimizerConfig
+from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.parametrization import MomentScaling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mup_tpu.models.base import Parameter
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of x, x³ and x⁵ in one step, which singular values go through: Jordan et al. 2024."""
+_LEAST_NORM = 1e-7
+"""A momentum below this is not brought to norm 1, so that a gradient of zeros changes nothing."""
+
+
+class MuonConstants(NamedTuple):
+    """What members of a pack share."""
+
+    momentum: float
+    nesterov: bool
+    scale: str
+    steps: int
+    """Newton-Schulz steps."""
+    dtype: str
+    """That they are computed in."""
+
+
+class Muon(UpdateRule):
+    """Muon for hidden matrices; reads learning_rate, weight_decay, and the fields with muon or newton_schulz
+    in their names.
+    """
+
+    name = "muon"
+
+    def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        """The momentum's buffer."""
+        return ("momentum_buffer",)
+
+    def scaled_as(self, config: OptimizerConfig) -> str:
+        """One name for each convention of scale, since their updates grow otherwise with width."""
+        return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
+
+    def takes(self, parameter: Parameter) -> bool:
+        """Hidden matrices."""
+        return parameter.role == "hidden" and len(parameter.shape) == 2
+
+    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
+        """Momentum and Newton-Schulz steps. The rules for β are about Adam's, and leave the momentum."""
+        return MuonConstants(
+            float(config.muon_momentum),
+            config.muon_nesterov,
+            config.muon_scale,
+            config.newton_schulz_steps,
+            config.newton_schulz_dtype,
+        )
+
+    def update_member(self, group: Group, constants: MuonConstants, learning_rate: float) -> None:
+        """In the order of torch.optim.Muon, which knows no slices."""
+        rate = learning_rate * group.lr_factor
+        for parameter, leaf, buffer in zip(
+            group.parameters, group.leaves, group.slots["momentum_buffer"], strict=True
+        ):
+            if leaf.grad is None:
+                continue
+            widths, matrix = slice_widths(parameter), leaf.detach()
+            directions = _direction(leaf.grad, buffer, constants).split(widths, -1)
+            matrix.mul_(1 - rate * group.weight_decay)
+            for part, direction in zip(matrix.split(widths, -1), directions, strict=True):
+                scale = scale_of(parameter, part.shape[-1], constants.scale)
+                part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
+
+    def step_numbers(self, constants: MuonConstants, step: int, learning_rate: float) -> tuple[float, ...]:
+        """The learning rate."""
+        return (learning_rate,)
+
+    def update_stack(
+        self,
+        p: Tensor,
+        gradient: Tensor,
+        slots: Mapping[str, Tensor],
+        constants: MuonConstants,
+        numbers: tuple[Tensor, ...],
+        factors: Factors,
+    ) -> None:
+        """The same of all members, and of slices of equal shape, in one batch of matrix products."""
+        import torch
+
+        (lr,) = numbers
+        rate = lr * factors.lr
+        direction_KRC = _direction(gradient, slots["momentum_buffer"], constants)
+        updates_KRC: list[Tensor] = []
+        parts = direction_KRC.split(slice_widths(factors.parameter), -1)
+        for width, alike in groupby(parts, lambda part: part.shape[-1]):
+            stacked_KSRC = torch.stack([*alike], 1)
+            orthogonal_NRC = orthogonalised(stacked_KSRC.flatten(0, 1), constants.steps, constants.dtype)
+            scale = scale_of(factors.parameter, width, constants.scale)
+            scaled_KSRC = scale * orthogonal_NRC.to(p.dtype).view_as(stacked_KSRC)
+            updates_KRC += scaled_KSRC.unbind(1)
+        p.mul_(1 - rate * factors.weight_decay)
+        p.sub_(rate * (updates_KRC[0] if len(updates_KRC) == 1 else torch.cat(updates_KRC, -1)))
+
+
+def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Tensor:
+    """The running average of gradients, moved on by one; with Nesterov's look ahead, if asked for."""
+    buffer.lerp_(gradient, 1 - constants.momentum)
+    return gradient.lerp(buffer, constants.momentum) if constants.nesterov else buffer
+
+
+def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
+    """The nearest matrices with singular values of 1, to about ±0.3, by a quintic Newton-Schulz iteration.
+
+    Args:
+        matrices: (R, C), or a batch (N, R, C).
+        steps: of the iteration; 5 bring singular values of a hundredth of the norm near 1.
+        dtype: "bfloat16", as torch.optim.Muon; or "float32", the matrices' own.
+
+    Returns:
+        Of the same shape, in the dtype of the iteration.
+    """
+    import torch
+
+    a, b, c = _COEFFICIENTS
+    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    x = matrices.to(torch.bfloat16) if dtype == "bfloat16" else matrices
+    x = x.contiguous()
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x  # the smaller of both products of a matrix with itself
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    # Not `clamp`, at which XLA's propagation of shardings ends the process where batches are split.
+    x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
+    for _ in range(steps):
+        square = x @ x.mT
+        polynomial = add_product(square, square, square, beta=b, alpha=c)
+        x = add_product(x, polynomial, x, beta=a)
+    return x.mT if is_tall else x
+
+
+def slice_widths(parameter: Parameter) -> list[int]:
+    """Columns of each matrix that a parameter is made of, in their order: one, or those of a fused matrix."""
+    slices = sorted(parameter.slices.values(), key=lambda part: part.start)
+    return [part.stop - part.start for part in slices] or [parameter.shape[-1]]
+
+
+def scale_of(parameter: Parameter, columns: int, convention: str) -> float:
+    """Factor on an orthogonalised matrix.
+
+    Args:
+        parameter: its declaration; how it is stored, (in, out) or (out, in), does not matter.
+        columns: its own, where the parameter is a fused one.
+        convention: as `OptimizerConfig.muon_scale`.
+    """
+    fan_in, fan_out = parameter.fan_in, parameter.fan_out
+    if parameter.shape[-1] == fan_out:
+        fan_out = columns
+    else:
+        fan_in = columns
+    if convention == "spectral":
+        return math.sqrt(fan_out / fan_in)
+    return 0.2 * math.sqrt(max(fan_out, fan_in))

@@ -1,0 +1,354 @@
+"""Muon against torch.optim.Muon bit for bit, and against its definition by singular values in float64.
+
+Shapes: K members, R rows, C columns.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mup_tpu.config import OptimizerConfig, Trial
+from mup_tpu.devices import get_device
+from mup_tpu.errors import ConfigError
+from mup_tpu.models import declare, parameter_scalings
+from mup_tpu.models.base import Parameter, Slice
+from mup_tpu.optimizers import UPDATE_RULES, Factors, Group, constants
+from mup_tpu.optimizers.muon import orthogonalised, scale_of
+from mup_tpu.training.optimizer import state_slots
+from mup_tpu.training.pack import Pack
+from mup_tpu.training.rows import applied
+from mup_tpu.training.schedule import schedule_factor
+
+MUON = UPDATE_RULES["muon"]
+LR, DECAY = 0.02, 0.1
+SHAPES = [(24, 24), (16, 64), (64, 16)]
+SCALES = ["spectral", "match_rms_adamw"]
+VOCAB = 48
+
+
+def by_singular_values(matrix: torch.Tensor, steps: int) -> torch.Tensor:
+    """What Newton-Schulz steps do, by definition: each singular value, over the norm of all, goes through the
+    polynomial; the singular vectors stay."""
+    u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(steps):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ torch.diag(s) @ vh
+
+
+def gradients(shape: tuple[int, ...], count: int, dtype=torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(count)]
+
+
+def trained(parameter: Parameter, config: OptimizerConfig, given: list[torch.Tensor]) -> torch.Tensor:
+    """A parameter that starts at its first gradient's numbers, after an update by each gradient."""
+    leaf = given[0].clone().requires_grad_()
+    group = Group(
+        [parameter], [leaf], {"momentum_buffer": [torch.zeros_like(leaf)]}, [torch.tensor(0.0)], 1.0, DECAY, 0
+    )
+    shared = constants(Trial(optimizer=config), [MUON])["muon"]
+    for gradient in given:
+        leaf.grad = gradient.clone()
+        with torch.no_grad():
+            MUON.update_member(group, shared, LR)
+    return leaf.detach()
+
+
+def torchs(given: list[torch.Tensor], **options) -> torch.Tensor:
+    leaf = given[0].clone().contiguous().requires_grad_()
+    optimizer = torch.optim.Muon([leaf], lr=LR, weight_decay=DECAY, **options)
+    for gradient in given:
+        leaf.grad = gradient.clone().contiguous()
+        optimizer.step()
+    return leaf.detach()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_bfloat16_a_member_is_torch_optim_muon_bit_for_bit(shape, nesterov):
+    config = OptimizerConfig(
+        optimizer="muon", muon_scale="match_rms_adamw", newton_schulz_dtype="bfloat16", muon_momentum=0.9,
+        muon_nesterov=nesterov, newton_schulz_steps=4,
+    )  # fmt: skip
+    given = gradients(shape, 6)
+    ours = trained(Parameter(shape, "hidden", *shape), config, given)
+    options = {"momentum": 0.9, "nesterov": nesterov, "ns_steps": 4}
+    assert torch.equal(ours, torchs(given, adjust_lr_fn="match_rms_adamw", **options))
+
+
+def test_what_is_not_configured_is_torch_s_default():
+    """Momentum, Nesterov and steps; the spectral scale is its "original" where outputs are as many as inputs
+    or more, for matrices that it takes to be stored (out, in)."""
+    config = OptimizerConfig(optimizer="muon", newton_schulz_dtype="bfloat16")
+    given = gradients((64, 16), 4)
+    ours = trained(Parameter((64, 16), "hidden", fan_in=16, fan_out=64), config, given)
+    assert torch.equal(ours, torchs(given))
+
+
+def test_a_fused_matrix_is_as_many_matrices_as_it_has_slices():
+    """Bit for bit, and not what orthogonalising the whole would be."""
+    config = OptimizerConfig(
+        optimizer="muon", muon_scale="match_rms_adamw", newton_schulz_dtype="bfloat16"
+    )  # fmt: skip
+    slices = {"query": Slice(0, 16), "key": Slice(16, 24), "value": Slice(24, 32)}
+    given = gradients((16, 32), 5)
+    ours = trained(Parameter((16, 32), "hidden", 16, 32, slices=slices), config, given)
+    for part in slices.values():
+        alone = torchs([g[:, part.start : part.stop] for g in given], adjust_lr_fn="match_rms_adamw")
+        assert torch.equal(ours[:, part.start : part.stop], alone)
+    assert not torch.allclose(ours, torchs(given, adjust_lr_fn="match_rms_adamw"), atol=1e-3)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_newton_schulz_is_its_polynomial_of_the_singular_values(shape, steps):
+    matrices = gradients(shape, 3, torch.float64)
+    for matrix, from_batch in zip(
+        matrices, orthogonalised(torch.stack(matrices), steps, "float32"), strict=True
+    ):
+        expected = by_singular_values(matrix, steps)
+        torch.testing.assert_close(orthogonalised(matrix, steps, "float32"), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(from_batch, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_singular_values_above_a_hundredth_of_the_norm_come_near_one(shape, dtype):
+    (matrix,) = gradients(shape, 1)
+    u, before, vh = torch.linalg.svd(matrix, full_matrices=False)
+    found = torch.diag(u.T @ orthogonalised(matrix, 5, dtype).float() @ vh.T)
+    large = found[before > 0.01 * before.norm()]
+    assert len(large) > len(found) - 2
+    assert large.min() > 0.6 and large.max() < 1.3
+
+
+def test_a_gradient_of_zeros_changes_nothing_and_nan_stays_in_its_matrix():
+    (matrix,) = gradients((8, 8), 1)
+    zeros, nan = torch.zeros(8, 8), torch.full((8, 8), math.nan)
+    found = orthogonalised(torch.stack([zeros, nan, matrix]), 5, "float32")
+    assert torch.equal(found[0], zeros) and found[1].isnan().all()
+    assert torch.equal(found[2], orthogonalised(torch.stack([zeros, zeros, matrix]), 5, "float32")[2])
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "slices",
+    [
+        {},
+        {"a": Slice(0, 12), "b": Slice(12, 24), "c": Slice(24, 36)},
+        {"a": Slice(0, 24), "b": Slice(24, 36)},
+    ],
+    ids=["whole", "three alike", "two unlike"],
+)
+def test_a_stack_is_its_members_one_by_one(slices, dtype, scale):
+    parameter = Parameter((12, 36), "hidden", 12, 36, slices=slices)
+    config = OptimizerConfig(optimizer="muon", muon_scale=scale, newton_schulz_dtype=dtype)
+    shared = constants(Trial(optimizer=config), [MUON])["muon"]
+    given = gradients((3, 12, 36), 4, torch.float64)
+    ours, slots = given[0].clone(), {"momentum_buffer": torch.zeros_like(given[0])}
+    factors_K11 = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64).view(3, 1, 1)
+    factors = Factors(parameter, factors_K11, torch.full_like(factors_K11, DECAY), 0 * factors_K11)
+    for gradient in given:
+        rate = torch.full_like(factors_K11, LR)
+        MUON.update_stack(ours, gradient, slots, shared, (rate,), factors)
+    for k, factor in enumerate(factors_K11.flatten().tolist()):
+        leaf = given[0][k].clone().requires_grad_()
+        buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}
+        group = Group([parameter], [leaf], buffers, [torch.tensor(0.0)], factor, DECAY, 0)
+        for gradient in given:
+            leaf.grad = gradient[k].clone()
+            with torch.no_grad():
+                MUON.update_member(group, shared, LR)
+        # A product of many matrices may sum in another order, which in bfloat16 is half a per cent.
+        tolerance = 1e-13 if dtype == "float32" else 0.01 * LR * len(given)
+        torch.testing.assert_close(ours[k], leaf.detach(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "columns", "spectral"),
+    [
+        (Parameter((32, 128), "hidden", fan_in=32, fan_out=128), 128, 2.0),  # as GPT-2 stores it
+        (Parameter((128, 32), "hidden", fan_in=32, fan_out=128), 32, 2.0),  # as torch.nn.Linear does
+        (Parameter((128, 32), "hidden", fan_in=128, fan_out=32), 32, 0.5),
+        (Parameter((32, 128), "hidden", fan_in=128, fan_out=32), 128, 0.5),
+        (Parameter((32, 96), "hidden", fan_in=32, fan_out=96), 32, 1.0),  # a third of queries, keys, values
+        (Parameter((32, 32), "hidden", fan_in=32, fan_out=32), 32, 1.0),
+        (Parameter((32, 64), "hidden", fan_in=32, fan_out=64), 8, 0.5),  # grouped keys of a fused matrix
+    ],
+)
+def test_scales_are_of_outputs_over_inputs_however_a_matrix_is_stored(parameter, columns, spectral):
+    assert scale_of(parameter, columns, "spectral") == pytest.approx(spectral)
+    largest = max(columns, parameter.shape[0])
+    assert scale_of(parameter, columns, "match_rms_adamw") == pytest.approx(0.2 * largest**0.5)
+
+
+def test_matched_to_adamw_the_entries_have_its_root_mean_square():
+    """0.2, as AdamW's with β₁ = 0.9 have where gradients are noise (Liu et al. 2025, section 2.2)."""
+    for shape in [(96, 96), (64, 256), (256, 64)]:
+        config = OptimizerConfig(optimizer="muon", muon_scale="match_rms_adamw")
+        given = [torch.zeros(shape), *gradients(shape, 1)]
+        leaf = trained(Parameter(shape, "hidden", *shape), config, given)
+        assert leaf.square().mean().sqrt() == pytest.approx(0.2 * LR, rel=0.15)
+
+
+def update_norms(width: int, scale: str, parametrization: str) -> dict[str, float]:
+    """Spectral norm of one update of each hidden matrix (slice by slice), over √(out/in)."""
+    trial = Trial().replace(
+        optimizer="muon", muon_scale=scale, parametrization=parametrization, width=width, base_width=32,
+        head_size=16, depth=1, learning_rate=LR,
+    )  # fmt: skip
+    scalings, found = parameter_scalings(trial, 16, 8), {}
+    shared = constants(trial, [MUON])["muon"]
+    for name, parameter in declare(trial.model, 16, 8).parameters.items():
+        if not MUON.takes(parameter):
+            continue
+        leaf = torch.zeros(parameter.shape, requires_grad=True)
+        leaf.grad = gradients(parameter.shape, 1)[0]
+        buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}
+        factor = scalings[name].learning_rate
+        with torch.no_grad():
+            MUON.update_member(
+                Group([parameter], [leaf], buffers, [torch.tensor(0.0)], factor, 0.0, 0), shared, LR
+            )
+        slices = parameter.slices or {"": Slice(0, parameter.shape[-1])}
+        for part, its in slices.items():
+            matrix = leaf.detach()[:, its.start : its.stop]
+            norm = torch.linalg.matrix_norm(matrix, 2) / LR / (matrix.shape[1] / matrix.shape[0]) ** 0.5
+            found[f"{name} {part}"] = float(norm)
+    return found
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_in_mup_updates_keep_to_the_spectral_condition_at_every_width(scale):
+    """Yang et al. 2023, Condition 1: ‖ΔW‖ ∝ √(out/in). Newton-Schulz leaves norms within ±20 %."""
+    narrow, wide = (update_norms(width, scale, "mup") for width in (32, 512))
+    assert len(narrow) == 6
+    for name, norm in narrow.items():
+        assert wide[name] == pytest.approx(norm, rel=0.25), name
+        assert scale != "spectral" or norm == pytest.approx(1, rel=0.25)
+
+
+def test_in_sp_what_is_matched_to_adamw_outgrows_it_by_the_square_root_of_width():
+    narrow, wide = (update_norms(width, "match_rms_adamw", "sp") for width in (32, 512))
+    for name, norm in narrow.items():
+        assert wide[name] / norm == pytest.approx(4, rel=0.25), name
+
+
+def muon_trial(**changes) -> Trial:
+    return Trial().replace(
+        width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=20, warmup=0.2,
+        init_std=0.05, optimizer="muon", precision="float64", learning_rate=0.03, adamw_lr_ratio=0.25,
+        weight_decay=0.1, grad_clip=0.5, **changes,
+    )  # fmt: skip
+
+
+def batches(trial: Trial) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    shape = (trial.data.batch_size, trial.data.sequence_length + 1)
+    return [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(trial.train.steps)]
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_pack_s_member_is_stock_gpt2_with_muon_by_singular_values_and_torch_s_adamw(execution, tied, scale):
+    trial = muon_trial(tied=tied, muon_scale=scale)
+    pack = Pack([trial.replace(learning_rate=0.01, seed=5), trial], VOCAB, get_device("cpu"), execution)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_positions=24, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0,
+            attn_pdrop=0, tie_word_embeddings=tied,
+        )
+    ).double()  # fmt: skip
+    model.load_state_dict(pack.member_parameters(1), strict=False)
+    model.tie_weights()
+    theirs = dict(model.named_parameters())
+    hidden = {n: p for n, p in theirs.items() if ".h." in n and p.dim() == 2}
+    rest = [p for n, p in theirs.items() if n not in hidden]
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    momenta = {n: torch.zeros_like(p) for n, p in hidden.items()}
+    losses, expected = [], []
+    for step, tokens in enumerate(batches(trial)):
+        losses.append(pack.step(tokens)[1].item())
+        lr = 0.03 * schedule_factor(trial.train, step)
+        for group in adamw.param_groups:
+            group["lr"] = 0.25 * lr
+        logits = model(tokens[:, :-1]).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        adamw.step()
+        for name, p in hidden.items():
+            momenta[name] = 0.95 * momenta[name] + 0.05 * p.grad
+            look_ahead = 0.95 * momenta[name] + 0.05 * p.grad
+            thirds = 3 if name.endswith("c_attn.weight") else 1
+            updates = []
+            for part in look_ahead.chunk(thirds, 1):
+                inputs, outputs = part.shape
+                size = (outputs / inputs) ** 0.5 if scale == "spectral" else 0.2 * max(part.shape) ** 0.5
+                updates.append(size * by_singular_values(part, 5))
+            p.data = (1 - lr * 0.1) * p.data - lr * torch.cat(updates, 1)
+        model.zero_grad()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-8)
+    assert losses[-1] < losses[0]
+    for name, p in pack.member_parameters(1).items():
+        torch.testing.assert_close(p, theirs[name].detach(), rtol=1e-7, atol=1e-7)
+
+
+def test_state_is_one_buffer_a_hidden_matrix_and_two_of_everything_else():
+    trial = muon_trial()
+    parameters = declare(trial.model, VOCAB, 24).parameters
+    hidden = [n for n, p in parameters.items() if p.role == "hidden"]
+    rest = [n for n in parameters if n not in hidden]
+    assert state_slots(trial, parameters) == {
+        "momentum_buffer": hidden,
+        "exp_avg": rest,
+        "exp_avg_sq": rest,
+    }
+
+
+def test_rows_say_what_hidden_matrices_were_trained_with():
+    """Learning rate and decay with the factors of all rules; a step's shrinking, η·λ, stays the base's."""
+    trial = muon_trial().replace(parametrization="mup", width=128)
+    assert applied(trial, VOCAB) == pytest.approx({"applied_lr": 0.03, "applied_weight_decay": 0.1})
+    matched = applied(trial.replace(muon_scale="match_rms_adamw"), VOCAB)
+    assert matched == pytest.approx({"applied_lr": 0.015, "applied_weight_decay": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"adamw_lr_ratio": 0.0}, "adamw_lr_ratio 0.0 is not allowed: it must be above 0"),
+        ({"muon_momentum": 1.0}, r"muon_momentum 1.0 is not in \[0, 1\)"),
+        ({"newton_schulz_steps": 0}, "newton_schulz_steps 0 is not allowed: it must be 1 or more"),
+        ({"newton_schulz_steps": 100}, "newton_schulz_steps 100 is not allowed: it must be at most 99"),
+        ({"newton_schulz_dtype": "bf16"}, "newton_schulz_dtype 'bf16' is not one of 'float32', 'bfloat16'"),
+        ({"muon_scale": "rms"}, "muon_scale 'rms' is not one of 'spectral', 'match_rms_adamw'"),
+        ({"muon_nesterov": 1}, "muon_nesterov 1 is not true or false"),
+    ],
+)
+def test_bad_values_are_refused_in_one_sentence(changes, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        Trial().replace(optimizer="muon", **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_parametrization_without_a_rule_for_muon_refuses_it_in_one_sentence(scale):
+    trial = Trial().replace(optimizer="muon", muon_scale=scale, parametrization="sp_embedding")
+    with pytest.raises(ConfigError, match="'sp_embedding' has no rule for optimizer 'muon") as caught:
+        parameter_scalings(trial, VOCAB, 24)
+    assert "\n" not in str(caught.value)
