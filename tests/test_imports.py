@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "data": CONFIGURATION | {"files"},
     "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
+    "parametrize": MODEL | {"analysis"},
     "tpu_compiler": TRAINING | {"tpus"},
     "tuning": TRAINING | {"store", "analysis"},
     "parts": {"errors"},
