@@ -127,10 +127,6 @@ def _lacking(
     for kind in kinds:
         ours, theirs = factors.get(kind, (1.0, 1.0))
         if not math.isclose(ours, theirs, rel_tol=1e-3) and (ours < theirs) == too_small:
-            said = {
-                "logits": "its logits are",
-                "init": "its init σ is",
-                "learning rate": "its learning rate is",
-            }
-            return f"{said[kind]} × {ours:.3g}, where μP has × {theirs:.3g}"
+            said = {"logits": "outputs are", "init": "init σ is", "learning rate": "learning rate is"}[kind]
+            return f"its {said} × {ours:.3g}, where μP has × {theirs:.3g}"
     return None

@@ -32,6 +32,8 @@ class ModuleParametrization:
     """Key of `mup_tpu.parametrization.PARAMETRIZATIONS`."""
     optimizer: str
     """Update rule that it is for."""
+    width: int
+    """Width that it is for."""
     parameters: Mapping[str, Parameter]
     """Declaration of each parameter."""
     multipliers: Mapping[str, float]
@@ -62,6 +64,12 @@ class ModuleParametrization:
             ConfigError: it is another module than build's, or was initialized before.
         """
         found = by_name(module, self.parameters)
+        for name, parameter in self.parameters.items():
+            if tuple(found[name].shape) != parameter.shape:
+                raise ConfigError(
+                    f"parameter {name!r} has shape {tuple(found[name].shape)}, at width {self.width} it is "
+                    f"{parameter.shape}; give what build makes at that width, before it is wrapped"
+                )
         if std is None:
             if module in self._initialized:
                 raise ConfigError("init_ has scaled this module's weights before, and would scale them twice")

@@ -75,6 +75,10 @@ def parametrize(
         name: declared(f, axes[name], roles, name.startswith(blocks), exponents.get(name, 0.0))
         for name, f in found.items()
     }
+    axes = {
+        name: _as_hidden(shape) if _said_hidden(parameters[name], shape) else shape
+        for name, shape in axes.items()
+    }
     config = OptimizerConfig(optimizer=optimizer)  # type: ignore[arg-type]
     scalings = {
         name: scaling(rule, update_rule_of(config, p).name, p, axes[name], growth)
@@ -89,7 +93,7 @@ def parametrize(
         *readout_factors(found, parameters, logits, by_hand),
     )
     ratios = functools.partial(_init_ratios, build, width, base_width, depth, scalings, rule)
-    return ModuleParametrization(rule, optimizer, parameters, multipliers, scalings, factors, ratios)
+    return ModuleParametrization(rule, optimizer, width, parameters, multipliers, scalings, factors, ratios)
 
 
 def _require_sizes(rule: str, width: int, base_width: int, depth: int | None, base_depth: int | None) -> None:
@@ -139,6 +143,18 @@ def _axes(
                     f"but {dim.dim} at {width}; give a delta_width at which that axis has grown"
                 )
     return axes
+
+
+def _said_hidden(parameter: Parameter, axes: InfShape) -> bool:
+    """Whether only the inputs of a matrix grow, as of a readout, and the user says that it is hidden."""
+    return parameter.role == "hidden" and axes.ninf() == 1 and len(axes) >= 2 and axes[1].isinf()
+
+
+def _as_hidden(axes: InfShape) -> InfShape:
+    """The same with outputs that count as growing, by a factor of 1, so that rules see a hidden matrix."""
+    from mup.infshape import InfDim, InfShape
+
+    return InfShape([InfDim(axes[0].dim, axes[0].dim), *axes[1:]])
 
 
 def _init_depth_exponents(
