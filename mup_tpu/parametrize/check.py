@@ -30,7 +30,7 @@ class CoordinateCheck:
 
     table: pd.DataFrame = field(repr=False)
     """parametrization, width, seed, step, layer, quantity ("activation", or "update" since init), rms; steps
-    count the updates made."""
+    count the updates made. A layer is the end of a submodule's name and the numbers in it."""
     sentences: tuple[str, ...]
     """Of each rule: which layer grows first and what it likely lacks, or that none grows."""
 
@@ -94,7 +94,24 @@ def coord_check(
                     ]
     table = pd.DataFrame(rows)
     mup = parametrize(build, width=max(widths), base_width=base_width, optimizer=optimizer, **options)
-    return CoordinateCheck(table, tuple(sentences(table, widest, mup)))
+    said = tuple(sentences(table, widest, mup))
+    labels = _labels(list(dict.fromkeys(table["layer"])))
+    return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), said)
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Short labels of submodules, for legends: "mlp.c_proj 0" for "transformer.h.0.mlp.c_proj"."""
+    parts = {name: [part for part in name.split(".") if not part.isdecimal()] for name in names}
+    labels: dict[str, str] = {}
+    for name in names:
+        numbers = "".join(f" {part}" for part in name.split(".") if part.isdecimal())
+        own = parts[name] or [name]
+        alike = [other for other in {tuple(p) for p in parts.values()} if other and other != tuple(own)]
+        size = next(
+            (i for i in range(1, len(own)) if all(p[-i:] != tuple(own[-i:]) for p in alike)), len(own)
+        )
+        labels[name] = ".".join(own[-size:]) + numbers
+    return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
 def _measure(

@@ -43,6 +43,9 @@ def test_a_stock_gpt2_is_flat_in_mup_and_not_in_sp():
     assert of_mup.startswith("mup: no layer grows with width")
     assert "sp: the first layer that grows is transformer.h.0.attn.c_attn (hidden)" in of_sp
     assert len(coordinate_check_figure(check.table).axes) == 4
+    block = ["c_attn 0", "attn.c_proj 0", "c_fc 0", "mlp.c_proj 0", "h 0"]
+    layers = list(dict.fromkeys(check.table["layer"]))
+    assert [layer for layer in layers if layer.endswith(" 0")] == block
 
 
 class WideResNet(ResNet):
