@@ -126,12 +126,15 @@ def _measure(
     outputs: dict[str, Tensor] = {}
     for name in _probed(module, probes):
         module.get_submodule(name).register_forward_hook(_keep(outputs, name))
+    called: set[str] = set()
+    for name in (readouts := {f.module: f.factor for f in scaled.forward if f.place == "input"}):
+        module.get_submodule(name).register_forward_hook(_note(called, name))
     start: dict[str, Tensor] = {}
     rows = []
     for step in range(steps + 1):
         now = loss(module, batch)
         if not step:
-            _require_called(module, scaled, outputs)
+            _require_called(readouts, called)
             start |= outputs
         for layer, output in outputs.items():
             rows.append(_row(step, layer, "activation", output))
@@ -181,13 +184,16 @@ def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
     return keep
 
 
-def _require_called(module: nn.Module, scaled: ModuleParametrization, outputs: Mapping[str, Tensor]) -> None:
-    """Raise where a factor is on a module that the forward pass goes around, as by F.linear of its weight."""
-    probed = set(_probed(module, ()))
-    for factor in scaled.forward:
-        if factor.place == "input" and factor.module in probed and outputs and factor.module not in outputs:
+def _note(called: set[str], name: str) -> Callable[..., None]:
+    """A hook that notes that a module was called."""
+    return lambda module, inputs, output: called.add(name)
+
+
+def _require_called(readouts: Mapping[str, float], called: set[str]) -> None:
+    """Raise where the forward pass goes around a module that has a factor, as by F.linear of its weight."""
+    for name, factor in readouts.items():
+        if name not in called:
             raise ConfigError(
-                f"the readout {factor.module!r} is not called as a module, so that its logits are not "
-                f"multiplied by {factor.factor:g}; call it, or multiply them in your code and say "
-                f"by_hand=[{factor.module!r}]"
+                f"the readout {name!r} is not called as a module, so that its logits are not multiplied by "
+                f"{factor:g}; call it, or multiply them in your code and say by_hand=[{name!r}]"
             )

@@ -167,6 +167,11 @@ def test_one_sentence_says_what_is_wrong(build, more, said):
         check_of(build, **more)
 
 
+def test_only_what_is_probed_is_measured():
+    check = check_of(Net, probes=["hid*"])
+    assert set(check.table["layer"]) == {"hidden"}
+
+
 def test_done_by_hand_a_readout_may_be_gone_around():
     check = check_of(lambda w: Net(w, "around"), by_hand=["head"])
     assert "head" not in set(check.table["layer"])
