@@ -56,6 +56,7 @@ MAY_IMPORT = {
     "data": CONFIGURATION | {"files", "leftovers"},
     "devices": MODEL | {"files", "tpus"},
     "training": TRAINING,
+    "parametrize": MODEL | {"analysis"},
     "tpu_compiler": TRAINING | {"tpus"},
     "tuning": TRAINING | {"store", "analysis"},
     "parts": {"errors"},

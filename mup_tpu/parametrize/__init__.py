@@ -1,0 +1,18 @@
+"""Rules of scaling for a module of your own: any `torch.nn.Module` that a function builds at any width.
+
+Factors are worked out from what the function builds and are kept by parameter name, outside of the module, so
+that deepcopy, `.to()`, `torch.compile`, FSDP and a round trip of the state dict lose none:
+
+    mup = parametrize(build, width=1024, base_width=128)
+    module = mup.init_(build(1024))
+    optimizer = torch.optim.AdamW(mup.param_groups(module, lr=2**-8, weight_decay=0.1))
+
+`docs/your_own_model.md` says what can be told of a module, and what must be said.
+"""
+
+from mup_tpu.parametrize.check import CoordinateCheck, coord_check
+from mup_tpu.parametrize.forward import ForwardFactor
+from mup_tpu.parametrize.module import ModuleParametrization
+from mup_tpu.parametrize.rules import parametrize
+
+__all__ = ["CoordinateCheck", "ForwardFactor", "ModuleParametrization", "coord_check", "parametrize"]

@@ -1,0 +1,199 @@
+"""The coordinate check of a module: how large each layer's output and its change are along the width.
+
+Yang et al. 2022 (Tensor Programs V), appendix D.1. Its figure is `mup_tpu.plots.coordinate_check_figure`, its
+exponents `mup_tpu.analysis.coord_check.slopes`; `diagnosis` says them in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrize.diagnosis import sentences
+from mup_tpu.parametrize.module import ModuleParametrization
+from mup_tpu.parametrize.rules import parametrize
+from mup_tpu.parametrize.survey import Build
+
+OPTIMIZERS: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class CoordinateCheck:
+    """What was measured, and what it says."""
+
+    table: pd.DataFrame = field(repr=False)
+    """parametrization, width, seed, step, layer, quantity ("activation", or "update" since init), rms; steps
+    count the updates made. A layer is the end of a submodule's name and the numbers in it."""
+    sentences: tuple[str, ...]
+    """Of each rule: which layer grows first and what it likely lacks, or that none grows."""
+
+
+def coord_check(
+    build: Build,
+    batch: Any,
+    loss: Callable[[nn.Module, Any], Tensor],
+    *,
+    widths: Sequence[int],
+    base_width: int,
+    lr: float,
+    rules: Sequence[str] = ("mup", "sp"),
+    optimizer: str = "adamw",
+    steps: int = 4,
+    seeds: int = 2,
+    probes: Sequence[str] = (),
+    **options: Any,
+) -> CoordinateCheck:
+    """Train a module of several widths for a few steps on one batch, and measure its layers.
+
+    Args:
+        build: as of `parametrize`; without dropout, which would count as change.
+        batch: what is trained and measured on.
+        loss: from a module and the batch to the loss, a scalar.
+        widths: at least two; three octaves and more show an exponent well.
+        base_width: at which hyperparameters were tuned.
+        lr: learning rate at the base; the one that you train with, or somewhat more.
+        rules: keys of `mup_tpu.parametrization.PARAMETRIZATIONS`.
+        optimizer: "adamw" or "sgd".
+        steps: updates.
+        seeds: seeds from 0, of init.
+        probes: patterns of the submodules to measure; by default those with a matrix of their own, and the
+            members of nn.ModuleLists.
+        options: others of `parametrize`.
+
+    Raises:
+        ConfigError: as `parametrize`, or a readout's module is never called.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ConfigError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
+    if len(set(widths)) < 2:
+        raise ConfigError(f"widths {list(widths)} are fewer than two, so that nothing can be seen to grow")
+    rows: list[dict[str, Any]] = []
+    widest: dict[str, ModuleParametrization] = {}
+    for rule in rules:
+        for width in sorted(set(widths)):
+            scaled = parametrize(
+                build, width=width, base_width=base_width, rule=rule, optimizer=optimizer, **options
+            )
+            widest[rule] = scaled
+            size = (width,) if options.get("depth") is None else (width, options["depth"])
+            for seed in range(seeds):
+                about = {"parametrization": rule, "width": width, "seed": seed}
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    module = scaled.init_(build(*size))
+                    trained = OPTIMIZERS[optimizer](scaled.param_groups(module, lr=lr))
+                    rows += [
+                        about | row for row in _measure(module, trained, scaled, batch, loss, steps, probes)
+                    ]
+    table = pd.DataFrame(rows)
+    mup = parametrize(build, width=max(widths), base_width=base_width, optimizer=optimizer, **options)
+    said = tuple(sentences(table, widest, mup))
+    labels = _labels(list(dict.fromkeys(table["layer"])))
+    return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), said)
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Short labels of submodules, for legends: "mlp.c_proj 0" for "transformer.h.0.mlp.c_proj"."""
+    parts = {name: [part for part in name.split(".") if not part.isdecimal()] for name in names}
+    labels: dict[str, str] = {}
+    for name in names:
+        numbers = "".join(f" {part}" for part in name.split(".") if part.isdecimal())
+        own = parts[name] or [name]
+        alike = [other for other in {tuple(p) for p in parts.values()} if other and other != tuple(own)]
+        size = next(
+            (i for i in range(1, len(own)) if all(p[-i:] != tuple(own[-i:]) for p in alike)), len(own)
+        )
+        labels[name] = ".".join(own[-size:]) + numbers
+    return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
+
+
+def _measure(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaled: ModuleParametrization,
+    batch: Any,
+    loss: Callable[[nn.Module, Any], Tensor],
+    steps: int,
+    probes: Sequence[str],
+) -> list[dict[str, Any]]:
+    outputs: dict[str, Tensor] = {}
+    for name in _probed(module, probes):
+        module.get_submodule(name).register_forward_hook(_keep(outputs, name))
+    called: set[str] = set()
+    for name in (readouts := {f.module: f.factor for f in scaled.forward if f.place == "input"}):
+        module.get_submodule(name).register_forward_hook(_note(called, name))
+    start: dict[str, Tensor] = {}
+    rows = []
+    for step in range(steps + 1):
+        now = loss(module, batch)
+        if not step:
+            _require_called(readouts, called)
+            start |= outputs
+        for layer, output in outputs.items():
+            rows.append(_row(step, layer, "activation", output))
+            if step:
+                rows.append(_row(step, layer, "update", output - start[layer]))
+        if step < steps:
+            optimizer.zero_grad()
+            now.backward()
+            optimizer.step()
+    return rows
+
+
+def _row(step: int, layer: str, quantity: str, values: Tensor) -> dict[str, Any]:
+    rms = values.double().square().mean().sqrt()
+    return {"step": step, "layer": layer, "quantity": quantity, "rms": float(rms)}
+
+
+def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
+    """Submodules to measure, in the order in which they are registered."""
+    members = {
+        f"{name}.{i}".removeprefix(".")
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList)
+        for i in range(len(part))
+    }
+    matrices = {
+        name for name, part in module.named_modules() if any(p.dim() >= 2 for p in part.parameters(False))
+    }
+    names = [name for name, part in module.named_modules() if name and not isinstance(part, nn.ModuleList)]
+    if not probes:
+        return [name for name in names if name in members | matrices]
+    chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in probes)]
+    if not chosen:
+        raise ConfigError(f"probes {list(probes)} match no submodule; there are {', '.join(names[:8])} ...")
+    return chosen
+
+
+def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
+    """A hook that keeps a module's output, the first of several; what is called later stands later."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        while not isinstance(output, Tensor):
+            output = next(iter(output.values() if isinstance(output, Mapping) else output))
+        outputs.pop(name, None)
+        outputs[name] = output.detach().clone()
+
+    return keep
+
+
+def _note(called: set[str], name: str) -> Callable[..., None]:
+    """A hook that notes that a module was called."""
+    return lambda module, inputs, output: called.add(name)
+
+
+def _require_called(readouts: Mapping[str, float], called: set[str]) -> None:
+    """Raise where the forward pass goes around a module that has a factor, as by F.linear of its weight."""
+    for name, factor in readouts.items():
+        if name not in called:
+            raise ConfigError(
+                f"the readout {name!r} is not called as a module, so that its logits are not multiplied by "
+                f"{factor:g}; call it, or multiply them in your code and say by_hand=[{name!r}]"
+            )

@@ -1,0 +1,132 @@
+"""A coordinate check in words: the layer that grows first, and the factor that it likely lacks.
+
+What grows makes all behind it grow, so that the first in the forward pass is named. What it lacks is told by
+holding its factors to μP's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.parametrize.module import ModuleParametrization
+
+GROWS = 0.2
+"""Exponent of width from which a layer grows: one that lacks a factor of μP has about 1/2 or 1."""
+
+
+def sentences(
+    table: pd.DataFrame, scaled: Mapping[str, ModuleParametrization], mup: ModuleParametrization
+) -> list[str]:
+    """What a coordinate check says, a sentence or two a rule.
+
+    Args:
+        table: as `mup_tpu.parametrize.coord_check` measures.
+        scaled: each rule's factors at the largest width.
+        mup: those of μP there.
+    """
+    last, widest, found = int(table["step"].max()), int(table["width"].max()), []
+    for rule, own in scaled.items():
+        part = table[table["parametrization"] == rule]
+        if not np.isfinite(part["rms"]).all():
+            width = int(part[~np.isfinite(part["rms"])]["width"].min())
+            found.append(f"{rule}: width {width} diverges within {last} steps; check with a smaller lr")
+            continue
+        at_init, after = _exponents(part, 0), _exponents(part, last)
+        if first := next((row for row in at_init if _grows(row)), None):
+            when, lacks = "at init", _lacking(first["layer"], own, mup, ("init", "logits"))
+        elif first := next((row for row in after if _grows(row)), None):
+            when = f"after {last} steps"
+            lacks = _lacking(first["layer"], own, mup, ("logits", "learning rate", "init"))
+        else:
+            found.append(f"{rule}: {_flat(after)}")
+            found += [f"{rule}: {said}" for row in after if (said := _shrinks(row, own, mup, widest))][:1]
+            continue
+        why = f"{lacks} at width {widest}" if lacks else _elsewhere(part, own, mup, widest)
+        found.append(f"{rule}: the first layer that grows is {_named(first, own)} {when}: {why}")
+    return found
+
+
+def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:
+    """Exponents at one step, layers in the order of the forward pass."""
+    order = {layer: i for i, layer in enumerate(dict.fromkeys(table["layer"]))}
+    rows: list[dict[Any, Any]] = slopes(table, step).dropna(subset="slope").to_dict("records")
+    return sorted(rows, key=lambda row: order[row["layer"]])
+
+
+def _grows(row: Mapping[Any, Any]) -> bool:
+    return row["slope"] > GROWS and row["low"] > 0
+
+
+def _flat(rows: list[dict[Any, Any]]) -> str:
+    top = max(rows, key=lambda row: row["slope"])
+    return (
+        f"no layer grows with width (most of all the {top['quantity']} of {top['layer']}, ∝ "
+        f"width^{top['slope']:.2f}); if a wide model diverges all the same, width is not why: look at the "
+        "base's learning rate and warm-up, at depth, and at what a few steps do not show (attention logits, "
+        "Adam's ε)"
+    )
+
+
+def _elsewhere(
+    table: pd.DataFrame, own: ModuleParametrization, mup: ModuleParametrization, widest: int
+) -> str:
+    """Why a layer may grow whose own factors are μP's: inputs and gradients come from others."""
+    for layer in dict.fromkeys(table["layer"]):
+        if lacks := _lacking(layer, own, mup, ("logits", "learning rate", "init")):
+            return f"its own factors are μP's, but not those of {layer}: {lacks} at width {widest}"
+    return (
+        "all factors are μP's, so look at its forward pass (a sum over the width where a mean is meant, "
+        "attention by 1/√d with a growing head size) and at weights that init_ did not see"
+    )
+
+
+def _shrinks(
+    row: Mapping[Any, Any], own: ModuleParametrization, mup: ModuleParametrization, widest: int
+) -> str | None:
+    """What is wrong with a layer that learns less the wider it is, where its learning rate is not μP's."""
+    if row["quantity"] != "update" or row["slope"] > -GROWS or row["high"] > 0:
+        return None
+    lacks = _lacking(row["layer"], own, mup, ("learning rate",), too_small=True)
+    return lacks and f"{_named(row, own)}, so that it stops learning: {lacks} at width {widest}"
+
+
+def _named(row: Mapping[Any, Any], own: ModuleParametrization) -> str:
+    parameter = own.matrix_of(row["layer"])
+    role = f" ({own.parameters[parameter].role.replace('_', ' ')})" if parameter else ""
+    return f"{row['layer']}{role}, {row['quantity']} ∝ width^{row['slope']:.2f}"
+
+
+def _lacking(
+    layer: str,
+    own: ModuleParametrization,
+    mup: ModuleParametrization,
+    kinds: tuple[str, ...],
+    too_small: bool = False,
+) -> str | None:
+    """The first of a layer's factors that is larger than μP's (or too small), with both."""
+    parameter = own.matrix_of(layer)
+    factors: dict[str, tuple[float, float]] = {}
+    logits = [
+        {f.module: f.factor for f in of.forward if f.place == "input"}.get(layer, 1.0) for of in (own, mup)
+    ]
+    factors["logits"] = (logits[0], logits[1])
+    if parameter:
+        drawn, mups = (of.init_ratios()[parameter] for of in (own, mup))
+        init = mup.scalings[parameter].init
+        factors["init"] = (init * drawn / mups, init)
+        factors["learning rate"] = (
+            own.scalings[parameter].learning_rate,
+            mup.scalings[parameter].learning_rate,
+        )
+    for kind in kinds:
+        ours, theirs = factors.get(kind, (1.0, 1.0))
+        if not math.isclose(ours, theirs, rel_tol=1e-3) and (ours < theirs) == too_small:
+            said = {"logits": "outputs are", "init": "init σ is", "learning rate": "learning rate is"}[kind]
+            return f"its {said} × {ours:.3g}, where μP has × {theirs:.3g}"
+    return None

@@ -1,0 +1,191 @@
+"""Factors of the forward pass, as plain numbers in hooks and attributes of the modules that have them.
+
+Neither buffers nor parameters: the state dict stays that of the module as built, no cast rounds a factor,
+and a module that was built on the meta device and got its memory later keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.models.base import Parameter
+from mup_tpu.parametrization import ForwardScaling
+from mup_tpu.parametrize.roles import is_linear
+from mup_tpu.parametrize.survey import Found
+
+Place = Literal["input", "output", "scaling", "by hand"]
+
+
+@dataclass(frozen=True)
+class ForwardFactor:
+    """One factor of the forward pass."""
+
+    module: str
+    """The submodule that has it."""
+    place: Place
+    """What it multiplies: the module's input or output, or its attribute `scaling` (attention logits)."""
+    factor: float
+    """1 at the base."""
+    parameter: str = ""
+    """Of a readout: its matrix."""
+    scaling: float = 1.0
+    """Of attention: the attribute's value, factor and all."""
+
+
+class _Scale:
+    """A hook that multiplies; of a class, so that it can be copied, pickled and found again."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class _ScaleInput(_Scale):
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (args[0] * self.factor, *args[1:]), kwargs
+        first, *others = kwargs
+        return args, {first: kwargs[first] * self.factor} | {name: kwargs[name] for name in others}
+
+
+class _ScaleOutput(_Scale):
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return output * self.factor
+        return (output[0] * self.factor, *output[1:])
+
+
+def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
+    """Have a module compute with its factors; again is the same as once.
+
+    Args:
+        module: as built, or a copy; not yet wrapped or compiled.
+        factors: all of its factors.
+    """
+    for factor in factors:
+        if factor.place == "by hand":
+            continue
+        part = module.get_submodule(factor.module)
+        if factor.place == "scaling":
+            part.scaling = factor.scaling  # type: ignore[assignment]
+            continue
+        hooks: Mapping[int, Any] = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
+        if there := [hook for hook in hooks.values() if isinstance(hook, _Scale)]:
+            there[0].factor = factor.factor
+        elif factor.factor == 1:
+            continue
+        elif factor.place == "input":
+            part.register_forward_pre_hook(_ScaleInput(factor.factor), with_kwargs=True)
+        else:
+            part.register_forward_hook(_ScaleOutput(factor.factor))
+
+
+def readout_factors(
+    found: Mapping[str, Found],
+    parameters: Mapping[str, Parameter],
+    logits: Mapping[str, float],
+    by_hand: Sequence[str],
+) -> list[ForwardFactor]:
+    """The logits' factor of each readout, tied ones too, before its matrix (as mup.MuReadout).
+
+    Args:
+        found: parameters by name.
+        parameters: their declarations.
+        logits: the factor, by parameter.
+        by_hand: modules (or patterns) whose factor the user applies.
+
+    Raises:
+        ConfigError: it cannot be applied from outside.
+    """
+    factors = []
+    for name, parameter in parameters.items():
+        owners = found[name].owners
+        if parameter.is_embedding:  # readouts that are tied to it
+            owners = tuple(o for o in owners if len(owners) > 1 and is_linear(o.module))
+        elif parameter.role != "readout":
+            continue
+        for owner in owners:
+            place: Place = "by hand" if _named(owner.name, by_hand) else "input"
+            if place == "input" and logits[name] != 1 and not is_linear(owner.module):
+                raise ConfigError(
+                    f"the readout {name!r} lies in a {type(owner.module).__name__}, whose logits cannot be "
+                    f"scaled from outside: multiply what {name!r} is multiplied with by {logits[name]:g} in "
+                    f"your code (base width / width), and say by_hand=[{owner.name!r}]"
+                )
+            factors.append(ForwardFactor(owner.name, place, logits[name], parameter=name))
+    return factors
+
+
+def attention_factors(
+    base: nn.Module, module: nn.Module, rule: Any, by_hand: Sequence[str]
+) -> list[ForwardFactor]:
+    """The attention logits' factor of each module that says its head size as `head_dim`.
+
+    Args:
+        base: the module at the base width.
+        module: at the width to train.
+        rule: from growth of the head size to `ForwardScaling`.
+        by_hand: modules (or patterns) whose factor the user applies.
+
+    Raises:
+        ConfigError: there is one to apply, and the module has no attribute `scaling`.
+    """
+    factors = []
+    for name, part in module.named_modules():
+        size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
+        before = getattr(base.get_submodule(name), "head_dim", None)
+        if not (isinstance(size, int) and isinstance(before, int)) or size == before:
+            continue
+        forward: ForwardScaling = rule(size / before)
+        factor = forward.attention
+        if _named(name, by_hand):
+            factors.append(ForwardFactor(name, "by hand", factor))
+        elif isinstance(scaling, float):
+            factors.append(ForwardFactor(name, "scaling", factor, scaling=scaling * factor))
+        elif factor != 1:
+            raise ConfigError(
+                f"the head size of {name!r} ({type(part).__name__}) grows from {before} to {size}, and it "
+                "has no attribute `scaling` to divide its attention logits by the head size: let the number "
+                "of heads grow in place of their size, or multiply the logits by "
+                f"{factor:g} in your code (scaled_dot_product_attention takes scale={factor * size**-0.5:g}) "
+                f"and say by_hand=[{name!r}]"
+            )
+    return factors
+
+
+def branch_factors(
+    module: nn.Module, branches: Sequence[str], residual: float, rule: str
+) -> list[ForwardFactor]:
+    """The factor of each residual branch, after its last layer.
+
+    Args:
+        module: at the size to train.
+        branches: its last layers, as patterns of submodule names (`layers.*.mlp.down_proj`).
+        residual: the factor.
+        rule: key of the rule, for the message.
+
+    Raises:
+        ConfigError: there is one to apply, and no branch is named.
+    """
+    names = [name for name, _ in module.named_modules()]
+    for pattern in branches:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"branches has {pattern!r}, but the module has no such submodule")
+    ends = [name for name in names if _named(name, branches)]
+    if residual != 1 and not ends:
+        raise ConfigError(
+            f"rule {rule!r} multiplies residual branches by {residual:g} here; say which submodules are the "
+            "last of one, such as branches=['layers.*.self_attn.o_proj', 'layers.*.mlp.down_proj']"
+        )
+    return [ForwardFactor(name, "output", residual) for name in ends]
+
+
+def _named(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,164 @@
+"""The factors of a module's parameters by name, and how they come to act on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import pandas as pd
+import torch
+from torch import nn
+
+from mup_tpu.config import OptimizerConfig
+from mup_tpu.errors import ConfigError
+from mup_tpu.models.base import Parameter
+from mup_tpu.optimizers import update_rule_of
+from mup_tpu.optimizers import weight_decay as decay_of
+from mup_tpu.parametrization import Scaling
+from mup_tpu.parametrize import forward
+from mup_tpu.parametrize.forward import ForwardFactor
+from mup_tpu.parametrize.survey import by_name
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class ModuleParametrization:
+    """What `parametrize` found: all by name, nothing on the module or its tensors."""
+
+    rule: str
+    """Key of `mup_tpu.parametrization.PARAMETRIZATIONS`."""
+    optimizer: str
+    """Update rule that it is for."""
+    width: int
+    """Width that it is for."""
+    parameters: Mapping[str, Parameter]
+    """Declaration of each parameter."""
+    multipliers: Mapping[str, float]
+    """m of each parameter, by mup's shape inference; 1 where none of its axes grows."""
+    scalings: Mapping[str, Scaling]
+    """Factors of each parameter."""
+    forward: tuple[ForwardFactor, ...]
+    """Factors of the forward pass."""
+    init_ratios: Callable[[], Mapping[str, float]] = field(repr=False)
+    """Factor on what build drew of each parameter, worked out when it is asked for."""
+    _initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet, repr=False)
+
+    @torch.no_grad()
+    def init_(self, module: Module, std: float | None = None) -> Module:
+        """Give a fresh module the rule's init, in place, and the rule's forward factors.
+
+        Args:
+            module: as `build` made it. Its weights, as they were drawn, are scaled: to the standard deviation
+                that build has at the base width, times the rule's factor. A rule without factors on init
+                (such as "sp") leaves them.
+            std: draw anew instead: matrices and embeddings normal, of this standard deviation at the base;
+                biases 0, norms' gains 1. For modules that got memory on a device without values.
+
+        Returns:
+            The module.
+
+        Raises:
+            ConfigError: it is another module than build's, or was initialized before.
+        """
+        found = by_name(module, self.parameters)
+        for name, parameter in self.parameters.items():
+            if tuple(found[name].shape) != parameter.shape:
+                raise ConfigError(
+                    f"parameter {name!r} has shape {tuple(found[name].shape)}, at width {self.width} it is "
+                    f"{parameter.shape}; give what build makes at that width, before it is wrapped"
+                )
+        if std is None:
+            if module in self._initialized:
+                raise ConfigError("init_ has scaled this module's weights before, and would scale them twice")
+            for name, ratio in self.init_ratios().items():
+                if ratio != 1:
+                    found[name].mul_(ratio)
+        else:
+            for name, parameter in self.parameters.items():
+                if parameter.role in ("norm", "bias"):
+                    found[name].fill_(1.0 if parameter.role == "norm" else 0.0)
+                else:
+                    found[name].normal_(0.0, std * self.scalings[name].init)
+        self._initialized.add(module)
+        return self.forward_(module)
+
+    def forward_(self, module: Module) -> Module:
+        """Give a module the forward factors alone, as for weights that a state dict brings; returns it."""
+        forward.apply(module, self.forward)
+        return module
+
+    def param_groups(
+        self,
+        module: nn.Module,
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        eps: float = 1e-8,
+        decay_mode: Literal["coupled", "independent"] = "coupled",
+    ) -> list[dict[str, Any]]:
+        """Groups for a torch optimizer, one for each combination of factors; norms and biases do not decay.
+
+        A group also has `lr_factor`, for loops that set learning rates by hand:
+        group["lr"] = schedule(step) * group["lr_factor"]. Schedulers of torch need nothing.
+
+        Args:
+            module: as built, or as wrapped by FSDP, DDP or torch.compile.
+            lr: learning rate at the base.
+            weight_decay: λ at the base.
+            eps: Adam's ε at the base; groups for SGD have none.
+            decay_mode: "coupled", a step shrinks weights by lr·λ, as in torch; "independent", by λ alone
+                times the schedule.
+
+        Raises:
+            ConfigError: a value is not allowed, or the module has other parameters than build's.
+        """
+        config = OptimizerConfig(
+            optimizer=self.optimizer,  # type: ignore[arg-type]
+            learning_rate=lr,
+            weight_decay=weight_decay,
+            eps=eps,
+            decay_mode=decay_mode,
+        )
+        found = by_name(module, self.parameters)
+        groups: dict[Any, dict[str, Any]] = {}
+        for name, parameter in self.parameters.items():
+            scaling = self.scalings[name]
+            settings = {
+                "lr": lr * scaling.learning_rate,
+                "weight_decay": decay_of(config, lr, parameter, scaling),
+                "lr_factor": scaling.learning_rate,
+            }
+            if update_rule_of(config, parameter).name == "adamw":
+                settings["eps"] = eps * scaling.eps
+            group = groups.setdefault(tuple(settings.items()), {"params": [], **settings})
+            group["params"].append(found[name])
+        return list(groups.values())
+
+    def matrix_of(self, module: str) -> str | None:
+        """Name of the matrix that a submodule holds, if it has one; of a tied readout the embedding's."""
+        tied = [f.parameter for f in self.forward if f.module == module and f.parameter]
+        own = [
+            name for name, p in self.parameters.items()
+            if name.rpartition(".")[0] == module and len(p.shape) >= 2
+        ]  # fmt: skip
+        return next(iter([*tied, *own]), None)
+
+    def table(self) -> pd.DataFrame:
+        """Role, shape, multiplier and factors of each parameter, a row each."""
+        rows = [
+            {
+                "parameter": name,
+                "role": p.role,
+                "shape": p.shape,
+                "m": self.multipliers[name],
+                "init": self.scalings[name].init,
+                "learning_rate": self.scalings[name].learning_rate,
+                "weight_decay": self.scalings[name].weight_decay if p.decays else 0.0,
+                "eps": self.scalings[name].eps,
+            }
+            for name, p in self.parameters.items()
+        ]
+        return pd.DataFrame(rows).set_index("parameter")

@@ -1,0 +1,254 @@
+"""Factors for a module of anybody's, against mup's package, the table of docs/rules.md and our own GPT-2."""
+
+import copy
+import math
+
+import mup
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.pytorch_utils import Conv1D
+
+from mup_tpu.config import Trial
+from mup_tpu.models import forward_scaling, parameter_scalings
+from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.parametrize import parametrize
+
+BASE = 32
+
+
+class Net(nn.Module):
+    """A little of everything: embedding, convolution, norm, linear layers with biases, a readout."""
+
+    def __init__(self, width: int, readout: type[nn.Linear] = nn.Linear) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, width)
+        self.local = nn.Conv1d(width, width, 3, padding=1)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.head = readout(width, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        x = x + self.local(x.mT).mT
+        return self.head(x + self.down(torch.relu(self.up(self.norm(x)))))
+
+
+def mups(width: int) -> Net:
+    """The same as users of the package mup have it."""
+    module = Net(width, mup.MuReadout)
+    return mup.set_base_shapes(module, Net(BASE, mup.MuReadout), delta=Net(2 * BASE, mup.MuReadout))
+
+
+def settings(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, tuple[float, float]]:
+    """(learning rate, weight decay) of each parameter, by name."""
+    by_id = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    return {name: by_id[id(p)] for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("width", [32, 64, 256])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_groups_are_those_of_mups_optimizers(name, width):
+    theirs = mups(width)
+    make = {"adamw": mup.MuAdamW, "sgd": mup.MuSGD}[name]
+    expected = settings(make(theirs.parameters(), lr=0.1, weight_decay=0.2), theirs)
+    scaled = parametrize(Net, width=width, base_width=BASE, optimizer=name)
+    ours = Net(width)
+    groups = scaled.param_groups(ours, lr=0.1, weight_decay=0.2)
+    found = settings({"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](groups, lr=1.0), ours)
+    for parameter, (lr, decay) in expected.items():
+        decays = scaled.parameters[parameter].decays  # of biases and norms we have none
+        assert found[parameter] == pytest.approx((lr, decay if decays else 0.0)), parameter
+
+
+def conv1d_net(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 2 * width), Conv1D(width, 2 * width), nn.Linear(width, 5))
+
+
+def test_a_matrix_that_is_stored_inputs_first_goes_by_its_inputs():
+    scaled = parametrize(conv1d_net, width=128, base_width=BASE)
+    assert scaled.parameters["1.weight"].fan_in == 256
+    assert scaled.scalings["1.weight"].learning_rate == 1 / 4
+
+
+@pytest.mark.parametrize("width", [32, 64, 256])
+def test_init_and_logits_are_those_of_mups_package(width):
+    torch.manual_seed(0)
+    theirs = mups(width).double()
+    torch.manual_seed(0)
+    ours = parametrize(Net, width=width, base_width=BASE).init_(Net(width)).double()
+    for (name, mine), its in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-6, atol=0, msg=name)
+    tokens = torch.randint(0, 11, (2, 7))
+    torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_training_is_that_of_mups_package_in_float64(name):
+    torch.manual_seed(0)
+    theirs = mups(128).double()
+    ours = Net(128).double()
+    ours.load_state_dict(theirs.state_dict())
+    scaled = parametrize(Net, width=128, base_width=BASE, optimizer=name)
+    scaled.forward_(ours)
+    groups = scaled.param_groups(ours, lr=0.01)
+    trained = [
+        (ours, (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)(groups)),
+        (theirs, (mup.MuAdam if name == "adamw" else mup.MuSGD)(theirs.parameters(), lr=0.01)),
+    ]
+    tokens, targets = torch.randint(0, 11, (4, 7)), torch.randint(0, 5, (4, 7))
+    losses = []
+    for module, optimizer in trained:
+        losses.append([])
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(module(tokens).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert losses[0][-1] < losses[0][0]
+    for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-11, atol=1e-13)
+
+
+def gpt2(growing: str, tied: bool):
+    def build(width: int, depth: int = 2) -> GPT2LMHeadModel:
+        heads = width // 16 if growing == "heads" else 2
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=40, n_positions=16, n_embd=width, n_layer=depth, n_head=heads,
+                tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None,
+            )
+        )  # fmt: skip
+
+    return build
+
+
+BRANCHES = ("transformer.h.*.attn.c_proj", "transformer.h.*.mlp.c_proj")
+
+
+@pytest.mark.parametrize("rule", PARAMETRIZATIONS)
+@pytest.mark.parametrize(("growing", "tied"), [("heads", True), ("head_size", False)])
+def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
+    trial = Trial().replace(
+        width=128, base_width=32, head_size=16, depth=6, base_depth=2, tied=tied, growing_dimension=growing,
+        parametrization=rule,
+    )  # fmt: skip
+    scaled = parametrize(
+        gpt2(growing, tied), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+    )
+    expected = parameter_scalings(trial, 40, 16)
+    assert scaled.scalings.keys() == expected.keys()
+    for name, own in scaled.scalings.items():
+        for field in ("init", "learning_rate", "weight_decay", "eps"):
+            assert getattr(own, field) == pytest.approx(getattr(expected[name], field), rel=1e-5), (
+                name,
+                field,
+            )
+    forward = forward_scaling(trial)
+    by_place = {factor.place: factor for factor in scaled.forward}
+    assert by_place["input"].module == "lm_head"
+    assert by_place["input"].factor == forward.logits
+    assert by_place["output"].factor == forward.residual
+    if growing == "head_size":
+        assert by_place["scaling"].scaling == pytest.approx(64**-0.5 * forward.attention)
+
+
+@pytest.mark.parametrize("rule", ["mup", "completep", "sp"])
+def test_a_stock_gpt2_starts_as_large_as_our_own(rule):
+    """σ is 0.02 at the base; residual projections are smaller by √(2·depth), in CompleteP of the base's."""
+    scaled = parametrize(
+        gpt2("heads", True), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+    )
+    torch.manual_seed(0)
+    module = scaled.init_(gpt2("heads", True)(128, 6))
+    hidden = 0.02 if rule == "sp" else 0.02 / 2
+    depth = 2 if rule == "completep" else 6
+    stds = {name: p.std().item() for name, p in module.named_parameters()}
+    assert stds["transformer.wte.weight"] == pytest.approx(0.02, rel=0.05)
+    assert stds["transformer.h.3.attn.c_attn.weight"] == pytest.approx(hidden, rel=0.05)
+    assert stds["transformer.h.3.mlp.c_proj.weight"] == pytest.approx(hidden / (2 * depth) ** 0.5, rel=0.05)
+
+
+NAMES = {
+    "wte": "transformer.wte.weight",
+    "ln_1": "transformer.h.0.ln_1.weight",
+    "c_fc": "transformer.h.0.mlp.c_fc.weight",
+    "ln_f": "transformer.ln_f.weight",
+    "lm_head": "lm_head.weight",
+}
+N, L = 4.0, 3.0  # growth of width and depth
+TABLE = {  # docs/rules.md, "Width and depth": init, learning rate, weight decay, ε
+    "sp": {"wte": (1, 1, 1, 1), "ln_1": (1, 1, 0, 1), "c_fc": (1, 1, 1, 1), "lm_head": (1, 1, 1, 1)},
+    "mup": {
+        "wte": (1, 1, 1, 1),
+        "ln_1": (1, 1, 0, 1),
+        "c_fc": (N**-0.5, 1 / N, N, 1),
+        "lm_head": (1, 1, 1, 1),
+    },
+    "completep": {
+        "wte": (1, 1, 1, 1),
+        "ln_1": (1, 1, 0, 1 / (N * L)),
+        "c_fc": (N**-0.5, 1 / N, N, 1 / (N * L)),
+        "ln_f": (1, 1, 0, 1),
+        "lm_head": (1, 1, 1, 1),
+    },
+    "completep_half": {
+        "ln_1": (1, L**-0.5, 0, 1 / (N * L**0.5)),
+        "c_fc": (N**-0.5, L**-0.5 / N, N, 1 / (N * L**0.5)),
+    },
+    "completep_zero": {"ln_1": (1, 1 / L, 0, 1 / N), "c_fc": (N**-0.5, 1 / (N * L), N, 1 / N)},
+    "completedp": {"wte": (1, 1, 1, 1 / N), "lm_head": (1, 1, 1, 1 / N), "ln_f": (1, 1, 0, 1)},
+    "sp_embedding": {"wte": (1, N, 1 / N, 1), "c_fc": (1, 1, 1, 1)},
+}
+
+
+@pytest.mark.parametrize("rule", TABLE)
+def test_factors_are_those_of_the_table_of_rules(rule):
+    scaled = parametrize(
+        gpt2("heads", False), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+    )
+    table = scaled.table()
+    for part, expected in TABLE[rule].items():
+        row = table.loc[NAMES[part], ["init", "learning_rate", "weight_decay", "eps"]]
+        assert tuple(row) == pytest.approx(expected), part
+
+
+def test_at_the_base_nothing_changes():
+    scaled = parametrize(Net, width=BASE, base_width=BASE)
+    module = Net(BASE)
+    before = copy.deepcopy(module.state_dict())
+    scaled.init_(module)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not module.head._forward_pre_hooks
+    assert {g["lr_factor"] for g in scaled.param_groups(module, lr=1.0)} == {1.0}
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        lambda w: nn.init.xavier_uniform_(w),
+        lambda w: nn.init.kaiming_normal_(w),
+        lambda w: nn.init.trunc_normal_(w, std=0.02),
+        lambda w: nn.init.orthogonal_(w),
+        lambda w: nn.init.normal_(w, std=0.02).mul_(w.shape[0] ** -0.25),
+        lambda w: w.copy_(torch.randn(w.shape) / math.sqrt(w.shape[1])),
+    ],
+    ids=["xavier", "kaiming", "truncated", "orthogonal", "odd", "randn"],
+)
+def test_whatever_the_init_a_hidden_matrix_starts_as_the_bases_over_root_m(init):
+    def build(width: int) -> nn.Module:
+        module = nn.Sequential(nn.Linear(8, width), nn.Linear(width, width, bias=False), nn.Linear(width, 2))
+        with torch.no_grad():
+            init(module[1].weight)
+        return module
+
+    torch.manual_seed(0)
+    base = build(256)
+    wide = parametrize(build, width=1024, base_width=256).init_(build(1024))
+    ratio = wide[1].weight.square().mean().sqrt() / base[1].weight.square().mean().sqrt()
+    assert ratio.item() == pytest.approx(0.5, rel=0.02)

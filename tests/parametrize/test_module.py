@@ -1,0 +1,170 @@
+"""What happens to a module after it is parametrized: copies, casts, compilation, sharding, state dicts."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrize import parametrize
+
+WIDTH, BASE = 64, 16
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width), nn.Linear(width, 2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def scaled():
+    return parametrize(Net, width=WIDTH, base_width=BASE)
+
+
+def fresh() -> Net:
+    torch.manual_seed(0)
+    return scaled().init_(Net(WIDTH))
+
+
+def rates(module: nn.Module) -> list[tuple[float, float, int]]:
+    """(learning rate, weight decay, number of parameters) of each group."""
+    groups = scaled().param_groups(module, lr=1.0, weight_decay=0.1)
+    return [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups]
+
+
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+RATES = [(1.0, 0.1, 2), (1.0, 0.0, 5), (0.25, pytest.approx(0.4), 1)]
+
+
+def test_the_groups():
+    assert rates(fresh()) == RATES
+
+
+def test_copies_pickles_and_casts_compute_with_the_factors():
+    module, y = fresh(), fresh()(X)
+    for other in (
+        copy.deepcopy(module),
+        copy.deepcopy(module).to("cpu", torch.float64).float(),
+        pickle.loads(pickle.dumps(module)),
+    ):
+        torch.testing.assert_close(other(X), y)
+        assert rates(other) == RATES
+    plain = Net(WIDTH)
+    plain.load_state_dict(module.state_dict())
+    assert not torch.allclose(plain(X), y)
+
+
+def test_the_state_dict_is_that_of_the_module_as_built():
+    module = fresh()
+    assert module.state_dict().keys() == Net(WIDTH).state_dict().keys()
+    other = scaled().forward_(Net(WIDTH))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(X), module(X))
+
+
+def test_forward_factors_twice_are_those_once():
+    module = fresh()
+    assert torch.equal(scaled().forward_(copy.deepcopy(module))(X), module(X))
+
+
+def test_the_logits_factor_goes_before_the_readouts_bias():
+    module = fresh()
+    features = module.layers[:-1](X)
+    readout = module.layers[-1]
+    torch.testing.assert_close(module(X), features @ readout.weight.T / 4 + readout.bias)
+
+
+def test_a_compiled_module_computes_and_is_grouped_as_before():
+    module = fresh()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), module(X))
+    assert rates(compiled) == RATES
+
+
+def test_a_module_that_got_memory_later_is_drawn_at_the_rules_size():
+    with torch.device("meta"):
+        module = Net(1024)
+    wide = parametrize(Net, width=1024, base_width=256)
+    torch.manual_seed(0)
+    wide.init_(module.to_empty(device="cpu"), std=0.1)
+    assert module.layers[2].weight.std().item() == pytest.approx(0.1 / 2, rel=0.01)
+    assert module.layers[4].weight.std().item() == pytest.approx(0.1, rel=0.05)
+    assert not module.layers[2].bias.any()
+    assert torch.equal(module.layers[3].weight, torch.ones(1024))
+    assert module.layers[4]._forward_pre_hooks
+
+
+def test_a_second_init_is_refused():
+    mup, module = scaled(), Net(WIDTH)
+    mup.init_(module)
+    with pytest.raises(ConfigError, match="would scale them twice"):
+        mup.init_(module)
+
+
+def test_schedules_of_torch_keep_the_factors():
+    optimizer = torch.optim.AdamW(scaled().param_groups(fresh(), lr=1.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    schedule.step()
+    assert [g["lr"] for g in optimizer.param_groups] == [0.5 * g["lr_factor"] for g in optimizer.param_groups]
+
+
+def steps(module: nn.Module) -> list[float]:
+    """Losses of a few steps, by groups that are made of the module as it is now."""
+    optimizer = torch.optim.AdamW(scaled().param_groups(module, lr=0.05, weight_decay=0.1))
+    losses = []
+    for _ in range(4):
+        loss = module(X).square().mean() + module(X)[:, 0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_sharded(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    two = fresh()
+    fully_shard(two.layers[2], mesh=mesh)
+    fully_shard(two, mesh=mesh)
+    wrapped = {
+        "fsdp": FSDP(fresh(), use_orig_params=True, device_id=torch.device("cpu")),
+        "fully_shard": two,
+        "ddp": DDP(fresh()),
+    }
+    found = {name: (rates(module), steps(module)) for name, module in wrapped.items()}
+    try:
+        rates(FSDP(fresh(), device_id=torch.device("cpu")))
+    except ConfigError as error:
+        found["joined"] = str(error)
+    if rank == 0:
+        with open(f"{folder}/found", "wb") as file:
+            pickle.dump(found, file)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_over_two_processes_it_trains_as_it_does_whole(tmp_path):
+    mp.spawn(train_sharded, (str(tmp_path),), nprocs=2)
+    found = pickle.loads((tmp_path / "found").read_bytes())
+    expected = steps(fresh())
+    for name in ("fsdp", "fully_shard", "ddp"):
+        groups, losses = found[name]
+        assert groups == RATES, name
+        assert losses == pytest.approx(expected, rel=1e-5), name
+    assert "use_orig_params=True" in found["joined"]

@@ -1,0 +1,237 @@
+"""Roles told from a module, and one sentence wherever something is wrong with it."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.parametrize import parametrize
+
+
+class Custom(nn.Module):
+    """With a parameter of its own, beside a hidden matrix."""
+
+    def __init__(self, width: int, shape: tuple[int, ...] = (), extra: str = "") -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.own = nn.Parameter(torch.ones(shape or (1, 7, width)))
+        if extra:
+            setattr(self, extra, nn.Linear(width, width))
+
+
+def of(build, **more):
+    return parametrize(build, **({"width": 64, "base_width": 16} | more))
+
+
+def roles(build, **more) -> dict[str, str]:
+    return {name: p.role for name, p in of(build, **more).parameters.items()}
+
+
+def test_roles_of_torchs_layers():
+    def build(width):
+        return nn.ModuleDict(
+            {
+                "table": nn.Embedding(5, width),
+                "patches": nn.Conv2d(3, width, 2),
+                "mix": nn.Conv2d(width, width, 3),
+                "depthwise": nn.Conv2d(width, width, 3, groups=width),
+                "up": nn.ConvTranspose2d(width, 2 * width, 2),
+                "image": nn.ConvTranspose2d(width, 3, 2),
+                "batch": nn.BatchNorm2d(width),
+                "rms": nn.RMSNorm(width),
+                "attention": nn.MultiheadAttention(width, width // 8),
+                "memory": nn.LSTM(width, width),
+                "head": nn.Linear(width, 5),
+                "fixed": nn.Linear(4, 4),
+            }
+        )
+
+    found = roles(build)
+    expected = {
+        "table.weight": "token_embedding",
+        "patches.weight": "token_embedding",
+        "patches.bias": "bias",
+        "mix.weight": "hidden",
+        "depthwise.weight": "hidden",
+        "up.weight": "hidden",
+        "image.weight": "readout",
+        "batch.weight": "norm",
+        "batch.bias": "bias",
+        "rms.weight": "norm",
+        "attention.in_proj_weight": "hidden",
+        "attention.in_proj_bias": "bias",
+        "attention.out_proj.weight": "hidden",
+        "memory.weight_hh_l0": "hidden",
+        "memory.bias_ih_l0": "bias",
+        "head.weight": "readout",
+        "head.bias": "bias",
+        "fixed.weight": "hidden",
+    }
+    assert {name: found[name] for name in expected} == expected
+    scaled = of(build)
+    assert scaled.parameters["mix.weight"].fan_in == 64 * 9
+    assert scaled.scalings["depthwise.weight"].learning_rate == 1
+    assert {f.module: f.factor for f in scaled.forward} == {"head": 0.25, "image": 0.25}
+
+
+def test_roles_of_a_stock_llama():
+    def build(width):
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=40, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
+                num_attention_heads=2, num_key_value_heads=1,
+            )
+        )  # fmt: skip
+
+    found = roles(build)
+    assert found.pop("model.embed_tokens.weight") == "token_embedding"
+    assert found.pop("lm_head.weight") == "readout"
+    norms = {name: role for name, role in found.items() if "norm" in name}
+    assert set(norms.values()) == {"norm"} and len(norms) == 3
+    assert {role for name, role in found.items() if name not in norms} == {"hidden"}
+    module = build(64)
+    before = module.model.layers[0].self_attn.scaling
+    assert of(build).init_(module).model.layers[0].self_attn.scaling == pytest.approx(before / 2)
+
+
+def test_a_role_that_is_said():
+    scaled = of(Custom, roles={"own": "position_embedding"})
+    assert scaled.parameters["own"].role == "position_embedding"
+    assert roles(Custom, roles={"o*": "norm"})["own"] == "norm"
+
+
+def test_a_projection_to_few_heads_that_is_said_to_be_hidden_has_a_hidden_matrixs_factors():
+    def build(width):  # as keys of grouped-query attention, whose number of heads stays
+        return nn.ModuleDict({"q_proj": nn.Linear(width, width), "k_proj": nn.Linear(width, 8)})
+
+    assert roles(build)["k_proj.weight"] == "readout"
+    for optimizer, rate in (("adamw", 1 / 4), ("sgd", 1 / 4)):
+        scaled = of(build, roles={"*k_proj.weight": "hidden"}, optimizer=optimizer)
+        assert scaled.scalings["k_proj.weight"].learning_rate == rate
+        assert scaled.scalings["k_proj.weight"].init == 0.5
+        assert not scaled.forward
+
+
+def tied(width, **more):
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_positions=8, n_embd=width, n_layer=1, n_head=2, bos_token_id=None,
+                   eos_token_id=None, **more)
+    )  # fmt: skip
+
+
+def test_a_tied_readout_has_the_embeddings_factors_and_its_logits_the_readouts():
+    scaled = of(tied)
+    assert "lm_head.weight" not in scaled.parameters
+    assert scaled.parameters["transformer.wte.weight"].role == "token_embedding"
+    (readout,) = [f for f in scaled.forward if f.place == "input"]
+    assert (readout.module, readout.factor) == ("lm_head", 0.25)
+
+
+class Growing(nn.Module):
+    """Attention whose heads grow, which says their size or not."""
+
+    def __init__(self, width: int, scaling: bool) -> None:
+        super().__init__()
+        self.head_dim = width // 2
+        self.queries = nn.Linear(width, width)
+        if scaling:
+            self.scaling = self.head_dim**-0.5
+
+
+def test_attention_is_divided_by_the_head_size():
+    module = of(lambda width: Growing(width, True)).init_(Growing(64, True))
+    # 1/√8 at the base head size 8, then in proportion to 1/d
+    assert module.scaling == pytest.approx(8**-0.5 * 8 / 32)
+    plain = parametrize(lambda width: Growing(width, True), width=64, base_width=16, rule="sp")
+    assert plain.init_(Growing(64, True)).scaling == 32**-0.5
+
+
+class FunctionalReadout(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, width)
+        self.readout = nn.Parameter(torch.ones(5, width))
+
+
+def renamed(width):
+    return Custom(width, (3,), extra=f"layer{width}")
+
+
+def sometimes(width):
+    return nn.Sequential(nn.Linear(3, 8 * (width // 8)), nn.Linear(8 * (width // 8), 2))
+
+
+def fails(width):
+    return nn.Linear(width, 4 * (width // 48), device="nowhere") if width == 64 else nn.Linear(width, 3)
+
+
+def deep(width, depth):
+    return nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+
+
+@pytest.mark.parametrize(
+    ("build", "more", "said"),
+    [
+        (Custom, {}, r"role of parameter 'own' of Custom, shape \(1, 7, 64\), cannot be told.*roles="),
+        (lambda w: Custom(w, (w, w, w)), {}, "3 of its axes grow with width"),
+        (Custom, {"roles": {"own": "gain"}}, "role 'gain' of 'own' is not one of token_embedding"),
+        (Custom, {"roles": {"owm": "norm"}}, "roles has 'owm', but the module has no such parameter"),
+        (lambda w: nn.Linear(8, 8), {}, r"build\(16\) and build\(32\) make parameters of the same shapes"),
+        (Custom, {"delta_width": 16}, "make parameters of the same shapes.*delta_width differ"),
+        (renamed, {}, "parameter 'layer16.bias' is there at width 16, but not at 64"),
+        (sometimes, {"base_width": 8, "delta_width": 9, "width": 16}, "make parameters of the same shapes"),
+        (fails, {}, r"build\(64\) fails \(.*nowhere.*\); it must build its module at the width to train"),
+        (lambda w: w, {}, r"build\(16\) returns int; it must return a torch.nn.Module"),
+        (tied, {"roles": {"lm_head.weight": "readout"}}, "same matrix as the embedding 'transformer.wte"),
+        (FunctionalReadout, {"roles": {"readout": "readout"}}, r"multiplied with by 0.25.*by_hand=\[''\]"),
+        (lambda w: Growing(w, False), {}, r"grows from 8 to 32.*number of heads.*scale=.*by_hand=\[''\]"),
+        (deep, {"rule": "completep"}, "rule 'completep' follows depth: give depth and base_depth"),
+        (deep, {"depth": 2}, "depth and base_depth go together"),
+        (deep, {"rule": "completep", "depth": 4, "base_depth": 2}, "multiplies residual branches by 0.5"),
+        (deep, {"depth": 4, "base_depth": 2, "branches": ["no.*"]}, "branches has 'no.*', but the module"),
+        (lambda w, d: Custom(w, (3,)), {"depth": 4, "base_depth": 2}, "gets longer with it"),
+        (Custom, {"rule": "mu"}, "rule 'mu' is not one of mup, sp"),
+        (Custom, {"width": 0}, "width 0 is not allowed"),
+        (Custom, {"optimizer": "adam", "roles": {"own": "norm"}}, "optimizer 'adam'"),
+        (deep, {"rule": "completep", "depth": 2, "base_depth": 2, "optimizer": "sgd"}, "no rule for opti"),
+    ],
+)  # fmt: skip
+def test_one_sentence_says_what_is_wrong(build, more, said):
+    with pytest.raises(ConfigError, match=f"(?s){said}") as raised:
+        of(build, **more)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_axis_that_grows_only_later_is_refused():
+    def rounded(width):  # to a multiple of 64, as makers of fast models do
+        return nn.Sequential(nn.Linear(width, 64 * -(-width // 64)), nn.Linear(64 * -(-width // 64), 2))
+
+    with pytest.raises(
+        ConfigError, match="an axis of 64 at widths 16 and 32, but 128 at 128; give a delta_w"
+    ):
+        parametrize(rounded, width=128, base_width=16)
+    assert parametrize(rounded, width=128, base_width=64).multipliers["0.weight"] == 2
+
+
+@pytest.mark.parametrize("by_hand", [["attn"], ["a*"]])
+def test_what_is_done_by_hand_is_left_alone_and_told(by_hand):
+    def build(width):
+        return nn.ModuleDict({"attn": Growing(width, False)})
+
+    (factor,) = of(build, by_hand=by_hand).forward
+    assert (factor.module, factor.place, factor.factor) == ("attn", "by hand", pytest.approx(0.5))
+
+
+def test_a_module_of_another_build_is_refused():
+    scaled = of(lambda width: Custom(width, (3,)))
+    with pytest.raises(ConfigError, match="has no parameter 'own', which build makes"):
+        scaled.init_(nn.Linear(3, 3))
+    with pytest.raises(ConfigError, match="has a parameter 'more.weight', which build does not make"):
+        scaled.param_groups(Custom(64, (3,), "more"), lr=1.0)
+    with pytest.raises(
+        ConfigError, match=r"'inner.weight' has shape \(32, 32\), at width 64 it is \(64, 64\)"
+    ):
+        scaled.init_(Custom(32, (3,)))
+    with pytest.raises(ConfigError, match="learning_rate -1 is not allowed"):
+        scaled.param_groups(Custom(64, (3,)), lr=-1.0)
