@@ -46,7 +46,6 @@ def replay(runs: pd.DataFrame, curves: pd.DataFrame) -> tuple[pd.DataFrame, floa
 
 def main(
     results: tuple[Path, ...] = (
-        Path("results/quickstart"),
         Path("results/lr_transfer"),
         Path("results/lr_transfer_untuned"),
     ),

@@ -1,7 +1,11 @@
-"""The main job in minutes: GPT-2 of three widths in SP and in μP, swept over learning rates on real text.
+"""The main job in minutes: GPT-2 of four widths in SP and in μP, trained at several learning rates on real text.
 
-Trials see 51,200 bytes of text each, so that two CPU cores finish in about four minutes: enough to see where
-the optimum lies at each width, not to train a good model. experiments/lr_transfer.py is the longer form.
+python experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
+python experiments/quickstart.py                     runs the whole grid
+
+Trials see 51,200 bytes of text each, so that two CPU cores settle it in about four minutes: enough to see where
+the optimum lies at each width, not to train a good model. Init and multipliers are those of lr_transfer.py,
+the longer form: at plain ones a few short runs are too noisy to tell.
 """
 
 from mup_tpu.cli import run_experiment
@@ -13,15 +17,18 @@ SWEEP = Sweep(
         depth=2,
         head_size=32,
         base_width=64,
-        init_std=0.06,
+        init_std=0.14,
+        alpha_in=3.0,
+        alpha_out=0.9,
+        alpha_attn=0.4,
         sequence_length=64,
         batch_size=8,
         steps=100,
         warmup=0.3,
         eval_batches=16,
     ),
-    widths=(64, 128, 256),
-    learning_rates=tuple(2.0**e for e in range(-11, -4)),
+    widths=(64, 128, 256, 384),
+    learning_rates=tuple(2.0**e for e in range(-10, -2)),
     num_seeds=2,
 )
 

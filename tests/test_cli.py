@@ -361,7 +361,7 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, capfd):
         code, _, error = outcome(capfd, "analyze", table, "--where", bad)
         assert code == 2 and sentence in error
     code, out, _ = outcome(capfd, "runs", ROOT / "results" / "quickstart", "--where", "width=64", "lr=2^-7")
-    assert code == 0 and "quickstart: 4 runs" in out
+    assert code == 0 and "quickstart: 6 runs" in out
 
 
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):

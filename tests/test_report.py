@@ -31,11 +31,11 @@ def test_nothing_is_loaded_from_elsewhere(page):
     assert "<script" not in page
     assert "<link" not in page
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)', page))
-    assert len(re.findall(r"<img ", page)) == 6
+    assert len(re.findall(r"<img ", page)) == 7
 
 
 def test_how_the_runs_were_made(page):
-    for value in ("sotu", "84 finished", "validation_final", "cosine", "torch 2"):
+    for value in ("sotu", "80 finished", "validation_final", "cosine", "torch 2"):
         assert value in page
 
 
@@ -59,6 +59,6 @@ def test_a_verdict_ends_in_what_to_do():
     advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
     sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
-    assert mup.startswith("take learning rate 2^-7.5 from width 64 to 256: expected cost ")
+    assert mup.startswith("take learning rate 2^-6.1 from width 64 to 384: expected cost ")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    assert sp == "do not take learning rate 2^-7.5 from width 64 to 256: 2^-8.9 is the optimum there"
+    assert sp == "do not take learning rate 2^-6.1 from width 64 to 384: 2^-7.6 is the optimum there"

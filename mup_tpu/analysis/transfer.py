@@ -172,8 +172,8 @@ def analyze(
 
     >>> for result in analyze("results/quickstart").results:
     ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-    mup 0.10 INCONCLUSIVE
-    sp -0.74 DRIFTS
+    mup -0.03 TRANSFERS
+    sp -0.56 DRIFTS
 
     Args:
         table: checked runs, or where they are: a results folder or a file, as `load_table` reads it.
