@@ -17,7 +17,7 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable, load_table
+from mup_tpu.analysis.run_table import RunTable, check_table, load_table
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
 from mup_tpu.errors import TableError
@@ -166,7 +166,10 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: RunTable | str | Path, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0
+    table: RunTable | pd.DataFrame | str | Path,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+    seed: int = 0,
 ) -> TransferAnalysis:
     """Optima, drift, regret and verdict of every parametrization in a table.
 
@@ -176,7 +179,8 @@ def analyze(
     sp -0.56 DRIFTS
 
     Args:
-        table: checked runs, or where they are: a results folder or a file, as `load_table` reads it.
+        table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
+            results folder or a file, as `load_table` reads it.
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
         seed: of the bootstrap; the same table and seed give the same numbers.
@@ -186,7 +190,9 @@ def analyze(
             there is no table of runs.
         StoreError: the results folder holds no runs.
     """
-    if not isinstance(table, RunTable):
+    if isinstance(table, pd.DataFrame):
+        table = check_table(table)
+    elif not isinstance(table, RunTable):
         table = load_table(table)
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")

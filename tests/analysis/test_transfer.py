@@ -38,6 +38,14 @@ def result_of(frame):
     return analyze(check_table(frame)).results[0]
 
 
+def test_runs_in_memory_say_what_they_say_from_a_file(tmp_path):
+    swept(0.0, WIDTHS[:3], seeds=1).to_csv(tmp_path / "runs.csv", index=False)
+    frame = pd.read_csv(tmp_path / "runs.csv")
+    assert repr(analyze(frame).results) == repr(analyze(tmp_path / "runs.csv").results)
+    with pytest.raises(TableError, match="width"):
+        analyze(frame.drop(columns="width"))
+
+
 def test_a_fixed_optimum_transfers():
     result = result_of(swept(0.0))
     assert result.verdict.decision == "TRANSFERS"
