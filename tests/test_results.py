@@ -1,12 +1,14 @@
 """Stored results: complete, small, explained, and the figures' numbers come out of the stored rows again."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from mup_tpu.analysis.referee import page, rulings
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
 from mup_tpu.store import load_curves, load_runs
@@ -124,6 +126,16 @@ def test_the_readme_opens_with_the_stored_verdicts():
     stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
     for result in stored["results"]:
         assert result["verdict"]["sentence"] in text.partition("\n## ")[0]
+
+
+def test_the_table_of_all_sweeps_is_that_of_the_stored_rows():
+    numbers = r"−?\d+\.\d+"
+    made, stored = page("results", *rulings(RESULTS)), (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert re.sub(numbers, "#", made) == re.sub(numbers, "#", stored)
+    values = [[float(n.replace("−", "-")) for n in re.findall(numbers, text)] for text in (made, stored)]
+    assert values[0] == pytest.approx(values[1], abs=0.011), (
+        "make it again: mup-tpu referee --out results/README.md"
+    )
 
 
 def test_results_stay_small():

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.next_,
         replay.plot,
         replay.report,
+        replay.referee,
         checks.doctor,
     )
     for command in commands:

@@ -403,6 +403,22 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
     make_console().print(f"report: {file}", highlight=False, soft_wrap=True)
 
 
+def referee(path: Where = "results", out: Path | None = None) -> None:
+    """Print one page about all sweeps in the folders of a folder: each rule's verdict, interval and cost.
+
+    Args:
+        path: Folder of results folders.
+        out: File to write the page to, in Markdown, in place of printing it.
+    """
+    from mup_tpu.analysis.referee import page, rulings
+
+    text = page(Path(path).name, *rulings(path))
+    if out is None:
+        print(text, end="")
+    else:
+        _write(f"page {out}", out.parent, out.name, text.encode())
+
+
 def _cell(column: str, value: Any) -> str:
     if column in ("loss", "wall_time_s"):
         return f"{value:.4f}" if column == "loss" else f"{value:.1f}"

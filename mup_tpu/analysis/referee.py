@@ -1,0 +1,172 @@
+"""Stored sweeps as one table: a verdict for each rule along each way of growing, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pandas as pd
+
+from mup_tpu import columns
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.run_table import RunTable, load_table
+from mup_tpu.analysis.transfer import TransferResult, analyze
+from mup_tpu.errors import MupTpuError, TableError
+from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
+from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.store import load_runs
+
+_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "parametrization": {name: rule.source for name, rule in PARAMETRIZATIONS.items()},
+        "batch_rule": {name: rule.source for name, rule in BATCH_RULES.items()},
+        "token_rule": {name: rule.source for name, rule in TOKEN_RULES.items()},
+        "decay_rule": {name: rule.source for name, rule in DECAY_RULES.items()},
+    }
+)
+"""Source of each rule, by the column that names it."""
+_BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
+"""What rows of the first releases, which had no such column, were made with."""
+
+_INTRODUCTION = """\
+Which hyperparameters stay, along which way of growing, under which rule: a row for each rule of each stored
+sweep, worked out from its rows (`mup-tpu referee {name}`). α is the exponent with which the best value follows
+the scale, 0 where it stays; regret is what the smallest model's best value costs the largest; hours are those
+of a device (on CPUs: of a thread) that trained the runs. Verdicts hold for the sizes, lengths and data of
+their sweep, which its page says.
+"""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What one stored sweep says of one rule."""
+
+    sweep: str
+    """Its folder."""
+    growing: str
+    """The scale, from its smallest point to its largest."""
+    tuned: str
+    rule: str
+    source: str
+    """Where the rule comes from; "" where what is compared is no rule."""
+    architecture: str
+    update_rule: str
+    alpha: float
+    low: float
+    high: float
+    """Drift exponent, with a 95 % interval."""
+    regret: Regret | None
+    """Of the smallest scale's optimum at the largest; None where one of them is not known."""
+    decision: str
+    looks: int
+    """Of the sequence that it ended; 0 where the table was looked at once."""
+    runs: int
+    hours: float
+    """Of a device (on CPUs of a thread) that trained its runs; nan where rows do not say."""
+
+
+def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
+    """What the sweeps in the folders of a folder say, and why others are left out, by name.
+
+    Raises:
+        TableError: there is no sweep.
+    """
+    found: list[Ruling] = []
+    left_out: dict[str, str] = {}
+    for header in sorted(Path(folder).glob("*/store.json")):
+        path = header.parent
+        if (path / "search.jsonl").exists():
+            left_out[path.name] = "a search"
+            continue
+        try:
+            table = load_table(path)
+            scale, tuned = table.columns.scale, table.columns.hyperparameter
+            if table.runs["scale"].nunique() < 2:
+                left_out[path.name] = f"of one {columns.label(scale)}"
+                continue
+            if table.runs.groupby("scale")["x"].nunique().max() < 2:
+                left_out[path.name] = f"of one {columns.label(tuned)} at each {columns.label(scale)}"
+                continue
+            results = analyze(table).results
+        except MupTpuError as error:
+            left_out[path.name] = str(error).partition(";")[0]
+            continue
+        stored = load_runs(path)
+        found += [_ruling(path.name, table, stored, result) for result in results]
+    if not found:
+        raise TableError(f"{folder} has no folder with a sweep of several scales in it")
+    return sorted(found, key=lambda r: (r.growing.partition(" ")[0], r.sweep, r.rule)), left_out
+
+
+def _ruling(sweep: str, table: RunTable, stored: pd.DataFrame, result: TransferResult) -> Ruling:
+    scale, compared = table.columns.scale, table.columns.parametrization
+    of_rule = stored
+    if compared in stored and stored[compared].astype(str).eq(result.parametrization).any():
+        of_rule = stored[stored[compared].astype(str) == result.parametrization]
+
+    def made_with(column: str) -> str:
+        held = of_rule[column].fillna(_BEFORE[column]) if column in of_rule else pd.Series([_BEFORE[column]])
+        return ", ".join(sorted(map(str, held.unique())))
+
+    first, last = (columns.write_scale(scale, o.scale) for o in (result.optima[0], result.optima[-1]))
+    return Ruling(
+        sweep=sweep,
+        growing=f"{columns.label(scale)} {first} to {last}",
+        tuned=columns.label(table.columns.hyperparameter),
+        rule=result.parametrization,
+        source=_RULES.get(compared, {}).get(result.parametrization, ""),
+        architecture=made_with("architecture"),
+        update_rule=made_with("optimizer"),
+        alpha=result.drift.alpha,
+        low=result.drift.low,
+        high=result.drift.high,
+        regret=result.headline_regret,
+        decision=result.verdict.decision,
+        looks=result.sequence.looks[-1].number if result.sequence else 0,
+        runs=len(of_rule),
+        hours=float(of_rule["wall_time_s"].sum() / 3600) if "wall_time_s" in of_rule else math.nan,
+    )
+
+
+def page(name: str, found: list[Ruling], left_out: Mapping[str, str]) -> str:
+    """The rulings as a page of Markdown.
+
+    Args:
+        name: of the folder.
+        found: as `rulings` gives them.
+        left_out: likewise.
+    """
+    heads = (
+        "way of growing", "rule", "model, update rule", "tuned", "α (95 %)", "regret, nat (95 %)", "verdict",
+        "runs, hours", "sweep",
+    )  # fmt: skip
+    lines = [f"# {name}", _INTRODUCTION.format(name=name)]
+    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for r in found:
+        cost = "not known" if r.regret is None else r.regret.status
+        if r.regret is not None and math.isfinite(r.regret.value):
+            cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
+        cells = (
+            r.growing,
+            f"`{r.rule}`",
+            f"{r.architecture}, {r.update_rule}",
+            r.tuned,
+            f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−"),
+            cost,
+            f"{r.decision} (look {r.looks})" if r.looks else f"{r.decision} (one look)",
+            f"{r.runs}, {r.hours:.2f}",
+            f"[{r.sweep}]({r.sweep}/README.md)",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    sources = {r.rule: r.source for r in found if r.source}
+    lines += [
+        "",
+        "Sources of the rules: " + "; ".join(f"`{n}`: {s}" for n, s in sorted(sources.items())) + ".",
+    ]
+    if left_out:
+        others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
+        lines += ["", f"Not in the table: {others}."]
+    return "\n".join(lines) + "\n"
