@@ -88,7 +88,8 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     lines += [_zero_line(zero, result) for zero in result.at_zero]
     wider, headline = result.wider_is_better, result.headline_regret
     if wider.pairs:
-        lines.append(f"wider is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
+        word = "wider" if analysis.scale == "width" else "larger"
+        lines.append(f"{word} is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
     if headline is not None and math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"
         lines.append(

@@ -32,11 +32,11 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 """What rows of the first releases, which had no such column, were made with."""
 
 _INTRODUCTION = """\
-Which hyperparameters stay, along which way of growing, under which rule: a row for each rule of each stored
-sweep, worked out from its rows (`mup-tpu referee {name}`). α is the exponent with which the best value
-follows the scale, 0 where it stays; regret is what the smallest model's best value costs the largest; hours are
-those of a device (on CPUs: of a thread) that trained the runs. Verdicts hold for the sizes, lengths and data
-of their sweep, which its page says.
+Which hyperparameters stay, along which way of growing, under which rule: a row for each rule of each
+stored sweep, worked out from its rows (`mup-tpu referee {name}`). α is the exponent with which the best
+value follows the scale, 0 where it stays; regret is what the smallest model's best value costs the
+largest; hours are those of a device (on CPUs: of a thread) that trained the runs. Verdicts hold for the
+sizes, lengths and data of their sweep, which its page says.
 """
 
 
