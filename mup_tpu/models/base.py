@@ -159,6 +159,8 @@ class Forms:
     in_blocks: bool = False
     """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16, which would be too
     coarse for GELU's x³, nor under vmap or torch.compile."""
+    vmapped: bool = False
+    """Whether members go through it at once: then layers keep as little as they can for backward."""
     scaled_branches: bool = False
     """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
 

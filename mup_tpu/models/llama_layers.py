@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
 
 
 class OnePassRMSNorm(RMSNorm):
-    """The same for XLA: reads its input once, and in backward once for both sums."""
+    """The same for members at once: reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Each row's norm."""
@@ -49,7 +49,7 @@ class OnePassRMSNorm(RMSNorm):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """What autograd makes of the operations one by one reads the input again for each of them."""
+    """What autograd makes of the operations one by one keeps three tensors, and reads each several times."""
 
     generate_vmap_rule = True
 
@@ -122,6 +122,33 @@ _BLOCK = 2**16
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """silu(gate)·up (Shazeer 2020, arXiv:2002.05202)."""
     return functional.silu(gate_NI) * up_NI
+
+
+def one_pass_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """The same for members at once."""
+    return _SwiGLU.apply(gate_NI, up_NI)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps its inputs alone: autograd would keep silu(gate) too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        return swiglu(gate_NI, up_NI)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient_NI: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of both inputs."""
+        gate_NI, up_NI = ctx.saved_tensors
+        share_NI = gate_NI.sigmoid()
+        slope_NI = share_NI * (1 + gate_NI * (1 - share_NI))
+        return gradient_NI * up_NI * slope_NI, gradient_NI * gate_NI * share_NI
 
 
 def block_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from mup_tpu.models.llama_layers import (
     Rotary,
     block_rotate_and_join,
     block_swiglu,
+    one_pass_swiglu,
     rotary,
     rotate_and_join,
     swiglu,
@@ -148,8 +149,12 @@ def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledLlama:
         vocab_size: tokens of the vocabulary.
         forms: how it is computed.
     """
-    norm = OnePassRMSNorm if forms.one_pass_norms else BlockRMSNorm if forms.in_blocks else RMSNorm
-    join, act = (block_rotate_and_join, block_swiglu) if forms.in_blocks else (rotate_and_join, swiglu)
-    parts = _Parts(ATTENTION[forms.attention], join, norm, act)
+    attention = ATTENTION[forms.attention]
+    if forms.in_blocks:
+        parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu)
+    elif forms.vmapped:
+        parts = _Parts(attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu)
+    else:
+        parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu)
     with torch.device("meta"):
         return ScaledLlama(config, vocab_size, parts, forms.scaled_branches)

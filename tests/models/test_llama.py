@@ -115,7 +115,7 @@ def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_fact
     "forms",
     [
         {"attention": "matmul"},
-        {"attention": "recomputed", "one_pass_norms": True},
+        {"attention": "recomputed", "one_pass_norms": True, "vmapped": True},
         {"attention": "blocks", "in_blocks": True},
     ],
     ids=str,

@@ -13,7 +13,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import PackTooLarge
 from mup_tpu.training.memory import check_fits, estimate_pack_bytes, half_fits
 
-PACKS = (  # width, members, execution, precision, sequence length, batch size
+SHAPES = (  # width, members, execution, precision, sequence length, batch size
     (256, 8, "loop", "float32", 128, 16),
     (1024, 2, "loop", "float32", 128, 4),
     (128, 2, "loop", "float32", 1024, 16),
@@ -22,6 +22,8 @@ PACKS = (  # width, members, execution, precision, sequence length, batch size
     (256, 2, "vmap", "bf16", 256, 8),
     (128, 2, "vmap", "float32", 1024, 8),
 )
+MODELS = {"gpt2": {}, "llama": {"architecture": "llama"}, "qk": {"architecture": "llama", "qk_norm": True}}
+PACKS = tuple((model, *shape) for model in MODELS for shape in SHAPES)
 PROGRAM = """
 import json, os, sys, torch
 from mup_tpu.config import Trial
@@ -32,9 +34,11 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def measure(width, members, execution, precision, length, batch):
+def measure(model, width, members, execution, precision, length, batch):
     torch.set_num_threads(1)
-    trial = Trial().replace(width=width, precision=precision, sequence_length=length, batch_size=batch)
+    trial = Trial().replace(
+        **MODELS[model], width=width, precision=precision, sequence_length=length, batch_size=batch
+    )
     short = trial.replace(width=64, sequence_length=16, batch_size=1)
     Pack([short], 256, get_device("cpu"), execution).step(torch.zeros(1, 17, dtype=torch.long))
     before = resident("VmRSS")
@@ -44,7 +48,8 @@ def measure(width, members, execution, precision, length, batch):
         pack.step(torch.randint(0, 256, (batch, length + 1)))
     print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, members, execution), flush=True)
 
-for pack in json.loads(sys.argv[1]):
+MODELS, packs = json.loads(sys.argv[1])
+for pack in packs:
     child = os.fork()
     if not child:
         measure(*pack)
@@ -56,7 +61,7 @@ for pack in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def measured_and_estimated():
     """Bytes of each pack, which has a process to itself, forked from one that has imported torch."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(PACKS)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps([MODELS, PACKS])]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return {pack: tuple(map(int, line.split())) for pack, line in zip(PACKS, lines, strict=True)}
 
