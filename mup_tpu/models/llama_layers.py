@@ -56,7 +56,10 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
         """Output, and each row's inverse root mean square."""
-        inverse = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        # ε times the width: ε itself is a constant of gradient clipping too, and XLA cannot take one that is
+        # used both within a part of the program that each device runs by itself and outside of it.
+        width = x.shape[-1]
+        inverse = (x.square().sum(-1, keepdim=True) + width * EPS).rsqrt() * width**0.5
         return x * inverse * weight_D, inverse
 
     @staticmethod
