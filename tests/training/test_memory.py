@@ -74,13 +74,19 @@ def test_estimate_is_near_the_measured_peak(measured_and_estimated, pack):
     assert 0.8 * measured < estimated < 1.8 * measured, f"{measured / 1e6:.0f} MB, {estimated / 1e6:.0f} MB"
 
 
-TABLE = pd.read_csv(Path(__file__).parents[2] / "benchmarks" / "tpu_memory.csv")
+TABLES = {"gpt2": "tpu_memory.csv", "llama": "tpu_memory_llama.csv", "qk": "tpu_memory_llama_qk_norm.csv"}
+ROWS = [
+    pytest.param(model, row, id=f"{model}-{row.generation}-{row.Index}")
+    for model, table in TABLES.items()
+    for row in pd.read_csv(Path(__file__).parents[2] / "benchmarks" / table).itertuples()
+]
 
 
-@pytest.mark.parametrize("row", [*TABLE.itertuples()], ids=lambda row: f"{row.generation}-{row.Index}")
-def test_estimate_is_what_tpu_compilers_need(row):
-    """A pack on one chip; the table is libtpu's (`benchmarks/tpu_memory.py`)."""
+@pytest.mark.parametrize(("model", "row"), ROWS)
+def test_estimate_is_what_tpu_compilers_need(model, row):
+    """A pack on one chip; the tables are libtpu's (`benchmarks/tpu_memory.py`)."""
     trial = Trial().replace(
+        **MODELS[model],
         width=row.width, depth=row.depth, sequence_length=row.sequence_length, batch_size=row.batch_size,
         precision=row.precision, head_size=32 if row.width < 512 else 64,
     )  # fmt: skip
