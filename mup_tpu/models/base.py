@@ -160,7 +160,8 @@ class Forms:
     """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16, which would be too
     coarse for GELU's x³, nor under vmap or torch.compile."""
     vmapped: bool = False
-    """Whether members go through it at once: then layers keep as little as they can for backward."""
+    """Whether members go through it at once: then layers keep as little as they can for backward. Not under
+    torch.compile, which takes no autograd function there and keeps little by itself."""
     scaled_branches: bool = False
     """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
 

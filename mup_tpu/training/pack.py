@@ -98,7 +98,7 @@ class Pack:
             attention=choose_form(self.execution == "vmap", in_blocks, sequence_length),
             one_pass_norms=device.torch_device.type == "xla",
             in_blocks=in_blocks,
-            vmapped=self.execution == "vmap",
+            vmapped=self.execution == "vmap" and not compile,
             scaled_branches=any(forward_scaling(t).residual != 1 for t in trials),
         )
         self._network = architecture_of(first.model).network(
