@@ -29,7 +29,7 @@ def measure(width: int, sequence_length: int, batch_size: int, seconds: float) -
     for form in ("fused", "blocks"):
         packs[form] = Pack([trial], 256, get_device("cpu"))
         packs[form]._network = architecture_of(trial.model).network(
-            trial.model, 256, sequence_length, Forms(attention=form, fast_gelu=True)
+            trial.model, 256, sequence_length, Forms(attention=form, in_blocks=True)
         )
     tokens_BT1 = torch.randint(0, 256, (batch_size, sequence_length + 1))
     times: dict[str, list[float]] = {form: [] for form in packs}

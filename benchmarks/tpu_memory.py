@@ -1,13 +1,16 @@
 """Memory of packs by the TPUs' own compilers, which `training/memory.py` is fitted to.
 
     python benchmarks/tpu_memory.py     # goes on where it was ended
+    python benchmarks/tpu_memory.py --architecture llama --out benchmarks/tpu_memory_llama.csv
 
-One chip of v4 and of v5e. `tests/training/test_memory.py` holds the estimate to the table.
+One chip of v4 and of v5e. `tests/training/test_memory.py` holds the estimate to the tables. Llama's hold 5 of
+the shapes so far.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import tyro
@@ -39,12 +42,19 @@ SHAPES = [
 ]
 
 
-def main(out: Path = Path("benchmarks/tpu_memory.csv")) -> None:
+def main(
+    out: Path = Path("benchmarks/tpu_memory.csv"),
+    architecture: Literal["gpt2", "llama"] = "gpt2",
+    qk_norm: bool = False,
+) -> None:
     """Compile every shape that is not in the table yet.
 
     Args:
         out: CSV file for the table; a row is written as soon as it is known.
+        architecture: Of the packs.
+        qk_norm: Whether queries and keys have norms.
     """
+    kind = {"architecture": architecture, "qk_norm": qk_norm}
     table = pd.read_csv(out) if out.exists() else pd.DataFrame()
     done = set(table[["generation", *COLUMNS]].itertuples(index=False, name=None)) if len(table) else set()
     rows = table.to_dict("records")
@@ -54,7 +64,11 @@ def main(out: Path = Path("benchmarks/tpu_memory.csv")) -> None:
         if not missing:
             continue
         model = {k: v for k, v in fields.items() if k not in ("members", "vocab_size")}
-        trial = Trial().replace(base_width=64, head_size=32 if shape[0] < 512 else 64, grad_clip=1.0, **model)
+        trial = (
+            Trial()
+            .replace(base_width=64, head_size=32 if shape[0] < 512 else 64, grad_clip=1.0, **model)
+            .replace(**kind)
+        )
         trials = [trial.replace(seed=k) for k in range(fields["members"])]
         program = hand_over(trials, fields["vocab_size"], 1)
         for name in missing:

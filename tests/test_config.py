@@ -43,6 +43,20 @@ from mup_tpu.errors import ConfigError
         (lambda: ModelConfig(depth=0), "depth 0 is not allowed"),
         (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
         (
+            lambda: ModelConfig(qk_norm=True),
+            "qk_norm True is for architecture 'llama': 'gpt2' has none, so that it must be False",
+        ),
+        (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama'"),
+        (
+            lambda: ModelConfig("llama", width=192, base_width=64, query_group_size=3),
+            "query_group_size 3 does not divide the 2 heads at width 64; nearest below that does: 2",
+        ),
+        (lambda: ModelConfig("llama", query_group_size=0), "query_group_size 0 is not allowed: it must be 1"),
+        (
+            lambda: ModelConfig("llama", width=66, growing_dimension="head_size"),
+            "head_size 33 at width 66 is not allowed: rotary positions turn pairs of dimensions",
+        ),
+        (
             lambda: OptimizerConfig(learning_rate=-8.0),
             "learning_rate -8 is not allowed.* write 0.00390625 or 2\\^-8",
         ),

@@ -8,7 +8,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig, OptimizerConfig, Trial
 from mup_tpu.errors import ConfigError
-from mup_tpu.models import ARCHITECTURES, declare, forward_scaling, infshapes, parameter_scalings
+from mup_tpu.models import (
+    ARCHITECTURES,
+    architecture_of,
+    declare,
+    forward_scaling,
+    infshapes,
+    parameter_scalings,
+)
 from mup_tpu.optimizers import UPDATE_RULES, weight_decay
 from mup_tpu.parametrization import (
     PARAMETRIZATIONS,
@@ -75,6 +82,31 @@ OPTIMIZERS = {
     for config in [OptimizerConfig(optimizer=name, muon_scale=scale)]
 }
 """A configuration for each way that parametrizations have factors."""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_factors_of_llama_match_mups_optimizer_groups(optimizer, growing, qk_norm):
+    """mup on the stock class; a gain of a head's size stays as it is where heads are added."""
+    trials = {
+        width: Trial().replace(
+            architecture="llama", width=width, base_width=32, head_size=8, qk_norm=qk_norm,
+            query_group_size=2, tied=False, growing_dimension=growing, optimizer=optimizer,
+            learning_rate=0.1, weight_decay=0.2,
+        )
+        for width in (32, 64, 128)
+    }  # fmt: skip
+    models = {w: architecture_of(t.model).stock(t.model, VOCAB, T) for w, t in trials.items()}
+    mup.set_base_shapes(models[128], models[32], delta=models[64], rescale_params=False, do_assert=False)
+    theirs = mup_group_values(models[128], optimizer, lr=0.1, wd=0.2)
+    ours = parameter_scalings(trials[128], VOCAB, T)
+    declared = declare(trials[128].model, VOCAB, T).parameters
+    assert ours.keys() == theirs.keys()
+    for name, (lr, wd) in theirs.items():
+        assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
+        decay = weight_decay(trials[128].optimizer, 0.1, declared[name], ours[name])
+        assert decay == (0 if declared[name].role == "norm" else pytest.approx(wd)), name
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -171,6 +203,35 @@ def test_sp_scales_nothing_for_muon(scale):
     assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
 
 
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize(
+    ("name", "lr", "eps", "embedding_eps"),
+    [("completep", 1.0, 0.25, 1.0), ("completep_half", 0.5, 0.5, 1.0), ("completedp", 1.0, 0.25, 0.5)],
+)
+def test_factors_of_llama_s_parameters_are_those_of_the_same_tables(name, lr, eps, embedding_eps, growing):
+    """At m_N = 2 and m_L = 4, as above; gate and up are matrices too. The gain of a query or key norm has
+    all heads' gradients: where heads are added its ε does not follow the width (Mlodozeniec et al.)."""
+    trial = Trial().replace(
+        architecture="llama", parametrization=name, width=64, base_width=32, head_size=8, depth=8,
+        base_depth=2, tied=False, qk_norm=True, query_group_size=2, growing_dimension=growing,
+    )  # fmt: skip
+    matrix = Scaling(init=2**-0.5, learning_rate=lr / 2, weight_decay=2, eps=eps / 2)
+    gain = Scaling(learning_rate=lr, eps=eps / 2)
+    head_gain = gain if growing == "head_size" else Scaling(learning_rate=lr, eps=eps)
+    attention, mlp = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+    layer = {f"self_attn.{part}": matrix for part in attention} | {f"mlp.{part}": matrix for part in mlp}
+    layer |= {"self_attn.q_norm": head_gain, "self_attn.k_norm": head_gain}
+    layer |= {"input_layernorm": gain, "post_attention_layernorm": gain}
+    expected = {f"model.layers.{i}.{part}.weight": s for i in range(8) for part, s in layer.items()}
+    embedding = Scaling(eps=embedding_eps)
+    expected |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    expected |= {"model.norm.weight": Scaling()}
+    found = parameter_scalings(trial, VOCAB, T)
+    assert found.keys() == expected.keys()
+    for parameter, scaling in expected.items():
+        assert vars(found[parameter]) == pytest.approx(vars(scaling)), parameter
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", ["completep", "completep_half", "completep_zero", "completedp"])
 def test_init_under_completep_does_not_follow_depth(name, architecture):
@@ -185,7 +246,8 @@ def test_init_under_completep_does_not_follow_depth(name, architecture):
     first = spread(base)
     assert {n: x for n, x in spread(deep).items() if n in first} == pytest.approx(first)
     mup = spread(deep.replace(parametrization="mup"))
-    assert mup != pytest.approx(spread(deep)), "in μP and SP GPT-2's own factor follows it"
+    follows = any(p.init_depth_exponent for p in declare(deep.model, VOCAB, T).parameters.values())
+    assert (mup != pytest.approx(spread(deep))) == follows, "in μP and SP GPT-2's own factor follows it"
 
 
 def test_sp_with_faster_embeddings_differs_in_these_alone_and_keeps_their_decay_a_step():
@@ -211,11 +273,15 @@ def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_giv
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
-def test_what_is_declared_is_what_mup_infers(architecture, tied, growing):
+@pytest.mark.parametrize("own", [{}, {"qk_norm": True, "query_group_size": 2}], ids=str)
+def test_what_is_declared_is_what_mup_infers(architecture, tied, growing, own):
     """Fans and roles against the axes that mup's shape inference finds to grow."""
+    if own and architecture != "llama":
+        pytest.skip("fields of another architecture")
     config = ModelConfig(
-        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied, growing_dimension=growing
-    )
+        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied,
+        growing_dimension=growing, **own,
+    )  # fmt: skip
     base = declare(ModelConfig(**(vars(config) | {"width": 32})), VOCAB, T).parameters
     inferred = infshapes(config, VOCAB, T)
     for name, p in declare(config, VOCAB, T).parameters.items():
@@ -223,7 +289,7 @@ def test_what_is_declared_is_what_mup_infers(architecture, tied, growing):
         assert sum(grown) == inferred[name].ninf(), name
         assert (sum(grown) == 2) == (p.role == "hidden"), name
         assert p.size == math.prod(p.shape) == p.fan_in * p.fan_out, name
-        assert inferred[name].width_mult() == 3, name
+        assert inferred[name].width_mult() == (3 if any(grown) else 1), name
         if p.role == "readout":
             assert grown == [True, False]
 

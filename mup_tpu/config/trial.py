@@ -19,6 +19,7 @@ from mup_tpu.config.values import (
     LearningRate,
     described,
     not_a_multiple,
+    require_of_architecture,
     require_one_of,
     require_positive,
     require_valid,
@@ -36,7 +37,7 @@ _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 class ModelConfig:
     """A model of a given size in a given parametrization."""
 
-    architecture: Literal["gpt2"] = "gpt2"
+    architecture: Literal["gpt2", "llama"] = "gpt2"
     """Network, of mup_tpu.models."""
     width: int = described(128, most=_WIDEST)
     """Embedding size (d_model); a multiple of the head size."""
@@ -66,6 +67,11 @@ class ModelConfig:
     """Multiplier of the attention logits."""
     readout_zero_init: bool = False
     """Start an untied readout at zero (not possible when tied)."""
+    qk_norm: bool = described(False, only=("llama",))
+    """Whether queries and keys of each head go through an RMS norm, as in Qwen3."""
+    query_group_size: int = described(1, unit="heads", least=1, most=_WIDEST, only=("llama",))
+    """Query heads that share a key and a value head (grouped-query attention); 1 shares none. It stays as the
+    model grows, so that the key and value heads grow with width as the query heads do."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -80,10 +86,32 @@ class ModelConfig:
         if self.width % unit:
             name = "head_size" if self.growing_dimension == "heads" else "the number of heads"
             raise ConfigError(not_a_multiple("width", self.width, name, unit))
+        require_of_architecture(self)
+        if self.architecture == "llama":
+            self._require_shape_of_llama()
         if self.tied and self.readout_zero_init:
             raise ConfigError(
                 "readout_zero_init true needs tied false: a tied readout is the embedding, and would zero it"
             )
+
+    def _require_shape_of_llama(self) -> None:
+        base_heads = self.base_width // self.head_size
+        sizes = (
+            (self.base_width, base_heads, self.head_size),
+            (self.width, self.heads, self.actual_head_size),
+        )
+        for width, heads, head_size in sizes:
+            if head_size % 2:
+                raise ConfigError(
+                    f"head_size {head_size} at width {width} is not allowed: rotary positions turn pairs of "
+                    "dimensions, so it must be even"
+                )
+            if heads % self.query_group_size:
+                below = max(n for n in range(1, self.query_group_size) if heads % n == 0)
+                raise ConfigError(
+                    f"query_group_size {self.query_group_size} does not divide the {heads} heads at width "
+                    f"{width}; nearest below that does: {below}"
+                )
 
     @property
     def heads(self) -> int:

@@ -93,6 +93,7 @@ def described(
     former: str = "",
     least: int = -(2**63),
     most: int = 2**63 - 1,
+    only: tuple[str, ...] = (),
 ) -> Any:
     """A field with what its column in run tables is called, where that does not follow from its name.
 
@@ -105,9 +106,10 @@ def described(
         former: its name in earlier versions, which is still understood, and which `trial_id` goes by.
         least: smallest value that makes sense of a whole number; of all, what 64 bits hold.
         most: largest value that makes sense of a whole number.
+        only: the architectures that have it; () is all.
     """
     about = {"label": label, "unit": unit, "column": column, "as_power": as_power, "former": former}
-    return field(default=default, metadata=about | {"least": least, "most": most})
+    return field(default=default, metadata=about | {"least": least, "most": most, "only": only})
 
 
 LearningRate = Annotated[
@@ -205,6 +207,21 @@ def _is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond what floats hold
         return False
+
+
+def require_of_architecture(config: Any) -> None:
+    """A field that an architecture does not have must be at its default.
+
+    Raises:
+        ConfigError: it is not; the architectures that have it are named.
+    """
+    for f in dataclasses.fields(config):
+        only, value = f.metadata.get("only", ()), getattr(config, f.name)
+        if only and config.architecture not in only and value != f.default:
+            raise ConfigError(
+                f"{f.name} {shown(value)} is for architecture {' or '.join(map(repr, only))}: "
+                f"{config.architecture!r} has none, so that it must be {shown(f.default)}"
+            )
 
 
 @functools.cache

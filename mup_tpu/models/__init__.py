@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
 from mup_tpu.models.gpt2 import GPT2
+from mup_tpu.models.llama import Llama
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 
@@ -35,7 +36,9 @@ __all__ = [
     "training_flops",
 ]
 
-ARCHITECTURES: Mapping[str, Architecture] = {architecture.name: architecture for architecture in (GPT2(),)}
+ARCHITECTURES: Mapping[str, Architecture] = {
+    architecture.name: architecture for architecture in (GPT2(), Llama())
+}
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

@@ -156,9 +156,12 @@ class Forms:
     """A form of `mup_tpu.attention`: "fused", "matmul" under vmap, "blocks" for CPUs."""
     one_pass_norms: bool = False
     """Norms as few elementary operations, for XLA."""
-    fast_gelu: bool = False
-    """GELU by the sigmoid, for CPUs; not for bf16, whose x³ would be too coarse, nor under vmap or
-    torch.compile."""
+    in_blocks: bool = False
+    """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16, which would be too
+    coarse for GELU's x³, nor under vmap or torch.compile."""
+    vmapped: bool = False
+    """Whether members go through it at once: then layers keep as little as they can for backward. Not under
+    torch.compile, which takes no autograd function there and keeps little by itself."""
     scaled_branches: bool = False
     """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
-from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding
+from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding, join_stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +68,9 @@ class _Block(nn.Module):
     def forward(
         self, x_ND: Tensor, sequence_length: int, attention_factor: Tensor, residual_factor: Tensor | None
     ) -> Tensor:
-        x_ND = _join(x_ND, self.attn(self.ln_1(x_ND), sequence_length, attention_factor), residual_factor)
-        return _join(x_ND, self.mlp(self.ln_2(x_ND)), residual_factor)
-
-
-def _join(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
-    """A branch joins the residual stream; no factor saves a multiplication in the backward pass."""
-    return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)
+        attention_ND = self.attn(self.ln_1(x_ND), sequence_length, attention_factor)
+        x_ND = join_stream(x_ND, attention_ND, residual_factor)
+        return join_stream(x_ND, self.mlp(self.ln_2(x_ND)), residual_factor)
 
 
 class _Transformer(nn.Module):
@@ -134,7 +130,7 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
     parts = _Parts(
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,
-        FastGelu if forms.fast_gelu else functools.partial(nn.GELU, approximate="tanh"),
+        FastGelu if forms.in_blocks else functools.partial(nn.GELU, approximate="tanh"),
     )
     with torch.device("meta"):
         return ScaledGPT2(config, vocab_size, sequence_length, parts, forms.scaled_branches)

@@ -145,3 +145,8 @@ class Readout(nn.Module):
     def forward(self, hidden_ND: Tensor) -> Tensor:
         """Logits_NV."""
         return functional.linear(hidden_ND, self.weight)
+
+
+def join_stream(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
+    """A branch joins the residual stream; no factor saves a multiplication in the backward pass."""
+    return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)

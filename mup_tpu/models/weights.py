@@ -38,6 +38,16 @@ def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, se
     )
 
 
+def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A trial's weights as its stock class has them, which knows no factors: copies, in their precision."""
+    stock = {name: p.detach().clone() for name, p in weights.items()}
+    for fold in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
+        if fold.parameter in stock:
+            part = slice(fold.slice.start, fold.slice.stop) if fold.slice else slice(None)
+            stock[fold.parameter][..., part] *= fold.factor
+    return stock
+
+
 def export_stock(
     trial: Trial, weights: Mapping[str, Tensor], vocab_size: int, sequence_length: int, path: str | Path
 ) -> Path:
@@ -50,14 +60,9 @@ def export_stock(
         sequence_length: positions.
         path: folder to write config.json and model.safetensors to.
     """
-    architecture = architecture_of(trial.model)
-    folded = {name: p.detach().to("cpu", torch.float32).clone() for name, p in weights.items()}
-    for fold in architecture.folds(trial.model, forward_scaling(trial)):
-        if fold.parameter in folded:
-            part = slice(fold.slice.start, fold.slice.stop) if fold.slice else slice(None)
-            folded[fold.parameter][..., part] *= fold.factor
-    model = architecture.stock(trial.model, vocab_size, sequence_length)
-    missing, unexpected = model.load_state_dict(folded, strict=False)
+    exported = folded(trial, {name: p.detach().to("cpu", torch.float32) for name, p in weights.items()})
+    model = architecture_of(trial.model).stock(trial.model, vocab_size, sequence_length)
+    missing, unexpected = model.load_state_dict(exported, strict=False)
     assert not unexpected and set(missing) <= set(model._tied_weights_keys or ()), (missing, unexpected)
     model.tie_weights()
     model.save_pretrained(path)

@@ -97,7 +97,8 @@ class Pack:
         self.forms = Forms(
             attention=choose_form(self.execution == "vmap", in_blocks, sequence_length),
             one_pass_norms=device.torch_device.type == "xla",
-            fast_gelu=in_blocks,
+            in_blocks=in_blocks,
+            vmapped=self.execution == "vmap" and not compile,
             scaled_branches=any(forward_scaling(t).residual != 1 for t in trials),
         )
         self._network = architecture_of(first.model).network(

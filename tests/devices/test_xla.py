@@ -17,7 +17,8 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape
 from mup_tpu.devices.xla import choose_mesh
 from mup_tpu.errors import ConfigError
-from mup_tpu.training.loop import PackRun, run_to_end
+from mup_tpu.models import ARCHITECTURES
+from mup_tpu.training.loop import PackResult, PackRun, run_to_end
 
 sys.path.insert(0, str(Path(__file__).parent))
 from xla_program import STEPS, STRETCH, trials
@@ -48,41 +49,43 @@ def run(corpus, tmp_path_factory):
     once each."""
     done = {}
 
-    def run_once(mesh: str, precision: str = "float32", optimizer: str = "adamw"):
-        if (mesh, precision, optimizer) not in done:
+    def run_once(mesh: str, precision: str = "float32", architecture: str = "gpt2", optimizer: str = "adamw"):
+        key = (mesh, precision, architecture, optimizer)
+        if key not in done:
             devices, shape = MESHES[mesh]
             folder = tmp_path_factory.mktemp("xla")
             flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
-            found = run_program(
-                shape, precision, corpus, folder / "checkpoints", optimizer, devices=devices, XLA_FLAGS=flags
-            )
+            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer)
+            found = run_program(*arguments, devices=devices, XLA_FLAGS=flags)
             programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
-            done[mesh, precision, optimizer] = found, programs, folder
-        return done[mesh, precision, optimizer]
+            done[key] = found, programs, folder
+        return done[key]
 
     return run_once
 
 
-def in_turns(corpus: Path, optimizer: str = "adamw"):
+def run_on_cpu(corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw") -> PackResult:
     """The same pack on the CPU device, members in turns."""
     from mup_tpu import data
 
-    members = trials(str(corpus), "float32", optimizer)
+    members = trials(str(corpus), "float32", architecture, optimizer)
     return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
 
 
 @pytest.fixture(scope="module")
 def on_cpu(corpus):
-    """The same pack on the CPU device, members in turns."""
-    return in_turns(corpus)
+    return run_on_cpu(corpus, "gpt2")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "optimizer"), [*((mesh, "adamw") for mesh in MESHES), ("trials", "muon")])
+@pytest.mark.parametrize(
+    ("mesh", "architecture", "optimizer"),
+    [*((mesh, name, "adamw") for mesh in MESHES for name in ARCHITECTURES), ("trials", "gpt2", "muon")],
+)
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
-    run, mesh, optimizer
+    run, mesh, architecture, optimizer
 ):
-    found, _, _ = run(mesh, optimizer=optimizer)
+    found, _, _ = run(mesh, architecture=architecture, optimizer=optimizer)
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here.
@@ -137,10 +140,11 @@ def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_losses_are_the_cpu_device_s(run, on_cpu, mesh):
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     """In float32, 50 steps apart by reassociation alone; another seed is 1e-2 away."""
-    found, _, _ = run(mesh)
-    expected = [row["loss"] for row in on_cpu.rows]
+    found, _, _ = run(mesh, architecture=architecture)
+    expected = [row["loss"] for row in run_on_cpu(corpus, architecture).rows]
     for evaluation in found["evaluations"]:
         assert evaluation == pytest.approx(expected, abs=5e-5)
 
@@ -178,9 +182,10 @@ def collectives(programs: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run):
-    assert collectives(run("trials")[1]) == []
-    assert collectives(run("data")[1]) == ["all-reduce"]
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, architecture):
+    assert collectives(run("trials", architecture=architecture)[1]) == []
+    assert collectives(run("data", architecture=architecture)[1]) == ["all-reduce"]
 
 
 @pytest.mark.slow
@@ -189,7 +194,7 @@ def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpu
     """No product of a stack is gathered or split; the losses are the CPU device's, resumed or not."""
     found, programs, _ = run(mesh, optimizer="muon")
     assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
-    expected = [row["loss"] for row in in_turns(corpus, "muon").rows]
+    expected = [row["loss"] for row in run_on_cpu(corpus, optimizer="muon").rows]
     for losses in (*found["evaluations"], found["rows"]):
         assert losses == pytest.approx(expected, abs=5e-5)
 

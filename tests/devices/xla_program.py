@@ -1,6 +1,6 @@
 """Run by test_xla.py in a process of its own: a pack on PJRT_DEVICE=CPU. Prints what came of it as JSON.
 
-python xla_program.py MESH PRECISION CORPUS CHECKPOINTS OPTIMIZER
+python xla_program.py MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER
 python xla_program.py unread MESH
 python xla_program.py tpu CORPUS
 """
@@ -24,20 +24,27 @@ from torch_xla._internal import tpu
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import get_device, xla
+from mup_tpu.models.layers import OnePassLayerNorm
+from mup_tpu.models.llama_layers import OnePassRMSNorm
 from mup_tpu.training.loop import PackRun, run_to_end
 from mup_tpu.training.pack import Pack
 
+NORMS = (OnePassLayerNorm, OnePassRMSNorm)
 STEPS = 50
 STRETCH = 12
 
 
-def trials(corpus: str, precision: str, optimizer: str = "adamw") -> list[Trial]:
-    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included."""
+def trials(corpus: str, precision: str, architecture: str = "gpt2", optimizer: str = "adamw") -> list[Trial]:
+    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included.
+
+    Llama has all that it can: norms of queries and keys, and key-value heads that are shared.
+    """
+    own = {"qk_norm": True, "query_group_size": 2, "head_size": 8} if architecture == "llama" else {}
     base = Trial().replace(
         corpus=corpus, width=32, base_width=16, head_size=16, depth=1, sequence_length=16, batch_size=4,
         steps=STEPS, warmup=0.2, schedule="linear", init_std=0.08, eval_batches=2, precision=precision,
         optimizer=optimizer,
-    )  # fmt: skip
+    ).replace(architecture=architecture, **own)  # fmt: skip
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
 
@@ -63,7 +70,7 @@ def backward_threads() -> Iterator[list[str]]:
             return gradient.clone()
 
     hook = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, inputs, output: Probe.apply(output) if isinstance(module, torch.nn.LayerNorm) else None
+        lambda module, inputs, output: Probe.apply(output) if type(module) in NORMS else None
     )
     yield found
     hook.remove()
@@ -113,9 +120,9 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(mesh: str, precision: str, corpus: str, checkpoints: str, optimizer: str) -> None:
+def main(mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str) -> None:
     """Count over bare steps, then train through the loop, stop half-way and go on."""
-    members = trials(corpus, precision, optimizer)
+    members = trials(corpus, precision, architecture, optimizer)
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)

@@ -69,6 +69,37 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
     assert largest["sp"] > 0.3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [{"qk_norm": True}, {"growing_dimension": "head_size"}], ids=str)
+def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tiny, own):
+    """Its gated MLP multiplies two products, each of which grows as width in SP: 2 together."""
+    trial = tiny.replace(
+        architecture="llama", steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own
+    )  # fmt: skip
+    scale = Axis("width", (32, 64, 128, 256))
+    *_, table = measure(trial, scale, ("sp", "sp_embedding", "mup", "completep"), 2)
+    largest = slopes(table).groupby("parametrization")["slope"].max()
+    assert largest["mup"] < 0.2 and largest["completep"] < 0.2
+    assert largest["sp"] > 1.5 and largest["sp_embedding"] > 1.5
+
+
+@pytest.mark.slow
+def test_llama_is_flat_along_the_depth_under_completep_and_not_in_mup(tiny):
+    """Without a factor L branches' updates add up to L times one, in μP; and blocks do not turn lazy where
+    α = 1 as they do where it is ½ (Dey et al. 2025, section 6)."""
+    names = ("mup", "completep", "completep_half", "completedp")
+    trial = deep(tiny).replace(architecture="llama", qk_norm=True)
+    *_, table = measure(trial, Axis("depth", (2, 4, 8, 16)), names, 2)
+    fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
+    stream = {name: fitted[name, "update", "last residual"] for name in names}
+    assert 0.7 < stream["mup"] < 1.1
+    for name in ("completep", "completedp"):
+        for quantity in ("activation", "update"):
+            assert fitted[name, quantity].max() < 0.15, (name, quantity)
+    lazy = {name: fitted[name, "linearization", "block"] for name in names}
+    assert lazy["completep_half"] < -0.9 < lazy["completep"] - 0.2
+
+
 def deep(tiny):
     return tiny.replace(steps=3, warmup=0.0, schedule="constant", learning_rate=2.0**-7, precision="float64")
 

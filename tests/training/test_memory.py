@@ -13,7 +13,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import PackTooLarge
 from mup_tpu.training.memory import check_fits, estimate_pack_bytes, half_fits
 
-PACKS = (  # width, members, execution, precision, sequence length, batch size, and, if not AdamW, update rule
+SHAPES = (  # width, members, execution, precision, sequence length, batch size
     (256, 8, "loop", "float32", 128, 16),
     (1024, 2, "loop", "float32", 128, 4),
     (128, 2, "loop", "float32", 1024, 16),
@@ -21,8 +21,12 @@ PACKS = (  # width, members, execution, precision, sequence length, batch size, 
     (256, 4, "vmap", "float32", 32, 64),
     (256, 2, "vmap", "bf16", 256, 8),
     (128, 2, "vmap", "float32", 1024, 8),
-    (256, 8, "loop", "float32", 128, 16, "muon"),
-    (256, 4, "vmap", "float32", 128, 16, "muon"),
+)
+MODELS = {"gpt2": {}, "llama": {"architecture": "llama"}, "qk": {"architecture": "llama", "qk_norm": True}}
+PACKS = (
+    *((model, *shape) for model in MODELS for shape in SHAPES),
+    ("gpt2", 256, 8, "loop", "float32", 128, 16, "muon"),
+    ("gpt2", 256, 4, "vmap", "float32", 128, 16, "muon"),
 )
 PROGRAM = """
 import json, os, sys, torch
@@ -34,10 +38,11 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def measure(width, members, execution, precision, length, batch, optimizer="adamw"):
+def measure(model, width, members, execution, precision, length, batch, optimizer="adamw"):
     torch.set_num_threads(1)
     trial = Trial().replace(
-        width=width, precision=precision, sequence_length=length, batch_size=batch, optimizer=optimizer
+        **MODELS[model], width=width, precision=precision, sequence_length=length, batch_size=batch,
+        optimizer=optimizer,
     )
     short = trial.replace(width=64, sequence_length=16, batch_size=1)
     Pack([short], 256, get_device("cpu"), execution).step(torch.zeros(1, 17, dtype=torch.long))
@@ -48,7 +53,8 @@ def measure(width, members, execution, precision, length, batch, optimizer="adam
         pack.step(torch.randint(0, 256, (batch, length + 1)))
     print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, members, execution), flush=True)
 
-for pack in json.loads(sys.argv[1]):
+MODELS, packs = json.loads(sys.argv[1])
+for pack in packs:
     child = os.fork()
     if not child:
         measure(*pack)
@@ -60,7 +66,7 @@ for pack in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def measured_and_estimated():
     """Bytes of each pack, which has a process to itself, forked from one that has imported torch."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(PACKS)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps([MODELS, PACKS])]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return {pack: tuple(map(int, line.split())) for pack, line in zip(PACKS, lines, strict=True)}
 
@@ -73,13 +79,19 @@ def test_estimate_is_near_the_measured_peak(measured_and_estimated, pack):
     assert 0.8 * measured < estimated < 1.8 * measured, f"{measured / 1e6:.0f} MB, {estimated / 1e6:.0f} MB"
 
 
-TABLE = pd.read_csv(Path(__file__).parents[2] / "benchmarks" / "tpu_memory.csv")
+TABLES = {"gpt2": "tpu_memory.csv", "llama": "tpu_memory_llama.csv", "qk": "tpu_memory_llama_qk_norm.csv"}
+ROWS = [
+    pytest.param(model, row, id=f"{model}-{row.generation}-{row.Index}")
+    for model, table in TABLES.items()
+    for row in pd.read_csv(Path(__file__).parents[2] / "benchmarks" / table).itertuples()
+]
 
 
-@pytest.mark.parametrize("row", [*TABLE.itertuples()], ids=lambda row: f"{row.generation}-{row.Index}")
-def test_estimate_is_what_tpu_compilers_need(row):
-    """A pack on one chip; the table is libtpu's (`benchmarks/tpu_memory.py`)."""
+@pytest.mark.parametrize(("model", "row"), ROWS)
+def test_estimate_is_what_tpu_compilers_need(model, row):
+    """A pack on one chip; the tables are libtpu's (`benchmarks/tpu_memory.py`)."""
     trial = Trial().replace(
+        **MODELS[model],
         width=row.width, depth=row.depth, sequence_length=row.sequence_length, batch_size=row.batch_size,
         precision=row.precision, head_size=32 if row.width < 512 else 64,
     )  # fmt: skip

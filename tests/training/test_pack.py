@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
+from mup_tpu.models import ARCHITECTURES
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
 from mup_tpu.training.pack import Pack
@@ -296,9 +297,12 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_members_train_as_eager_ones_do():
-    trials = [TINY.replace(seed=seed, learning_rate=0.01) for seed in range(2)]
-    packs = [Pack(trials, VOCAB, get_device("cpu"), "loop", compile) for compile in (False, True)]
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_members_train_as_eager_ones_do(architecture, execution):
+    base = TINY.replace(architecture=architecture)
+    trials = [base.replace(seed=seed, learning_rate=0.01) for seed in range(2)]
+    packs = [Pack(trials, VOCAB, get_device("cpu"), execution, compile) for compile in (False, True)]
     for batch in batches(TINY, 10):
         eager, compiled = (pack.step(batch) for pack in packs)
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,292 @@
+"""Layers of Llama-style networks, each in forms that are fast on one device or another.
+
+Shapes: B sequences, T tokens, N = B·T, R rows of any number, D width, I width between an MLP's layers, H
+heads, G key-value heads, d head size, h = d/2, X = 3·D; a layer's I inputs and O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mup_tpu.models.llama import EPS, ROTARY_BASE
+
+
+class Linear(nn.Module):
+    """x·Wᵀ, where W is (outputs, inputs); torch's own would draw an init (`layers`)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x_NI: Tensor) -> Tensor:
+        """The product."""
+        return functional.linear(x_NI, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root mean square of the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each row's norm."""
+        # In bf16 projections round to it, and the mean square would be too coarse.
+        return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
+
+
+class OnePassRMSNorm(RMSNorm):
+    """The same for members at once: reads its input once, and in backward once for both sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each row's norm."""
+        return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """What autograd makes of the operations one by one keeps three tensors, and reads each several times."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
+        """Output, and each row's inverse root mean square."""
+        # ε times the width: ε itself is a constant of gradient clipping too, and XLA cannot take one that is
+        # used both within a part of the program that each device runs by itself and outside of it.
+        width = x.shape[-1]
+        inverse = (x.square().sum(-1, keepdim=True) + width * EPS).rsqrt() * width**0.5
+        return x * inverse * weight_D, inverse
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of input and weight."""
+        x, weight_D, inverse = ctx.saved_tensors
+        normed = x * inverse
+        scaled = gradient * weight_D
+        stretch = (scaled * normed).mean(-1, keepdim=True)
+        # Axis by axis: merged with the tokens', the members' axis could not be split over devices.
+        to_weight_D = (gradient * normed).sum(tuple(range(x.dim() - 1)))
+        return inverse * (scaled - normed * stretch), to_weight_D
+
+
+class BlockRMSNorm(RMSNorm):
+    """The same for CPUs, some rows at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each row's norm."""
+        return _BlockRMSNorm.apply(x, self.weight)
+
+
+class _BlockRMSNorm(torch.autograd.Function):
+    """torch has no kernel of its own for CPUs; its operations one by one take 5 passes over memory and 12 in
+    backward. Most of backward is layer norm's, whose kernel takes a mean (0) and inverse deviation as given.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight_D: Tensor) -> Tensor:
+        x_RD = x.reshape(-1, x.shape[-1])
+        out_RD = torch.empty_like(x_RD)
+        inverse_R1 = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True).square_()
+        inverse_R1.div_(x_RD.shape[1]).add_(EPS).rsqrt_()
+        rows = max(1, _BLOCK // x_RD.shape[1])
+        for part_RD, inverse, out in zip(*(y.split(rows) for y in (x_RD, inverse_R1, out_RD)), strict=True):
+            torch.mul(part_RD, inverse, out=out).mul_(weight_D)
+        ctx.save_for_backward(x_RD, weight_D, inverse_R1)
+        return out_RD.view(x.shape)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of input and weight."""
+        x_RD, weight_D, inverse_R1 = ctx.saved_tensors
+        g_RD = gradient.reshape(x_RD.shape)
+        to_x_RD, to_weight_D, _ = torch.ops.aten.native_layer_norm_backward(
+            g_RD, x_RD, weight_D.shape, torch.zeros_like(inverse_R1), inverse_R1, weight_D, None,
+            (True, True, False),
+        )  # fmt: skip
+        # Layer norm takes a row's mean off, which is no part of this norm.
+        shift_R1 = torch.mv(g_RD, weight_D)[:, None].div_(x_RD.shape[1]).mul_(inverse_R1)
+        return to_x_RD.add_(shift_R1).view(gradient.shape), to_weight_D
+
+
+_BLOCK = 2**16
+"""Elements worked on at once: in float32 four such tensors fit into a core's second cache."""
+
+
+def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """silu(gate)·up (Shazeer 2020, arXiv:2002.05202)."""
+    return functional.silu(gate_NI) * up_NI
+
+
+def one_pass_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """The same for members at once."""
+    return _SwiGLU.apply(gate_NI, up_NI)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps its inputs alone: autograd would keep silu(gate) too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        return swiglu(gate_NI, up_NI)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient_NI: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of both inputs."""
+        gate_NI, up_NI = ctx.saved_tensors
+        share_NI = gate_NI.sigmoid()
+        slope_NI = share_NI * (1 + gate_NI * (1 - share_NI))
+        return gradient_NI * up_NI * slope_NI, gradient_NI * gate_NI * share_NI
+
+
+def block_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """The same for CPUs, some elements at a time."""
+    return _BlockSwiGLU.apply(gate_NI, up_NI)
+
+
+class _BlockSwiGLU(torch.autograd.Function):
+    """Makes both slopes while all is in the cache, so that backward is one product for each input.
+
+    They are kept instead of both inputs and silu(gate).
+    """
+
+    @staticmethod
+    def forward(ctx, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        out, to_gate, to_up = (torch.empty_like(gate_NI) for _ in range(3))
+        one = gate_NI.new_ones(())
+        tensors = (gate_NI, up_NI, out, to_gate, to_up)
+        for gate, up, share, rise, silu in zip(*(x.view(-1).split(_BLOCK) for x in tensors), strict=True):
+            torch.sigmoid(gate, out=share)
+            torch.mul(gate, share, out=silu)
+            torch.lerp(silu, one, share, out=rise).mul_(up)  # d/dx xσ(x) = σ + xσ·(1 - σ)
+            torch.mul(silu, up, out=share)
+        ctx.save_for_backward(to_gate, to_up)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        to_gate, to_up = ctx.saved_tensors
+        return to_gate * gradient, to_up * gradient
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of the angles that queries and keys are turned by."""
+
+    cos_T1h: Tensor
+    sin_T1h: Tensor
+
+
+def rotary(positions: int, head_size: int, like: Tensor) -> Rotary:
+    """Angles of rotary positions (Su et al. 2021, arXiv:2104.09864), for activations like these.
+
+    In float32 whatever the arithmetic, as stock. They are made where they are needed, on XLA in the program:
+    a buffer would be there once for each member of a pack.
+    """
+    steps_h = torch.arange(0, head_size, 2, dtype=torch.float32, device=like.device)
+    positions_T = torch.arange(positions, dtype=torch.float32, device=like.device)
+    angles_T1h = positions_T[:, None, None] * (1.0 / ROTARY_BASE ** (steps_h / head_size))
+    return Rotary(angles_T1h.cos().to(like.dtype), angles_T1h.sin().to(like.dtype))
+
+
+def rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
+    """Queries and keys turned, and values, side by side (B, T, 3·D): keys and values once a query head.
+
+    Dimension i of a head is turned with i + d/2, as in transformers, not with its neighbour as in the paper.
+    """
+    t, heads = len(rotary.cos_T1h), query_NHd.shape[-2]
+
+    def turned(x_NYd: Tensor) -> Tensor:
+        first, second = x_NYd.unflatten(0, (-1, t)).chunk(2, -1)
+        cos, sin = rotary
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        return turned.to(value_NGd.dtype)
+
+    def for_each_query(x_BTGd: Tensor) -> Tensor:
+        group = heads // x_BTGd.shape[-2]
+        return x_BTGd.unsqueeze(-2).expand(*x_BTGd.shape[:-1], group, -1).flatten(-3, -2)
+
+    value_BTGd = value_NGd.unflatten(0, (-1, t))
+    parts = (turned(query_NHd), for_each_query(turned(key_NGd)), for_each_query(value_BTGd))
+    return torch.cat([x_BTHd.flatten(-2) for x_BTHd in parts], -1)
+
+
+def block_rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
+    """The same for CPUs, some sequences at a time."""
+    return _BlockRotateAndJoin.apply(query_NHd, key_NGd, value_NGd, *rotary)
+
+
+class _BlockRotateAndJoin(torch.autograd.Function):
+    """Writes each result where attention reads it, in 3 operations for queries and keys instead of 8."""
+
+    @staticmethod
+    def forward(
+        ctx, query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, cos_T1h: Tensor, sin_T1h: Tensor
+    ) -> Tensor:
+        """Side by side (B, T, 3·D)."""
+        t, (heads, d) = len(cos_T1h), query_NHd.shape[1:]
+        ctx.groups = key_NGd.shape[1]
+        ctx.save_for_backward(cos_T1h, sin_T1h)
+        query_BTHd, key_BTGd, value_BTGd = (
+            x_NYd.unflatten(0, (-1, t)) for x_NYd in (query_NHd, key_NGd, value_NGd)
+        )
+        out_BTX = query_NHd.new_empty(len(query_BTHd), t, 3 * heads * d)
+        for query, key, value, out in _sequence_blocks(query_BTHd, key_BTGd, value_BTGd, out_BTX):
+            to_query, to_key, to_value = (x.unflatten(-1, (-1, d)) for x in out.chunk(3, -1))
+            _turn(query, cos_T1h, sin_T1h, to_query)
+            by_group = (ctx.groups, heads // ctx.groups)
+            _turn(
+                key.unsqueeze(-2),
+                cos_T1h[..., None, :],
+                sin_T1h[..., None, :],
+                to_key.unflatten(-2, by_group),
+            )
+            to_value.unflatten(-2, by_group).copy_(value.unsqueeze(-2))
+        return out_BTX
+
+    @staticmethod
+    def backward(ctx, gradient_BTX: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Gradients of query, key and value."""
+        cos_T1h, sin_T1h = ctx.saved_tensors
+        query_BTHd, key_BTHd, value_BTHd = (
+            x.unflatten(-1, (-1, 2 * cos_T1h.shape[-1])) for x in gradient_BTX.chunk(3, -1)
+        )
+        key_BTGd, value_BTGd = (_sum_of_group(x, ctx.groups) for x in (key_BTHd, value_BTHd))
+        to_query, to_key = (x.new_empty(x.shape) for x in (query_BTHd, key_BTGd))
+        for query, key, for_query, for_key in _sequence_blocks(query_BTHd, key_BTGd, to_query, to_key):
+            _turn(query, cos_T1h, -sin_T1h, for_query)
+            _turn(key, cos_T1h, -sin_T1h, for_key)
+        return to_query.flatten(0, 1), to_key.flatten(0, 1), value_BTGd.flatten(0, 1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Turn the last axis's halves into another tensor, whose shape it may be spread to."""
+    half = cos.shape[-1]
+    torch.mul(x.expand(out.shape), torch.cat((cos, cos), -1), out=out)
+    out[..., :half].addcmul_(x[..., half:], sin, value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin)
+
+
+def _sum_of_group(x_BTHd: Tensor, groups: int) -> Tensor:
+    """Sum over the query heads of a group; the tensor itself where each has one."""
+    return x_BTHd if x_BTHd.shape[-2] == groups else x_BTHd.unflatten(-2, (groups, -1)).sum(-2)
+
+
+def _sequence_blocks(*tensors_BTY: Tensor) -> zip:
+    """Blocks of sequences; the first tensor's are the size of a block."""
+    sequences = max(1, _BLOCK // tensors_BTY[0][0].numel())
+    return zip(*(x.split(sequences) for x in tensors_BTY), strict=True)

@@ -1,0 +1,160 @@
+"""Llama's network under transformers' names, with a factor each on embeddings, attention logits, residual
+branches and logits.
+
+Written after its definition (Touvron et al. 2023, section 2.2); tests hold it to transformers' own.
+
+Shapes: B sequences, T tokens, N = B·T, D width, H heads, G key-value heads, d head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mup_tpu.attention import ATTENTION, AttentionFunction
+from mup_tpu.config import ModelConfig
+from mup_tpu.models.base import Forms
+from mup_tpu.models.layers import Readout, Scale, embedding, join_stream
+from mup_tpu.models.llama import mlp_width
+from mup_tpu.models.llama_layers import (
+    BlockRMSNorm,
+    Linear,
+    OnePassRMSNorm,
+    RMSNorm,
+    Rotary,
+    block_rotate_and_join,
+    block_swiglu,
+    one_pass_swiglu,
+    rotary,
+    rotate_and_join,
+    swiglu,
+)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What blocks are made of, the same function in each form."""
+
+    attention: AttentionFunction
+    join: Callable[[Tensor, Tensor, Tensor, Rotary], Tensor]
+    norm: type[RMSNorm]
+    swiglu: Callable[[Tensor, Tensor], Tensor]
+
+
+class _Attention(nn.Module):
+    """Causal self-attention of H heads over G key-value heads."""
+
+    def __init__(self, config: ModelConfig, parts: _Parts) -> None:
+        super().__init__()
+        d = self.head_size = config.actual_head_size
+        outputs = config.width // config.query_group_size
+        self.q_proj, self.k_proj = Linear(config.width, config.width), Linear(config.width, outputs)
+        self.v_proj, self.o_proj = Linear(config.width, outputs), Linear(config.width, config.width)
+        self.q_norm = parts.norm(d) if config.qk_norm else None
+        self.k_norm = parts.norm(d) if config.qk_norm else None
+        self._attention, self._join = parts.attention, parts.join
+
+    def forward(self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor) -> Tensor:
+        query_NHd, key_NGd, value_NGd = (
+            projection(x_ND).unflatten(-1, (-1, self.head_size))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query_NHd, key_NGd = self.q_norm(query_NHd), self.k_norm(key_NGd)
+        qkv_BTX = self._join(query_NHd, key_NGd, value_NGd, rotary)
+        return self.o_proj(self._attention(qkv_BTX, self.head_size, attention_factor).flatten(0, 1))
+
+
+class _Mlp(nn.Module):
+    """A layer whose outputs another one gates, and one back to the stream."""
+
+    def __init__(self, width: int, parts: _Parts) -> None:
+        super().__init__()
+        between = mlp_width(width)
+        self.gate_proj, self.up_proj = Linear(width, between), Linear(width, between)
+        self.down_proj = Linear(between, width)
+        self._swiglu = parts.swiglu
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
+
+
+class _Layer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, config: ModelConfig, parts: _Parts) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _Attention(config, parts), _Mlp(config.width, parts)
+        self.input_layernorm = parts.norm(config.width)
+        self.post_attention_layernorm = parts.norm(config.width)
+
+    def forward(
+        self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor, residual_factor: Tensor | None
+    ) -> Tensor:
+        attention_ND = self.self_attn(self.input_layernorm(x_ND), rotary, attention_factor)
+        x_ND = join_stream(x_ND, attention_ND, residual_factor)
+        return join_stream(x_ND, self.mlp(self.post_attention_layernorm(x_ND)), residual_factor)
+
+
+class _Model(nn.Module):
+    """All of it but the readout."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, parts: _Parts) -> None:
+        super().__init__()
+        self.embed_tokens = embedding(vocab_size, config.width)
+        self.embed_scale = Scale()
+        self.layers = nn.ModuleList(_Layer(config, parts) for _ in range(config.depth))
+        self.norm = parts.norm(config.width)
+        self._head_size = config.actual_head_size
+
+    def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
+        # Rows of one matrix from here on, but within attention, as in `gpt2_network`.
+        x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
+        turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
+        for layer in self.layers:
+            x_ND = layer(x_ND, turns, attention_factor, residual_factor)
+        return self.norm(x_ND)
+
+
+class ScaledLlama(nn.Module):
+    """Llama with its factors as buffers, so that they can differ between the members of a pack."""
+
+    attention_factor: Tensor
+    residual_factor: Tensor | None
+    logit_factor: Tensor
+
+    def __init__(self, config: ModelConfig, vocab_size: int, parts: _Parts, scaled_branches: bool) -> None:
+        super().__init__()
+        self.model = _Model(config, vocab_size, parts)
+        weight = self.model.embed_tokens.weight
+        self.lm_head = Readout(weight if config.tied else nn.Parameter(torch.empty_like(weight)))
+        self.register_buffer("attention_factor", torch.ones(()))
+        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
+        self.register_buffer("logit_factor", torch.ones(()))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits_BTV of the token after each of `tokens_BT`."""
+        hidden_ND = self.model(tokens_BT, self.attention_factor, self.residual_factor)
+        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
+
+
+def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledLlama:
+    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+
+    Args:
+        config: its shape; learning rates and factors are not here.
+        vocab_size: tokens of the vocabulary.
+        forms: how it is computed.
+    """
+    attention = ATTENTION[forms.attention]
+    if forms.in_blocks:
+        parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu)
+    elif forms.vmapped:
+        parts = _Parts(attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu)
+    else:
+        parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu)
+    with torch.device("meta"):
+        return ScaledLlama(config, vocab_size, parts, forms.scaled_branches)

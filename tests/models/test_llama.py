@@ -1,0 +1,228 @@
+"""Llama: stock in float64 to rounding, with and without QK norms, and exports that need none of our code."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from mup_tpu.config import ModelConfig, Trial
+from mup_tpu.devices import get_device
+from mup_tpu.models import Forms, architecture_of, declare, forward_factors, forward_scaling
+from mup_tpu.models.llama import mlp_width
+from mup_tpu.models.weights import export_stock, folded
+from mup_tpu.training.pack import Pack
+from mup_tpu.training.schedule import schedule_factor
+
+VOCAB, T = 40, 16
+
+
+def llama(**changes) -> Trial:
+    """A trial of Llama, twice as wide as its base unless it says otherwise."""
+    size = {"width": 64, "base_width": 32, "head_size": 8, "depth": 2, "init_std": 0.05}
+    return Trial().replace(architecture="llama", **(size | changes))
+
+
+TRIALS = [
+    llama(alpha_in=1.7, alpha_out=0.6, alpha_attn=1.3),
+    llama(growing_dimension="head_size", alpha_in=0.5, query_group_size=4),
+    llama(tied=False, qk_norm=True, alpha_in=2.0, alpha_attn=0.8),
+    llama(width=96, growing_dimension="head_size", qk_norm=True, query_group_size=2, alpha_attn=1.5),
+    llama(parametrization="sp", alpha_out=3.0, query_group_size=2),
+    llama(depth=4, base_depth=1, parametrization="completep", qk_norm=True, alpha_in=1.2),
+    llama(depth=4, base_depth=1, parametrization="completedp", tied=False),
+]
+
+
+class Unrounded(TorchFunctionMode):
+    """transformers' norms go through float32 whatever comes in; here they leave float64 as it is."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to and args[1:] == (torch.float32,) and args[0].dtype == torch.float64:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def weights(trial: Trial) -> dict[str, torch.Tensor]:
+    """Random float64 weights; gains are off 1, so that a factor folded wrongly shows."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = declare(trial.model, VOCAB, T).parameters
+    return {
+        name: (1.0 + 0.3 * draw if p.role == "norm" else 0.3 * draw).requires_grad_()
+        for name, p in parameters.items()
+        for draw in [torch.randn(p.shape, generator=generator, dtype=torch.float64)]
+    }
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, VOCAB, (3, T + 1), generator=torch.Generator().manual_seed(0))
+
+
+def cross_entropy(logits_BTV: torch.Tensor, tokens_BT1: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten())
+
+
+def outcome(trial: Trial, parameters: dict, **forms) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """Logits, loss and gradients of our network."""
+    chosen = Forms(scaled_branches=forward_scaling(trial).residual != 1, **forms)
+    network = architecture_of(trial.model).network(trial.model, VOCAB, T, chosen)
+    values = forward_factors(trial)
+    buffers = {n: torch.tensor(values[n], dtype=torch.float64) for n, _ in network.named_buffers()}
+    logits = functional_call(network, parameters | buffers, (tokens()[:, :-1],), tie_weights=True)
+    loss = cross_entropy(logits, tokens())
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return logits, loss, dict(zip(parameters, gradients, strict=True))
+
+
+def stock(trial: Trial, parameters: dict) -> torch.nn.Module:
+    """The class of transformers with these weights, in float64."""
+    model = architecture_of(trial.model).stock(trial.model, VOCAB, T).double()
+    model.load_state_dict(parameters, strict=False)
+    model.tie_weights()
+    return model
+
+
+def ids(trial: Trial) -> str:
+    m = trial.model
+    named = (m.parametrization, m.growing_dimension, f"group{m.query_group_size}")
+    return "-".join([*named, *(["qk"] if m.qk_norm else []), *(["tied"] if m.tied else [])])
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=ids)
+def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_factors(trial):
+    parameters = weights(trial)
+    logits, loss, gradients = outcome(trial, parameters)
+    model = stock(trial, folded(trial, parameters))
+    assert type(model).__name__ == ("Qwen3ForCausalLM" if trial.model.qk_norm else "LlamaForCausalLM")
+    with Unrounded():
+        theirs = model(tokens()[:, :-1]).logits
+    their_loss = cross_entropy(theirs, tokens())
+    their_loss.backward()
+    torch.testing.assert_close(logits, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(loss, their_loss, rtol=1e-9, atol=1e-9)
+    named = dict(model.named_parameters())
+    assert named.keys() == gradients.keys()
+    factors = folded(trial, {name: torch.ones_like(p) for name, p in parameters.items()})
+    for name, gradient in gradients.items():
+        expected = named[name].grad * factors[name]  # the chain rule through the fold
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        {"attention": "matmul"},
+        {"attention": "recomputed", "one_pass_norms": True, "vmapped": True},
+        {"attention": "blocks", "in_blocks": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("trial", TRIALS, ids=ids)
+def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms, monkeypatch):
+    from mup_tpu.models import llama_layers
+
+    monkeypatch.setattr(llama_layers, "_BLOCK", 1000)  # several blocks, the last of them smaller
+    parameters = weights(trial)
+    for found, expected in zip(outcome(trial, parameters, **forms), outcome(trial, parameters), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""
+    folders = [tmp_path_factory.mktemp("export") for _ in TRIALS]
+    for trial, folder in zip(TRIALS, folders, strict=True):
+        export_stock(trial, weights(trial), VOCAB, T, folder)
+    torch.save(tokens()[:, :-1], folders[0] / "tokens.pt")
+    code = (
+        "import sys, torch; from transformers import AutoModelForCausalLM\n"
+        "x = torch.load(sys.argv[1] + '/tokens.pt')\n"
+        "for folder in sys.argv[1:]:\n"
+        "    model = AutoModelForCausalLM.from_pretrained(folder)\n"
+        "    torch.save(model(x).logits.detach(), folder + '/logits.pt')\n"
+        "assert not any(name.startswith('mup') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, *folders], check=True, capture_output=True)
+    return folders
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=ids)
+def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(trial, exported):
+    theirs = torch.load(exported[TRIALS.index(trial)] / "logits.pt", weights_only=True)
+    ours = outcome(trial, weights(trial))[0].float()
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
+
+
+def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.Module, list[float]]:
+    """The stock class, torch.optim and nothing of ours but the starting weights; valid at the base width."""
+    model = stock(trial, Pack([trial], VOCAB, get_device("cpu")).member_parameters(0))
+    o = trial.optimizer
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if o.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.eps)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.momentum)
+    losses = []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = o.learning_rate * schedule_factor(trial.train, step)
+        with Unrounded():
+            loss = cross_entropy(model(batch[:, :-1]).logits, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), o.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("shape", [{"qk_norm": True, "tied": False}, {"query_group_size": 2}], ids=str)
+def test_member_equals_the_stock_class_with_torch_optim(shape, optimizer, execution):
+    trial = llama(
+        width=32, sequence_length=T, batch_size=4, steps=6, warmup=0.2, precision="float64",
+        optimizer=optimizer, learning_rate=0.01 if optimizer == "adamw" else 0.3, weight_decay=0.1,
+        momentum=0.9, grad_clip=0.5, **shape,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(7)
+    batches = [torch.randint(0, VOCAB, (4, T + 1), generator=generator) for _ in range(6)]
+    pack = Pack([trial.replace(learning_rate=0.003, seed=5), trial], VOCAB, get_device("cpu"), execution)
+    losses = [float(pack.step(batch)[1]) for batch in batches]
+    model, expected = train_plainly(trial, batches)
+    assert losses == pytest.approx(expected, rel=1e-9)
+    theirs = dict(model.named_parameters())
+    for name, p in pack.member_parameters(1).items():
+        torch.testing.assert_close(p.detach(), theirs[name].detach(), rtol=1e-8, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=ids)
+def test_the_network_has_the_declared_parameters_in_the_declared_order(trial):
+    network = architecture_of(trial.model).network(trial.model, VOCAB, T)
+    declared = declare(trial.model, VOCAB, T)
+    assert [(n, tuple(p.shape)) for n, p in network.named_parameters()] == list(declared.shapes.items())
+    for module in (*declared.probes.values(), *declared.blocks):
+        network.get_submodule(module)
+    scaled = architecture_of(trial.model).network(trial.model, VOCAB, T, Forms(scaled_branches=True))
+    assert {name for name, _ in scaled.named_buffers()} == forward_factors(trial).keys()
+
+
+def test_the_mlp_is_as_wide_as_llama_s_and_grows_as_the_model_does():
+    """transformers' LlamaConfig has 11008 at 4096, that of 65B 22016 at 8192: ⌈⌊8/3·D⌋/256⌉·256."""
+    assert mlp_width(4096) == 11008 and mlp_width(8192) == 22016
+    assert [mlp_width(width) / width for width in (32, 64, 96, 128, 1024)] == [43 / 16] * 5
+
+
+def test_parameter_counts_match_the_closed_form():
+    """A layer's matrices: 2·D² of queries and output, 2·D²/group of keys and values, 3·D·I of the MLP."""
+    config = ModelConfig("llama", width=64, base_width=32, head_size=8, depth=3, query_group_size=4)
+    declared = declare(config, VOCAB, T)
+    matrices = 2 * 64**2 + 2 * 64 * 16 + 3 * 64 * 172
+    assert declared.non_embedding == 3 * (matrices + 2 * 64) + 64
+    assert declared.total - declared.non_embedding == VOCAB * 64
+    assert declared.flops_per_token(VOCAB, T) == 6 * (3 * matrices + VOCAB * 64) + 12 * 3 * 64 * T
