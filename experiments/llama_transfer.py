@@ -1,0 +1,18 @@
+"""Does the best learning rate of a narrow Llama stay the best of a wide one, in SP and in μP?
+
+python experiments/llama_transfer.py --until-settled
+
+RMS norms, rotary positions, gated MLPs; all else is as in quickstart.py, whose init and multipliers were
+tuned for GPT-2.
+"""
+
+import dataclasses
+
+from quickstart import SWEEP as QUICK
+
+from mup_tpu.cli import run_experiment
+
+SWEEP = dataclasses.replace(QUICK, experiment="llama_transfer", base=QUICK.base.replace(architecture="llama"))
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
