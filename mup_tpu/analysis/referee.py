@@ -149,12 +149,13 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str]) -> str:
         cost = "not known" if r.regret is None else r.regret.status
         if r.regret is not None and math.isfinite(r.regret.value):
             cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
+        alpha = f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−")
         cells = (
             r.growing,
             f"`{r.rule}`",
             f"{r.architecture}, {r.update_rule}",
             r.tuned,
-            f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−"),
+            alpha if math.isfinite(r.alpha) else "not known",
             cost,
             f"{r.decision} (look {r.looks})" if r.looks else f"{r.decision} (one look)",
             f"{r.runs}, {r.hours:.2f}",
