@@ -1,0 +1,209 @@
+"""Buckets by the protocols of two clouds: s3:// and gs://, against servers on this machine that speak them.
+
+They are moto and gcp-storage-emulator. Endpoint and credentials reach the commands as they would reach a
+user's: by the environment variables that s3fs and gcsfs read.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import fsspec
+import pytest
+
+from mup_tpu.files import Folder, checksum
+
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gcsfs would ask over gRPC, which nobody answers
+
+BUCKET = "my-bucket"
+OTHER_CLIENT = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1", "NO_GCE_CHECK": "true"}
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A server that speaks one protocol."""
+
+    scheme: str
+    endpoint: str
+
+    def environment(self, endpoint: str = "") -> dict[str, str]:
+        """What a process needs to reach it, or something in front of it."""
+        at = endpoint or self.endpoint
+        ours = {"AWS_ENDPOINT_URL": at} if self.scheme == "s3" else {"STORAGE_EMULATOR_HOST": at}
+        return KEYS | OTHER_CLIENT | ours
+
+    def url(self, bucket: str = BUCKET) -> str:
+        """A folder that nobody has used yet."""
+        return f"{self.scheme}://{bucket}/{uuid.uuid4().hex}"
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object, not by our file system: as another machine would."""
+        bucket, _, key = url.partition("://")[2].partition("/")
+        if self.scheme == "s3":
+            address, method = f"{self.endpoint}/{bucket}/{urllib.parse.quote(key)}", "PUT"
+        else:
+            query = urllib.parse.urlencode({"uploadType": "media", "name": key})
+            address, method = f"{self.endpoint}/upload/storage/v1/b/{bucket}/o?{query}", "POST"
+        header = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(address, content, header, method=method)
+        urllib.request.urlopen(request, timeout=30).close()
+
+
+@contextlib.contextmanager
+def reached_by(environment: dict[str, str]) -> Iterator[None]:
+    """File systems that are opened in this process are opened with this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        forget_file_systems()
+        try:
+            yield
+        finally:
+            forget_file_systems()
+
+
+def forget_file_systems() -> None:
+    for scheme in ("s3", "gs"):
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Cloud]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    cloud = Cloud("s3", f"http://{host}:{port}")
+    urllib.request.urlopen(urllib.request.Request(f"{cloud.endpoint}/{BUCKET}", method="PUT")).close()
+    yield cloud
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs_emulator() -> Iterator[Cloud]:
+    from gcp_storage_emulator.server import create_server
+
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
+    server.start()
+    yield Cloud("gs", f"http://127.0.0.1:{port}")
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["moto", "gcs_emulator"])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """Each of the clouds, reached by this process."""
+    found = request.getfixturevalue(request.param)
+    with reached_by(found.environment()):
+        yield found
+
+
+def command(cloud: Cloud, *words: object, endpoint: str = "", **more: str) -> subprocess.CompletedProcess:
+    """A command of ours, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "mup_tpu", *map(str, words)],
+        env=os.environ | cloud.environment(endpoint) | more,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def assert_one_sentence(ended: subprocess.CompletedProcess, *parts: str) -> None:
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and all(part in errors[0] for part in parts), ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+# Folders
+
+
+def test_a_folder_in_a_bucket_is_as_one_on_a_disk(cloud):
+    folder = Folder(cloud.url())
+    assert folder.names() == []
+    with pytest.raises(FileNotFoundError):
+        folder.read("a")
+    folder.write("b/two", b"2")
+    with folder.writing("b/three") as path:
+        path.write_bytes(b"3" * 6_000_000)  # gcsfs uploads it in several requests
+    folder.write("a", b"0")
+    folder.write("a", b"1")
+    assert folder.names() == ["a", "b"] and (folder / "b").names() == ["three", "two"]
+    assert (folder.read("a"), folder.read("b/two"), folder.size("b/three")) == (b"1", b"2", 6_000_000)
+    with folder.reading("b/three") as path:
+        copy = path
+        assert path.stat().st_size == 6_000_000 and len(checksum(path)) == 64
+    assert not copy.exists()
+    for name in ("new", "a"):
+        with pytest.raises(RuntimeError), folder.writing(name) as path:
+            path.write_bytes(b"half")
+            raise RuntimeError
+    assert folder.names() == ["a", "b"] and folder.read("a") == b"1"
+    folder.remove("b", "a", "never there")
+    assert folder.names() == []
+    folder.write("a", b"1")
+    folder.remove()
+    assert folder.names() == ["a"]
+    folder.remove_all()
+    folder.remove_all()
+    assert folder.names() == []
+
+
+def test_what_others_write_is_listed_and_removed(cloud):
+    """File systems keep listings, which others do not know of."""
+    folder = Folder(cloud.url())
+    folder.write("pack/step-1/meta.json", b"1")
+    assert (folder / "pack").names() == ["step-1"] and (folder / "pack/step-1").names() == ["meta.json"]
+    cloud.put(f"{folder}/pack/step-1/tensors", b"2")
+    cloud.put(f"{folder}/pack/step-2/meta.json", b"2")
+    assert (folder / "pack").names() == ["step-1", "step-2"]
+    assert folder.read("pack/step-2/meta.json") == b"2" and folder.size("pack/step-1/tensors") == 1
+    cloud.put(f"{folder}/pack/step-3/meta.json", b"3")
+    folder.remove("pack")
+    assert folder.names() == (folder / "pack").names() == []
+
+
+def test_a_folder_made_in_the_clouds_console_holds_nothing(cloud):
+    """The console writes an object of its name and a slash."""
+    folder = Folder(cloud.url())
+    cloud.put(f"{folder}/", b" ")
+    assert folder.names() == []
+    folder.write("a", b"1")
+    assert folder.names() == ["a"]
+
+
+def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
+    name = f"mistyped-{uuid.uuid4().hex[:8]}"
+    folder = Folder(cloud.url(name))
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"there is no bucket {name}"):
+            folder.write("a", b"1")
+        with pytest.raises(OSError, match=f"there is no bucket {name}"), folder.writing("b") as path:
+            path.write_bytes(b"1")
+    assert folder.names() == []
+    folder.remove("a")
+    ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
+    assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+
+
+@pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
+def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, package, extra):
+    url = f"{scheme}://{BUCKET}/x"
+    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
+        code = (  # None: importing it fails, as where it is not installed
+            f"import sys\nfrom mup_tpu.cli import main\nsys.modules[{package!r}] = None\nmain({words})"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert_one_sentence(ended, url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'")
