@@ -5,20 +5,32 @@ user's: by the environment variables that s3fs and gcsfs read.
 """
 
 import contextlib
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import fsspec
+import numpy as np
+import pandas as pd
 import pytest
+from rich.console import Console
 
+from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
+from mup_tpu.data import load
+from mup_tpu.data.shards import prepare
 from mup_tpu.files import Folder, checksum
+from mup_tpu.store import load_curves, load_runs
+from mup_tpu.tuning.sweep import run_sweep
 
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gcsfs would ask over gRPC, which nobody answers
 
@@ -26,6 +38,10 @@ BUCKET = "my-bucket"
 OTHER_CLIENT = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1", "NO_GCE_CHECK": "true"}
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+
+
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""All cores for one pack: packs run in this process."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +212,117 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
     folder.remove("a")
     ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
     assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+
+
+# Shards
+
+
+def objects(folder: Folder) -> dict[str, bytes]:
+    return {name: folder.read(name) for name in folder.names()}
+
+
+def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(cloud, corpus, tmp_path):
+    """Byte for byte those of a disk; a call after one that was killed makes what is missing."""
+    text = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
+    prepare(text, str(tmp_path), shard_samples=1500, workers=1, progress=False)
+    bucket, disk = Folder(cloud.url()), Folder(tmp_path)
+    index = prepare(text, str(bucket), shard_samples=1500, workers=2, progress=False)
+    assert objects(bucket) == objects(disk)
+    bucket.write("preparing.json", bucket.read("index.json"))
+    bucket.remove("index.json", "train-000001.tar.sha256", "validation-000000.tar")
+    assert prepare(text, str(bucket), shard_samples=1500, workers=1, progress=False) == index
+    assert objects(bucket) == objects(disk)
+    config = DataConfig(corpus=str(disk), sequence_length=32, batch_size=24)
+    streamed, local = load(DataConfig(**vars(config) | {"corpus": str(bucket)})), load(config)
+    for step in (0, 100, 3):
+        assert np.array_equal(streamed.train_batch(step), local.train_batch(step))
+    assert np.array_equal(streamed.validation_batches(2), local.validation_batches(2))
+    ended = command(cloud, "data", "inspect", "--corpus", bucket, "--verify")
+    assert ended.returncode == 0, ended.stderr
+
+
+# Sweeps
+
+
+@pytest.fixture(scope="module")
+def sweep(tiny):
+    base = tiny.replace(grad_clip=0.0, depth=1)
+    return Sweep("small", base, widths=(32, 64), learning_rates=(0.01, 1e30), parametrizations=("mup",))
+
+
+@pytest.fixture(scope="module")
+def local(sweep, tmp_path_factory):
+    """The sweep's table in a local folder."""
+    path = tmp_path_factory.mktemp("local")
+    run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sweep_file(sweep, tmp_path_factory):
+    """The same sweep for the command line."""
+    file = tmp_path_factory.mktemp("sweep") / "sweep.py"
+    file.write_text(
+        "import json, sys\nfrom mup_tpu.cli import run_experiment\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config_io import from_dict\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
+        "run_experiment(Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30),\n"
+        "                     parametrizations=('mup',)), None)\n"
+    )
+    return file
+
+
+def driver(cloud: Cloud, file: Path, url: str, *options: object) -> subprocess.Popen:
+    """A sweep that checkpoints every few steps, one thread a pack."""
+    words = ["--results", url, "--checkpoint-every", "5", "--threads", "1", *map(str, options)]
+    return subprocess.Popen(
+        [sys.executable, str(file), *words],
+        env=os.environ | cloud.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def assert_same_table(url: str, path: Path) -> None:
+    pd.testing.assert_frame_equal(load_curves(url), load_curves(path))
+    ours, theirs = (load_runs(where).drop(columns=NOT_RESULTS) for where in (url, path))
+    pd.testing.assert_frame_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(cloud, sweep, sweep_file, local):
+    folder = Folder(cloud.url())
+    victim = driver(cloud, sweep_file, str(folder), "--pack-size", 1)
+    try:
+        while not (folder / "runs").names():
+            assert victim.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+    finally:
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.communicate()
+    assert 0 < len(load_runs(str(folder))) < 4
+    run_sweep(sweep, str(folder), SweepOptions(), replace(ALONE, checkpoint_every=5), Console(quiet=True))
+    assert_same_table(str(folder), local)
+    assert (folder / "checkpoints").names() == []
+
+
+@pytest.mark.slow
+def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(cloud, sweep_file, local):
+    url = cloud.url()
+    drivers = [driver(cloud, sweep_file, url, "--pack-size", size) for size in (1, 2)]
+    said = [one.communicate(timeout=300)[0] for one in drivers]
+    assert [one.returncode for one in drivers] == [0, 0], said
+    assert load_runs(url)["trial_id"].is_unique
+    assert_same_table(url, local)
+    folder = Folder(url)
+    assert (folder / "checkpoints").names() == []
+    assert {"transfer.png", "analysis.json"} <= set((folder / "figures").names())
+    logs = [folder.read(f"logs/{name}").decode() for name in (folder / "logs").names()]
+    assert sum(log.count("step 30/30") for log in logs) >= 2, "workers ended without their logs"
+
+
+# What goes wrong
 
 
 @pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
