@@ -5,17 +5,20 @@ user's: by the environment variables that s3fs and gcsfs read.
 """
 
 import contextlib
+import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -334,3 +337,134 @@ def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, pa
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert_one_sentence(ended, url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'")
+
+
+@contextlib.contextmanager
+def server_of(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """What answers all methods alike, and closes the connection."""
+
+    protocol_version = "HTTP/1.1"  # it asks for the body of a request that waits to send it
+    log_message = lambda self, *words: None  # noqa: E731
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        self.answer(int(self.headers.get("Content-Length", 0)))
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def answer(self, length: int) -> None:
+        raise NotImplementedError
+
+    def reply(self, status: int, headers: Iterable[tuple[str, str]], content: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def cut_above(cloud: Cloud, most: int, times: float) -> type[Quiet]:
+    """What hands requests on to a cloud; of one with more bytes, the connection is cut in mid-upload.
+
+    A cut request never reaches the cloud: the services drop such, but the emulator of gs:// stores it.
+    """
+    left = [times]
+
+    class Proxy(Quiet):
+        def answer(self, length: int) -> None:
+            if length > most and left[0] > 0:
+                left[0] -= 1
+                self.rfile.read(most)
+                return
+            ahead = http.client.HTTPConnection(cloud.endpoint.removeprefix("http://"))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            ahead.request(self.command, self.path, self.rfile.read(length), headers)
+            answer = ahead.getresponse()
+            content = answer.read()
+            self.reply(answer.status, answer.getheaders(), content)
+            ahead.close()
+
+    return Proxy
+
+
+class Forbidden(Quiet):
+    """What Google's service answers to an account without rights."""
+
+    def answer(self, length: int) -> None:
+        self.rfile.read(length)
+        message = "me@project.iam.gserviceaccount.com does not have storage.objects access"
+        content = json.dumps({"error": {"code": 403, "message": message}}).encode()
+        self.reply(403, [("Content-Length", str(len(content)))], content)
+
+
+@contextlib.contextmanager
+def without_rights(cloud: Cloud) -> Iterator[str]:
+    """The endpoint of a cloud that refuses everything: moto as it asks for rights, of gs:// one of ours."""
+    if cloud.scheme == "gs":
+        with server_of(Forbidden) as endpoint:
+            yield endpoint
+        return
+    try:
+        reset_auth(cloud, b"0")
+        yield cloud.endpoint
+    finally:
+        reset_auth(cloud, b"inf")
+
+
+def reset_auth(cloud: Cloud, unchecked: bytes) -> None:
+    """How many requests moto lets through before it asks for rights."""
+    header = {"Content-Type": "text/plain"}
+    urllib.request.urlopen(
+        urllib.request.Request(f"{cloud.endpoint}/moto-api/reset-auth", unchecked, header)
+    ).close()
+
+
+def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
+    """At once, for shards too, whose reading is otherwise tried for a minute and a half."""
+    url = cloud.url()
+    # S3 says no more where the answer to a request has no body.
+    why = {"s3": "", "gs": "does not have storage.objects access"}[cloud.scheme]
+    with without_rights(cloud) as endpoint:
+        commands = [
+            ["runs", url],
+            ["train", "--corpus", corpus, "--results", url],
+            ["data", "prepare", "--corpus", corpus, "--out", url],
+            ["data", "inspect", "--corpus", url],
+        ]
+        for words in commands:
+            ended = command(cloud, *words, endpoint=endpoint)
+            assert_one_sentence(ended, url, why)
+            assert "try 2 of" not in ended.stderr
+
+
+def test_an_upload_that_is_cut_is_tried_again(cloud):
+    content = os.urandom(2_000_000)
+    url = cloud.url()
+    with server_of(cut_above(cloud, 500_000, times=1)) as front, reached_by(cloud.environment(front)):
+        Folder(url).write("big", content)
+    assert Folder(url).read("big") == content and Folder(url).names() == ["big"]
+
+
+@pytest.mark.slow
+def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus):
+    """Of gs:// this takes half a minute: for so long gcsfs tries."""
+    folder = Folder(cloud.url())
+    words = ["data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1]
+    with server_of(cut_above(cloud, 100_000, times=float("inf"))) as front:
+        ended = command(cloud, *words, endpoint=front)
+    assert_one_sentence(ended, f"shards cannot be written to {folder}: ")
+    there = folder.names()
+    assert "preparing.json" in there, "small files came through"
+    assert not [name for name in there if name.startswith(("train", "index"))], "what was cut can be seen"
+    assert command(cloud, *words).returncode == 0
+    assert "index.json" in folder.names()
