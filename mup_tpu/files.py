@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import reason
 from mup_tpu.leftovers import partial, remove_partial, scratch_folder
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Schemes of buckets, each with the extra of this package that reaches them."""
+
+# It logs a traceback besides raising, which Python prints where nobody has set up logging.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def cache_root() -> Path:
@@ -35,9 +43,9 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        with _errors_as_oserror():
-            self._fs, self._root = fsspec.url_to_fs(os.fspath(path))
+        self._fs, self._root = file_system(os.fspath(path))
         self.is_local = isinstance(self._fs, LocalFileSystem)
+        self._is_bucket = _scheme(os.fspath(path)) in _EXTRAS
         self.path: str = self._root if self.is_local else os.fspath(path).rstrip("/")
         """Absolute local path, or the URL: the same folder for every process that is given it."""
 
@@ -55,7 +63,9 @@ class Folder:
                 paths = self._fs.ls(self._root, detail=False)
             except FileNotFoundError:
                 return []
-        return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+        # Cloud consoles make a folder of a bucket by an empty object `folder/`, which is in its own listing.
+        inside = [path.rstrip("/") for path in paths if path.rstrip("/") != self._root]
+        return sorted(path.rsplit("/", 1)[-1] for path in inside)
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
@@ -73,7 +83,7 @@ class Folder:
             with self.writing(name) as path:
                 path.write_bytes(content)
             return
-        with _errors_as_oserror():
+        with self._upload_errors():
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content)
 
@@ -97,7 +107,7 @@ class Folder:
             with scratch_folder() as scratch:
                 made = scratch / "file"
                 yield made
-                with _errors_as_oserror():
+                with self._upload_errors():
                     self._make_room(name)
                     self._fs.put_file(str(made), target)
             return
@@ -130,7 +140,43 @@ class Folder:
         return f"{self._root}/{name}"
 
     def _make_room(self, name: str) -> None:
+        if self._is_bucket:
+            return  # it has no folders, and s3fs would make a bucket of a mistyped name
         self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
+
+    @contextlib.contextmanager
+    def _upload_errors(self) -> Iterator[None]:
+        with _errors_as_oserror():
+            try:
+                yield
+            except FileNotFoundError:
+                if not self._is_bucket:
+                    raise
+                # gcsfs says no more than the address that it asked.
+                raise OSError(f"there is no bucket {self._root.partition('/')[0]}") from None
+
+
+def file_system(url: str, **options: Any) -> tuple[Any, str]:
+    """The fsspec file system of a folder or URL, and the path in it.
+
+    Args:
+        url: local folder, or fsspec URL.
+        options: for the file system.
+
+    Raises:
+        OSError: the URL is of a kind that is not known, or whose package is not installed.
+    """
+    with _errors_as_oserror():
+        try:
+            return fsspec.url_to_fs(url, **options)
+        except ImportError as error:
+            if (extra := _EXTRAS.get(_scheme(url))) is None:
+                raise
+            raise OSError(f"{reason(error)}: pip install 'mup_tpu[{extra}]'") from error
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
 
 
 def checksum(path: Path) -> str:
@@ -139,11 +185,21 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def as_oserror(error: Exception) -> OSError:
+    """What a file system of fsspec raised as it would be on a disk: missing rights are a PermissionError."""
+    first, _, rest = str(error).strip().partition("\n")
+    if isinstance(error, OSError):
+        # gcsfs, of a 403: the address that it asked, and below it what the service says.
+        return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
+    return (PermissionError if getattr(error, "code", None) == 401 else OSError)(reason(error))
+
+
 @contextlib.contextmanager
 def _errors_as_oserror() -> Iterator[None]:
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
-        raise OSError(reason(error)) from error
+        found = as_oserror(error)
+        if found is error:
+            raise
+        raise found from error

@@ -26,7 +26,8 @@ from fsspec.implementations.local import LocalFileSystem
 from mup_tpu.data.cache import TOKENIZER_FILE, token_type
 from mup_tpu.data.shard_index import INDEX, Shard, ShardIndex
 from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, reason
+from mup_tpu.files import as_oserror, file_system
 
 ATTEMPTS = 10
 """Times a read is tried; with the pauses between, about a minute and a half."""
@@ -143,20 +144,21 @@ class ShardFolder:
             except FileNotFoundError:
                 raise
             except Exception as error:  # each file system of fsspec raises errors of its client library
-                reason = str(error) or type(error).__name__
+                found = as_oserror(error)
+                why = reason(found)
                 if isinstance(error, fsspec.exceptions.FSTimeoutError):
-                    reason = f"slower than {MIN_RATE // 2**10} KiB/s"
+                    why = f"slower than {MIN_RATE // 2**10} KiB/s"
                 status = getattr(error, "status", None)
-                if isinstance(error, PermissionError) or (
+                if isinstance(found, PermissionError) or (
                     status in range(400, 500) and status not in (408, 429)
                 ):
-                    raise DataError(f"{self.url}/{name} cannot be read: {reason}") from None
+                    raise DataError(f"{self.url}/{name} cannot be read: {why}") from None
                 log.warning(
-                    "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, reason
+                    "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, why
                 )
             if time.monotonic() - began > DEADLINE_S:
                 break
-        raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {reason}")
+        raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {why}")
 
     def _check_local(self, name: str, size: int | None) -> None:
         """Before reading: a named pipe would be waited for, and a file of terabytes be read.
@@ -257,7 +259,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
             # By default a connection that has gone silent is held for five minutes.
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
-        fs, root = fsspec.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{url} cannot be reached: {error}") from None
+        fs, root = file_system(url, **options)
+    except (ImportError, OSError) as error:
+        raise DataError(f"{url} cannot be reached: {reason(error)}") from None
     return fs, root.rstrip("/")

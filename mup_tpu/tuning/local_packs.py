@@ -110,6 +110,10 @@ def _train(
             yield replace(event, pack=None) if isinstance(event, PackResult) else event
 
 
+_LAST_LOG_S = 30.0
+"""Seconds that a worker has at the end for what is left of its log, where that goes to a bucket."""
+
+
 class _Worker:
     """A process that runs packs one after another."""
 
@@ -137,6 +141,10 @@ class _Crew:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for worker in self._idle:
+            worker.connection.close()  # it uploads the rest of its log, and ends
+        for worker in self._idle:
+            worker.process.join(_LAST_LOG_S)
         for worker in [*self._idle, *(worker for _, worker in self._busy.values())]:
             worker.end()
 
