@@ -22,6 +22,9 @@ from mup_tpu.parametrize.survey import Build, Found, blocks_of, build_on_meta, p
 if TYPE_CHECKING:
     from mup.infshape import InfShape
 
+_OPTIMIZERS = ("adamw", "sgd")
+"""Update rules that train every parameter."""
+
 
 def parametrize(
     build: Build,
@@ -57,6 +60,11 @@ def parametrize(
         ConfigError: build fails, parameters change names with width, no axis grows, a role cannot be told, a
             forward factor cannot be applied, or the rule has none for the optimizer.
     """
+    if optimizer not in _OPTIMIZERS:
+        raise ConfigError(
+            f"optimizer {optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are those of one "
+            "optimizer of torch"
+        )
     _require_sizes(rule, width, base_width, depth, base_depth)
     delta_width = 2 * base_width if delta_width is None else delta_width
     base, delta, target = (build_on_meta(build, w, depth) for w in (base_width, delta_width, width))
