@@ -69,6 +69,9 @@ def save(
 
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
+
+    Warns:
+        UserWarning: it was removed by others as often as it was written.
     """
     on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     for left in reversed(range(_TRIES)):
@@ -79,9 +82,18 @@ def save(
             break
         except (OSError, SafetensorError) as error:
             # FileExistsError: the folder was there when it was to be made, and gone when that was looked at.
-            gone = isinstance(error, FileNotFoundError | FileExistsError) or "No such file" in str(error)
-            if not (gone and left):
+            gone = isinstance(error, FileNotFoundError) or "No such file" in str(error)
+            if left and (gone or isinstance(error, FileExistsError)):
+                continue
+            if not gone:
                 raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
+            # Who trains the same pack and is ahead drops what is older than its own, every time.
+            warnings.warn(
+                f"the checkpoint of step {step} in {path} was removed each of {_TRIES} times that it was "
+                "written, as by another driver of the same trials that is ahead; training goes on without it",
+                stacklevel=2,
+            )
+            return
     with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next
         _drop_old(folder, content)
 

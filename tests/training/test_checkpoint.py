@@ -257,6 +257,31 @@ def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_pa
         remover.join()
 
 
+def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp_path):
+    """As by a driver of the same trials that is ahead, and drops what is older than its own."""
+    ended = threading.Event()
+
+    def remove():
+        while not ended.is_set():
+            shutil.rmtree(tmp_path / "pack", ignore_errors=True)
+
+    removers = [threading.Thread(target=remove) for _ in range(3)]
+    for remover in removers:
+        remover.start()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for step in range(1, 100):
+                save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+    finally:
+        ended.set()
+        for remover in removers:
+            remover.join()
+    assert said and all("was removed each of 5 times" in str(warning.message) for warning in said)
+    save(tmp_path / "pack", 100, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+    assert load_latest(tmp_path / "pack").step == 100
+
+
 def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
     """`os.makedirs` finds it, looks whether it is a folder, and it is gone: seen with six drivers."""
     make, calls = os.makedirs, []
