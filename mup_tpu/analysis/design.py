@@ -242,7 +242,7 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     if len(estimates) < NEEDED:
         reason = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}"
         return batch(_new_scale(estimates, drift, planned), reason)
-    if to_come := [scale for scale in planned if scale > estimates[-1].optimum.scale]:
+    if to_come := _to_come(estimates, planned):
         at = write_scale(columns.scale, min(to_come))
         reason = f"nothing is shown yet, and {columns.scale} {at} is planned: a first look at it"
         return batch(_new_scale(estimates, drift, planned), reason)
@@ -364,10 +364,15 @@ def _replicates(estimate: Estimate, runs: int) -> list[Cell]:
     return [Cell(scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
 
+def _to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:
+    """Planned scales that were not looked at yet, those between others too: any may be added at any time."""
+    return sorted(set(planned) - {e.optimum.scale for e in estimates})
+
+
 def _new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
     """A first look at the next planned scale, or twice the largest, around where its optimum is expected."""
     last = estimates[-1].optimum
-    scale = min((s for s in planned if s > last.scale), default=2 * last.scale)
+    scale = min(_to_come(estimates, planned), default=2 * last.scale)
     x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
     if not drift.is_known and len(estimates) == 2:
         first = estimates[0].optimum

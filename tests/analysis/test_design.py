@@ -71,6 +71,8 @@ def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     table = check_table(sweep_of([-8, -8, -8], sigma=0.03))
     first = analyze(replace(table, planned=(64, 128, 256, 1024))).results[0].next_batch
     assert {cell.scale for cell in first.cells} == {1024} and "width 1024 is planned" in first.reason
+    between = analyze(replace(table, planned=(64, 96, 128, 256))).results[0].next_batch
+    assert {cell.scale for cell in between.cells} == {96}, "a width may be added between the others"
     scattered = check_table(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
     all_run = analyze(replace(scattered, planned=(64, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
