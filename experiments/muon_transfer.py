@@ -17,6 +17,7 @@ SWEEP = dataclasses.replace(
     QUICK,
     experiment="muon_transfer",
     base=QUICK.base.replace(optimizer="muon", muon_scale="match_rms_adamw"),
+    widths=(64, 96, 128, 192, 256, 384),
 )
 
 if __name__ == "__main__":
