@@ -17,6 +17,7 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 _MACHINE = re.sub(r"[^\w.]+", "_", socket.gethostname())
@@ -27,8 +28,7 @@ _MARK = "of-mup_tpu"
 """A file in folders of the standard library's that are ours."""
 
 
-@contextlib.contextmanager
-def partial(target: Path, folder: bool = False) -> Iterator[Path]:
+def partial(target: Path, folder: bool = False) -> AbstractContextManager[Path]:
     """A path beside a target, to be renamed to it when all is written; what is still there at the end goes.
 
     Args:
@@ -41,19 +41,19 @@ def partial(target: Path, folder: bool = False) -> Iterator[Path]:
         path.mkdir() if folder else path.touch(exist_ok=False)
         return path
 
-    path, lock = _made_and_held(make)
-    try:
-        yield path
-    finally:
-        _remove(path)
-        os.close(lock)
+    return _while_held(make)
+
+
+def scratch_folder() -> AbstractContextManager[Path]:
+    """A folder for temporary files, gone when the block ends."""
+    _remove_scratch()
+    return _while_held(_make_scratch)
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for temporary files, gone when the block ends."""
-    _remove_scratch()
-    path, lock = _made_and_held(_make_scratch)
+def _while_held(make: Callable[[], Path]) -> Iterator[Path]:
+    """A new file or folder, locked for the length of a block and gone with it."""
+    path, lock = _made_and_held(make)
     try:
         yield path
     finally:

@@ -17,7 +17,6 @@ from mup_tpu.analysis.transfer import TransferResult, analyze
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import load_runs
 
 _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -94,16 +93,16 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
         except MupTpuError as error:
             left_out[path.name] = str(error).partition(";")[0]
             continue
-        stored = load_runs(path)
-        found += [_ruling(path.name, table, stored, result) for result in results]
+        found += [_ruling(path.name, table, result) for result in results]
     if not found:
         raise TableError(f"{folder} has no folder with a sweep of several scales in it")
     return sorted(found, key=lambda r: (r.growing.partition(" ")[0], r.sweep, r.rule)), left_out
 
 
-def _ruling(sweep: str, table: RunTable, stored: pd.DataFrame, result: TransferResult) -> Ruling:
+def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
     scale, compared = table.columns.scale, table.columns.parametrization
-    of_rule = stored
+    assert table.stored is not None, "read from a results folder"
+    of_rule = stored = table.stored
     if compared in stored and stored[compared].astype(str).eq(result.parametrization).any():
         of_rule = stored[stored[compared].astype(str) == result.parametrization]
 

@@ -68,6 +68,12 @@ class Parameter:
         return math.prod(self.shape)
 
 
+def readout(config: ModelConfig, vocab_size: int) -> Parameter:
+    """An untied readout, stored (vocabulary, width)."""
+    init: Literal["zeros", "normal"] = "zeros" if config.readout_zero_init else "normal"
+    return Parameter((vocab_size, config.width), "readout", config.width, vocab_size, init=init)
+
+
 @dataclass(frozen=True)
 class ActivationMemory:
     """Numbers kept for the backward pass, as measured; a vector is one of the model's width."""

@@ -17,6 +17,7 @@ from mup_tpu.models.base import (
     Forms,
     Parameter,
     Slice,
+    readout,
 )
 from mup_tpu.parametrization import ForwardScaling
 
@@ -67,13 +68,7 @@ class GPT2(Architecture):
             }
         parameters |= _norm(_FINAL_NORM, d)
         if not config.tied:
-            parameters[_READOUT] = Parameter(
-                (vocab_size, d),
-                "readout",
-                d,
-                vocab_size,
-                init="zeros" if config.readout_zero_init else "normal",
-            )
+            parameters[_READOUT] = readout(config, vocab_size)
         return Declaration(
             parameters=parameters,
             width=d,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Architecture, Declaration, Fold, Forms, Parameter
+from mup_tpu.models.base import ActivationMemory, Architecture, Declaration, Fold, Forms, Parameter, readout
 from mup_tpu.parametrization import ForwardScaling
 
 if TYPE_CHECKING:
@@ -66,13 +66,7 @@ class Llama(Architecture):
             }
         parameters[_FINAL_NORM] = _gain(d, in_block=False)
         if not config.tied:
-            parameters[_READOUT] = Parameter(
-                (vocab_size, d),
-                "readout",
-                d,
-                vocab_size,
-                init="zeros" if config.readout_zero_init else "normal",
-            )
+            parameters[_READOUT] = readout(config, vocab_size)
         return Declaration(
             parameters=parameters,
             width=d,

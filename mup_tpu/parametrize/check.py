@@ -70,8 +70,6 @@ def coord_check(
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
     """
-    if optimizer not in OPTIMIZERS:
-        raise ConfigError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
     if len(set(widths)) < 2:
         raise ConfigError(f"widths {list(widths)} are fewer than two, so that nothing can be seen to grow")
     rows: list[dict[str, Any]] = []

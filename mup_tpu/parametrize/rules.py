@@ -89,7 +89,7 @@ def parametrize(
     }
     config = OptimizerConfig(optimizer=optimizer)  # type: ignore[arg-type]
     scalings = {
-        name: scaling(rule, update_rule_of(config, p).name, p, axes[name], growth)
+        name: scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], growth)
         for name, p in parameters.items()
     }
     multipliers = {name: float(shape.width_mult()) for name, shape in axes.items()}
