@@ -483,11 +483,11 @@ def test_bad_toml(tmp_path, capfd):
 
 def test_bad_tables(tmp_path, capfd):
     table = tmp_path / "runs.csv"
-    table.write_text("width,learning_rate,loss\n64,-8,2.5\n")
+    table.write_text("width,step_size,loss\n64,-8,2.5\n")
     code, _, err = outcome(capfd, "analyze", table)
     assert code == 2
-    assert "table has no column 'lr'; it has width, learning_rate, loss" in err
-    code, _, err = outcome(capfd, "analyze", table, "--lr-col", "learning_rate")
+    assert "table has no column 'lr'; it has width, step_size, loss" in err
+    code, _, err = outcome(capfd, "analyze", table, "--lr-col", "step_size")
     assert code == 2
     assert "are these log2 values?" in err
     assert outcome(capfd, "analyze", tmp_path / "nothing.csv")[0] == 2

@@ -23,7 +23,7 @@ from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.run_table import Columns
+from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.columns import write_scale
 
@@ -238,7 +238,16 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     if open_:
         at = _and([write_scale(columns.scale, e.optimum.scale) for e in open_])
         ends = f"no optimum inside the grid at {columns.scale} {at}"
-        return batch([cell for e in open_ for cell in _beyond(e)], f"{ends}: extend it there first")
+        beyond = [cell for e in open_ for cell in _beyond(e)]
+        bracketed = [e for e in estimates if e.optimum.is_bracketed]
+        if planned or not bracketed or len(estimates) >= NEEDED:
+            return batch(beyond, f"{ends}: extend it there first")
+        needs = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}: add one too"
+        largest = estimates[-1].optimum.scale
+        return batch(
+            [*beyond, *_first_look(bracketed[-1], 2 * largest, bracketed[-1].optimum.x)],
+            f"{ends}: extend it there; {needs}",
+        )
     if len(estimates) < NEEDED:
         reason = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}"
         return batch(_new_scale(estimates, drift, planned), reason)
@@ -378,8 +387,13 @@ def _new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[fl
         first = estimates[0].optimum
         slope = (last.x - first.x) / math.log2(last.scale / first.scale)
         x = last.x + slope * math.log2(scale / last.scale)
-    step = max(1.0, estimates[-1].curve.step)
-    origin = last.best_x
+    return _first_look(estimates[-1], scale, x)
+
+
+def _first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
+    """A first look at a new scale around an expected optimum, on the grid of another scale."""
+    step = max(1.0, beside.curve.step)
+    origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
     return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
 

@@ -14,17 +14,19 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.table_columns import Columns, find_columns, list_of, short_name
+from mup_tpu.analysis.table_files import is_file, read_file
+from mup_tpu.analysis.table_shapes import as_rows
 from mup_tpu.analysis.table_values import (
     FINISHED,
     NO_STATES,
     STOPPED,
-    SUFFIXES,
     UNFINISHED,
     States,
     meanings,
     numbers,
-    read_file,
 )
+from mup_tpu.analysis.trackers import is_tracked, read_tracked
 from mup_tpu.columns import CONFIGURED, label
 from mup_tpu.config import field_column, on_one_line, parse_learning_rate
 from mup_tpu.errors import ConfigError, TableError
@@ -33,7 +35,8 @@ from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
 
-_HISTORY = ["parametrization", "scale", "x", "seed", "step", "loss"]
+_RUN = ["parametrization", "scale", "x", "seed"]
+_HISTORY = [*_RUN, "step", "loss"]
 
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 """Columns of what a run cost, with their units."""
@@ -46,41 +49,9 @@ _SAME = (
 every column is known, all that were configured are, but for seeds."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns of a table that is not ours."""
-
-    scale: str = "width"
-    """What grows: of the model or of its training."""
-    hyperparameter: str = "lr"
-    """What is tuned; compared on a log2 axis, where 0 is a point of its own."""
-    loss: str = "loss"
-    """Result of a run, nat per token; empty or infinite where it diverged."""
-    loss_error: str = "loss_err"
-    """Standard error of a loss that is a mean already; optional."""
-    seed: str = "seed"
-    """Replicate; optional."""
-    parametrization: str = "parametrization"
-    """What to compare; optional."""
-    status: str = "status"
-    """How a run ended; optional."""
-    step: str = "step"
-    """Step of a loss, in a table with a row a step; the last is the run's result. Optional."""
-    params: str = "params_non_embedding"
-    """Parameters without embeddings; optional."""
-    tokens: str = "tokens"
-    """Tokens a run was trained on; optional."""
-    cost: str = ""
-    """What a run cost; optional. By default the first of wall_time_s (s) and flops (FLOP) that there is."""
-    purchase: str = "purchase"
-    """Purchase of a sequence that a run came with; optional."""
-    along: tuple[str, ...] = ()
-    """Other columns that change along the scale with it, as on a ladder."""
-
-
 def default_columns(path: str | Path) -> Columns:
     """The columns of a table where none are named: those of a results folder's sweep, or width and lr."""
-    if Path(str(path)).suffix.lower() in SUFFIXES:
+    if is_file(path) or is_tracked(path):
         return Columns()
     axes = load_axes(path)
     along = tuple(
@@ -133,10 +104,10 @@ def load_table(
     where: Mapping[str, str] = MappingProxyType({}),
     states: States = NO_STATES,
 ) -> RunTable:
-    """Read and check a results folder, a CSV or a Parquet file.
+    """Read and check a results folder, a table in a file, or the runs of a tracker.
 
     Args:
-        path: results folder (or fsspec URL), or a file.
+        path: results folder (or fsspec URL), or a file, or what `read_tracked` takes.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing; runs at or above it count as diverged.
         where: rows to take, as values of columns.
@@ -146,10 +117,11 @@ def load_table(
         TableError: it is no table, or cannot be analysed as it is.
         StoreError: the results folder holds no runs.
     """
-    name, suffix = Path(str(path)).name, Path(str(path)).suffix.lower()
+    name = Path(str(path)).name
     columns = columns or default_columns(path)
-    if suffix in SUFFIXES:
-        return check_table(select(read_file(path), where), columns, chance, name, states)
+    if is_file(path) or is_tracked(path):
+        table = read_file(path) if is_file(path) else read_tracked(path)
+        return check_table(select(table, where), columns, chance, name, states)
     stored, curves = select(load_runs(path), where), load_curves(path)
     checked = check_table(stored, columns, chance, name, states)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
@@ -174,6 +146,8 @@ def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         TableError: there is no such column, or no such row.
     """
     for column, value in where.items():
+        if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
+            column = alike[0]
         if column not in table:
             raise TableError(f"where: {_no_column(table, column)}")
         try:
@@ -206,8 +180,8 @@ def check_table(
     """Check a table and bring it into standard form.
 
     Args:
-        table: one row a run.
-        columns: names of its columns.
+        table: one row a run or a step of one, or a column for each width or learning rate.
+        columns: names of its columns; those that are not named are told by their usual names.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         name: what to call it.
         states: what states of runs mean, where they are not known.
@@ -219,11 +193,16 @@ def check_table(
         require_above_zero("chance", chance)
     notes: list[str] = []
     table = table.reset_index(drop=True)
+    if not _is_ours(table):
+        table, shaped = as_rows(table, columns)
+        table, columns, guessed = find_columns(table, columns)
+        notes += [*shaped, *guessed]
     _check_columns(table, columns)
     table, status = _with_result(table, columns, states, notes)
     runs = _standard_form(table, status, columns, notes)
     _check_positive(table, runs, columns)
     _check_same(table, columns)
+    runs = _at_logged_steps(runs)
     runs = _judge_losses(runs, chance, notes)
     zeros = runs[runs["value"] == 0].drop(columns=["status", "value", "step"])
     runs = runs[runs["value"] > 0].copy()
@@ -236,22 +215,35 @@ def check_table(
         raise TableError(f"{columns.hyperparameter} is 0 in every run: give runs above 0 to fit")
     runs["x"] = np.log2(runs["value"])
     _merge_close(runs, notes)
+    runs = _drop_duplicates(runs, notes)
     history = None
     if runs["step"].notna().any():
-        history = runs[_HISTORY].sort_values(_HISTORY[:-1], ignore_index=True)
-        runs = _last_steps(runs, columns.step)
-    runs = _drop_duplicates(runs, notes)
+        last = _last_steps(runs, columns.step, notes)
+        whole = pd.MultiIndex.from_frame(runs[_RUN]).isin(pd.MultiIndex.from_frame(last[_RUN]))
+        history = runs.loc[whole, _HISTORY].sort_values(_HISTORY[:-1], ignore_index=True)
+        runs = last
     _note_unequal_seeds(runs, notes)
     runs = runs.drop(columns=["status", "value", "step"]).reset_index(drop=True)
     return RunTable(
         runs,
         tuple(notes),
-        columns,
+        _with_short_names(columns),
         name,
         _cost(table, columns)[1],
         history=history,
         zeros=zeros.reset_index(drop=True),
     )
+
+
+def _is_ours(table: pd.DataFrame) -> bool:
+    """Whether a table is of a store, where every column is known."""
+    return {"trial_id", "config"} <= set(table)
+
+
+def _with_short_names(columns: Columns) -> Columns:
+    """The names that figures and sentences call a checked table's axes by."""
+    scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
+    return replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns
 
 
 def _cost(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
@@ -279,7 +271,7 @@ def _check_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def _no_column(table: pd.DataFrame, *missing: str) -> str:
-    there = ", ".join(map(on_one_line, table.columns))
+    there = list_of(table.columns, 20)
     return f"table has no column {', '.join(map(repr, missing))}; it has {there}"
 
 
@@ -419,16 +411,36 @@ def _note_unequal_seeds(runs: pd.DataFrame, notes: list[str]) -> None:
         )
 
 
-def _last_steps(runs: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The last row of each run; finished runs must end at the same step."""
-    last = runs.sort_values("step").groupby(_HISTORY[:-2], as_index=False).tail(1)
-    ends = last.loc[np.isfinite(last["loss"]), "step"]
-    if ends.nunique() > 1:
+def _at_logged_steps(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of steps at which some run has a loss: at others a held-out loss is empty, not diverged."""
+    is_logged = runs["loss"].notna().groupby(runs["step"]).transform("any")
+    return runs[is_logged.fillna(True).astype(bool)] if is_logged.any() else runs
+
+
+def _last_steps(runs: pd.DataFrame, column: str, notes: list[str]) -> pd.DataFrame:
+    """The last row of each run. Finished ones that end at another step than most are left out."""
+    last = runs.sort_values("step").groupby(_RUN, as_index=False).tail(1).sort_index()
+    is_finite = np.isfinite(last["loss"])
+    ends = last.loc[is_finite, "step"].value_counts()
+    if len(ends) < 2:
+        return last
+    if 2 * ends.iloc[0] <= ends.sum():
         raise TableError(
-            f"runs end at different steps (column {column!r}: {ends.min():g} to {ends.max():g}); "
-            "compare runs of one length"
+            f"runs end at different steps (column {column!r}: {ends.index.min():g} to {ends.index.max():g}), "
+            "and most at no single one; compare runs of one length"
         )
-    return last.sort_index()
+    end = ends.index[0]
+    cut = is_finite & (last["step"] != end)
+    named = [
+        f"{run.parametrization + ' ' if run.parametrization != 'all' else ''}{run.scale:g} at 2^{run.x:.4g} "
+        f"(step {run.step:g})"
+        for run in last[cut].itertuples()
+    ]
+    notes.append(
+        f"{len(named)} runs left out, since they do not end at step {end:g} as most do: {list_of(named)}; "
+        "write inf as the last loss of one that diverged"
+    )
+    return last[~cut]
 
 
 def _optional(table: pd.DataFrame, column: str, default: object) -> pd.Series:
@@ -443,7 +455,7 @@ def _check_same(table: pd.DataFrame, columns: Columns) -> None:
     """Runs must be of one kind but for what is compared."""
     compared = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
     fixed: tuple[str, ...] = _SAME
-    if {"trial_id", "config"} <= set(table):
+    if _is_ours(table):
         seeds = ("seed", "data_seed", "corpus")  # the fingerprint of the data stands for the corpus
         fixed = (*_SAME, *(name for name in CONFIGURED if name not in seeds))
     for column in dict.fromkeys(fixed):
@@ -476,14 +488,14 @@ def _merge_close(runs: pd.DataFrame, notes: list[str]) -> None:
 
 
 def _drop_duplicates(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    key = ["parametrization", "scale", "x", "seed"]
+    key = [*_RUN, "step"]
     doubled = runs.duplicated(key, keep=False)
     if not doubled.any():
         return runs
-    distinct = runs[doubled].groupby(key)["loss"].nunique()
+    distinct = runs[doubled].groupby(key, dropna=False)["loss"].nunique()
     conflicts = distinct[distinct > 1]
     if len(conflicts):
-        p, scale, x, seed = conflicts.index[0]
+        p, scale, x, seed, _ = conflicts.index[0]
         raise TableError(
             f"two runs of {p}, scale {scale:g}, 2^{x:g}, seed {seed} have different losses"
             f"{_more(conflicts)}; give the seed column, or drop one"

@@ -1,4 +1,4 @@
-"""What tables that are not ours hold: files with other delimiters, numbers as text, states of trackers.
+"""What tables that are not ours hold: numbers as text, states of trackers.
 
 What can be read in one way only is read; what could mean two things is an error, never a guess.
 """
@@ -10,17 +10,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from mup_tpu.config import shown
-from mup_tpu.errors import TableError, reason
-
-SUFFIXES = (".csv", ".parquet", ".pq")
-"""Of tables that are files."""
+from mup_tpu.errors import TableError
 
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
 
@@ -51,28 +47,6 @@ class States:
 
 
 NO_STATES = States()
-
-
-def read_file(path: str | Path) -> pd.DataFrame:
-    """A table from a CSV file (with commas, semicolons or tabs) or a Parquet file.
-
-    Raises:
-        TableError: it cannot be read.
-    """
-    try:
-        if Path(str(path)).suffix.lower() == ".csv":
-            heads = {
-                delimiter: len(pd.read_csv(path, sep=delimiter, nrows=0).columns) for delimiter in ",;\t"
-            }
-            table = pd.read_csv(
-                path, sep=max(heads, key=lambda delimiter: heads[delimiter]), low_memory=False
-            )
-        else:
-            table = pd.read_parquet(path).reset_index()
-            table = table.drop(columns="index", errors="ignore")
-    except Exception as error:  # of damaged files, readers raise errors of any kind
-        raise TableError(f"table {path} cannot be read: {reason(error)}") from None
-    return table
 
 
 def meanings(column: pd.Series, states: States) -> pd.Series:

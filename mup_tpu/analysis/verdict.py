@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.run_table import Columns
+from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.columns import write_scale
 
 EPSILON = 0.01

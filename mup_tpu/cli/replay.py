@@ -74,11 +74,13 @@ class TableOptions:
     """How to read a table, and what to compare in it."""
 
     width_col: str | None = None
-    """Column of what grows. By default width; in a results folder its sweep's scale."""
+    """Column of what grows. By default width, or one of another usual name, as d_model; in a results folder
+    its sweep's scale."""
     lr_col: str | None = None
-    """Column of the learning rate (plain, not log2). By default lr; in a results folder what was tuned."""
+    """Column of the learning rate (plain, not log2). By default lr, or one of another usual name; in a
+    results folder what was tuned."""
     loss_col: str = "loss"
-    """Column of the loss."""
+    """Column of the loss. By default loss, or a held-out one of another usual name, or else training's."""
     seed_col: str = "seed"
     """Column of the seed; not needed."""
     parametrization_col: str | None = None
@@ -162,7 +164,8 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
     Of a search, its best trials; of a folder of sweeps, all beside each other.
 
     Args:
-        path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
+        path: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
+            runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's.
         table: How to read it.
         json: Print JSON alone, for machines.
     """
@@ -183,7 +186,8 @@ def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False)
     """Say which runs next would settle each open verdict, why, and what they cost.
 
     Args:
-        path: Results folder (or fsspec URL), or a CSV or Parquet file with a row a run.
+        path: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
+            runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's.
         table: How to read it.
         json: Print JSON alone, for machines.
     """
@@ -313,8 +317,8 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
     """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 
     Args:
-        path: Results folder, or a CSV or Parquet file.
-        out: Folder for the figures; by default PATH/figures, or figures beside a file.
+        path: Results folder, or any table, as for analyze.
+        out: Folder for the figures; by default PATH/figures, or figures beside a file, or here.
         table: How to read it.
     """
     import pandas as pd
@@ -339,14 +343,24 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
 def _figures_folder(path: str) -> Path | str:
     if "://" in path:
         return f"{_without_file(path)}/figures"
-    source = Path(path)
+    source = Path(_without_tracker(path))
     return source / "figures" if source.is_dir() else source.parent / "figures"
+
+
+def _without_tracker(path: str) -> str:
+    """A local path for what is drawn of a tracker's runs: `wandb:ENTITY/PROJECT` is PROJECT, here."""
+    from mup_tpu.analysis.trackers import TRACKERS
+
+    tracker, _, runs = path.partition(":")
+    return runs.rpartition("/")[2] if tracker in TRACKERS else path
 
 
 def _without_file(url: str) -> str:
     """The folder of a table's URL, or the URL of a results folder itself."""
+    from mup_tpu.analysis.table_files import without_suffix
+
     head, _, name = url.rstrip("/").rpartition("/")
-    return head if Path(name).suffix in (".csv", ".parquet") else f"{head}/{name}"
+    return f"{head}/{name}" if without_suffix(name) == name else head
 
 
 def _draw(analysis: TransferAnalysis, folder: Path | str) -> None:
@@ -388,15 +402,16 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
     """Write one self-contained HTML file: verdict, figures, tables, how the runs were made, warnings.
 
     Args:
-        path: Results folder (or fsspec URL), or a CSV or Parquet file.
+        path: Results folder (or fsspec URL), or any table, as for analyze.
         out: The file; by default report.html in the folder, or NAME.html beside a file.
         table: How to read it.
     """
     from mup_tpu import report as rendering
+    from mup_tpu.analysis.table_files import without_suffix
 
     loaded = table.load(path)
     html = rendering.render(table.analyze_table(loaded), loaded.stored)
-    beside = f"{path.removesuffix(Path(path).suffix)}.html"
+    beside = f"{without_suffix(_without_tracker(path))}.html"
     file = str(out or (beside if loaded.stored is None else f"{path.rstrip('/')}/report.html"))
     folder, _, name = file.rpartition("/")
     _write(f"report {file}", folder or ".", name, html.encode())

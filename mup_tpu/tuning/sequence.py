@@ -23,7 +23,8 @@ from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.run_table import Columns, RunTable, load_table
+from mup_tpu.analysis.run_table import RunTable, load_table
+from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.columns import configured, label, write_scale
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError

@@ -59,6 +59,22 @@ def test_an_optimum_at_an_edge_comes_first():
     assert np.isnan(batch.to_verdict)
 
 
+def test_of_two_scales_of_which_one_has_no_optimum_the_grid_and_a_third_scale_are_asked_for():
+    """Both are needed for a verdict, so both are said; the third is looked at where the other's lies."""
+    batch = batch_of(sweep_of([-8, -12.5]))
+    cells = {scale: [c.x for c in batch.cells if c.scale == scale] for scale in (128, 256)}
+    assert cells == {128: [-14, -13], 256: [-10, -9, -8, -7, -6]}
+    assert "no optimum inside the grid at width 128: extend it there" in batch.reason
+    assert "a verdict needs 3 widths, there are 2: add one too" in batch.reason
+    below = batch_of(sweep_of([-2, -8]))
+    assert {cell.scale for cell in below.cells} == {64, 256}
+
+
+def test_where_no_scale_has_an_optimum_only_the_grids_are_extended():
+    """Nobody knows yet where to look at a third."""
+    assert {cell.scale for cell in batch_of(sweep_of([-13, -14])).cells} == {64, 128}
+
+
 def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
     batch = batch_of(sweep_of([-7, -8], sigma=0.001))
     assert [(c.scale, c.x, c.runs) for c in batch.cells] == [

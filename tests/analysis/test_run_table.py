@@ -82,8 +82,8 @@ def test_a_short_diverged_run_of_the_same_plan_passes():
 
 
 def test_missing_columns_are_named_with_what_is_there():
-    with pytest.raises(TableError, match="no column 'lr', 'loss'; it has width, learning_rate, final"):
-        check_table(runs().rename(columns={"lr": "learning_rate", "loss": "final"}).drop(columns="seed"))
+    with pytest.raises(TableError, match="no column 'lr', 'loss'; it has width, step_size, final"):
+        check_table(runs().rename(columns={"lr": "step_size", "loss": "final"}).drop(columns="seed"))
 
 
 def test_learning_rates_that_differ_by_rounding_are_merged():
@@ -146,6 +146,29 @@ def test_of_a_table_with_a_row_a_step_the_last_counts_and_the_rest_is_history():
 def test_runs_that_end_at_different_steps_are_refused():
     with pytest.raises(TableError, match=r"runs end at different steps \(column 'step': 20 to 30\)"):
         check_table(by_step((20, 30)))
+
+
+def test_of_a_table_where_most_runs_end_at_one_step_the_others_are_named_and_left_out():
+    frame = by_step((30, 30))
+    cut = (frame["width"] == 128) & (frame["lr"] == 2.0**-7)
+    short = check_table(frame[~(cut & (frame["step"] > 10))])
+    assert len(short.runs) == 5 and len(short.history) == 15
+    (note,) = (note for note in short.notes if "left out" in note)
+    assert "1 runs left out, since they do not end at step 30 as most do: 128 at 2^-7 (step 10)" in note
+    diverged = check_table(frame.assign(loss=frame["loss"].where(~cut))[~(cut & (frame["step"] > 10))])
+    assert len(diverged.runs) == 6 and np.isinf(diverged.runs["loss"]).sum() == 1
+
+
+def test_a_loss_that_is_measured_at_some_steps_alone_has_not_diverged_at_the_others():
+    frame = by_step((30, 30))
+    between = pd.concat([frame, frame.assign(step=frame["step"] + 5, loss=np.nan)])
+    pd.testing.assert_frame_equal(check_table(between).runs, check_table(frame).runs)
+
+
+def test_two_runs_by_step_that_nothing_tells_apart_are_refused():
+    frame = by_step((30, 30))
+    with pytest.raises(TableError, match="two runs of all, scale 64, .* give the seed column"):
+        check_table(pd.concat([frame, frame.assign(loss=frame["loss"] + 0.1)]))
 
 
 def test_what_is_compared_may_vary_and_nothing_else():

@@ -1,0 +1,234 @@
+"""Which column of a table is what: those that were named, else those of the usual names.
+
+A guess is kept as a note, which every output repeats; where two columns may be meant, it is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.config import on_one_line
+from mup_tpu.errors import TableError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table that is not ours."""
+
+    scale: str = "width"
+    """What grows: of the model or of its training."""
+    hyperparameter: str = "lr"
+    """What is tuned; compared on a log2 axis, where 0 is a point of its own."""
+    loss: str = "loss"
+    """Result of a run, nat per token; empty or infinite where it diverged."""
+    loss_error: str = "loss_err"
+    """Standard error of a loss that is a mean already; optional."""
+    seed: str = "seed"
+    """Replicate; optional."""
+    parametrization: str = "parametrization"
+    """What to compare; optional."""
+    status: str = "status"
+    """How a run ended; optional."""
+    step: str = "step"
+    """Step of a loss, in a table with a row a step; the last is the run's result. Optional."""
+    params: str = "params_non_embedding"
+    """Parameters without embeddings; optional."""
+    tokens: str = "tokens"
+    """Tokens a run was trained on; optional."""
+    cost: str = ""
+    """What a run cost; optional. By default the first of wall_time_s (s) and flops (FLOP) that there is."""
+    purchase: str = "purchase"
+    """Purchase of a sequence that a run came with; optional."""
+    along: tuple[str, ...] = ()
+    """Other columns that change along the scale with it, as on a ladder."""
+
+
+_USUAL = {
+    "width": "width d_model dmodel n_embd n_embed model_dim hidden_size hidden_dim embed_dim embedding_dim "
+    "emb_dim d_embed d_hidden dim_model model_width dim",
+    "depth": "depth n_layer n_layers num_layers num_hidden_layers layers",
+    "size": "params n_params num_params num_parameters n_parameters model_size",
+    "lr": "lr learning_rate max_lr lr_max peak_lr base_lr lr_base init_lr initial_lr eta peak_learning_rate "
+    "max_learning_rate base_learning_rate",
+    "seed": "seed random_seed rng_seed manual_seed run_seed replicate",
+    "parametrization": "parametrization parameterization parametrisation parameterisation",
+    "step": "step global_step iteration iter training_iteration iterations steps_done",
+    "loss": "loss val_loss valid_loss validation_loss loss_val eval_loss loss_eval dev_loss final_val_loss "
+    "final_loss loss_final test_loss hparam_val_loss hparam_loss best_val_loss train_loss training_loss "
+    "loss_train final_train_loss",
+}
+"""Usual names of what a table holds, the likeliest first; held-out losses come before training's."""
+_NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
+
+_FLAGS = {
+    "scale": "--width-col",
+    "hyperparameter": "--lr-col",
+    "loss": "--loss-col",
+    "seed": "--seed-col",
+    "parametrization": "--parametrization-col",
+    "step": "--step-col",
+}
+_SCALES = ("width", "depth", "size")
+"""What may grow; the first that does is taken."""
+
+_TRACKER = re.compile(r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]", re.I)
+"""What trackers put before a name."""
+_LOG = re.compile(r"log(2|10)_?(?:lr|learning_rate)|(?:lr|learning_rate)_log(2|10)")
+
+
+def plain_name(name: object) -> str:
+    """A column's name without case, unit and a tracker's prefix: `config/dModel (features)` is d_model."""
+    text = str(name).strip()
+    while prefix := _TRACKER.match(text):
+        text = text[prefix.end() :]
+    text = re.sub(r"(?<=\w)\s*[(\[][^()\[\]]*[)\]]$", "", text)
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text)
+    return re.sub(r"\W+", "_", text).strip("_").lower()
+
+
+def short_name(name: str) -> str:
+    """What figures call a column: its name without the path before it, `config/optim.lr` is lr."""
+    return re.sub(r"^.*[/.](?=[A-Za-z_])", "", name.strip())
+
+
+def means(name: object) -> str:
+    """What a column of this name usually holds: width, depth, size, lr, seed, loss …, or ""."""
+    last, whole = plain_name(short_name(str(name))), plain_name(name)
+    for what, names in _NAMES.items():
+        if whole in names or (last in names and last != "loss"):
+            return what
+    return ""
+
+
+def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[str]]:
+    """A table, the names of its columns where those that were not named are guessed, and notes on that.
+
+    Raises:
+        TableError: two columns that differ may be what was not named.
+    """
+    usual, found = Columns(), dict[str, Any]()
+    notes: list[str] = []
+    for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
+        if (named := getattr(columns, part)) != getattr(usual, part):
+            found[part] = named
+            continue
+        usual_name = getattr(usual, part)
+        column = _find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
+        found |= {} if column is None else {part: column}
+    if "hyperparameter" not in found:
+        table, found = _from_log(table, found, notes)
+    if columns.step == usual.step and usual.step not in table and _has_rows_by_step(table, [*found.values()]):
+        step = _find(table, "step", "step", notes)
+        found |= {} if step is None else {"step": step}
+    guessed = {part: column for part, column in found.items() if column != getattr(columns, part)}
+    # What has a usual name and was passed over changes as it likes: a learning rate that was logged, say.
+    passed_over = [getattr(usual, part) for part in guessed if part in ("scale", "hyperparameter")]
+    if guessed:
+        told = ", ".join(
+            f"{on_one_line(column)} ({_called(part, column)})" for part, column in guessed.items()
+        )
+        flags = ", ".join(_FLAGS[part] for part in guessed)
+        notes.insert(0, f"columns told by their names: {told}; to choose others: {flags}")
+    return table, replace(columns, **found, along=(*columns.along, *passed_over)), notes
+
+
+def _called(part: str, column: str) -> str:
+    what = means(column) if part in ("scale", "hyperparameter") else part
+    return {"lr": "learning rate", "size": "number of parameters"}.get(what, what)
+
+
+def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
+    """The column of the first scale that varies, or else of the first that is there."""
+    first = None
+    for what in _SCALES:
+        column = _find(table, "scale", what, notes)
+        if column is not None and _varies(table[column]):
+            return column
+        first = first or column
+    return first
+
+
+def _find(table: pd.DataFrame, part: str, what: str, notes: list[str]) -> str | None:
+    """The column that is likeliest to be this; one that varies before those that do not."""
+    ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
+    there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
+    if not there or not table.columns.is_unique:
+        return None
+    if part in ("scale", "hyperparameter"):
+        there = [(rank, name) for rank, name in there if _varies(table[name])] or there
+        # One that takes a value a run was logged, not set.
+        values = {name: table[name].astype(str).nunique() for _, name in there}
+        there.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
+    (first, column), others = there[0], there[1:]
+    differ = [(rank, name) for rank, name in others if not _is_one_to_one(table, column, name)]
+    if part in ("scale", "hyperparameter", "loss"):
+        same = [name for rank, name in differ if part != "loss" and rank[0] == first[0] or rank == first]
+        called, flag = _called(part, str(column)), _FLAGS[part]
+        if same and first[0] != _EXACT:
+            both = " and ".join(map(on_one_line, [column, same[0]]))
+            raise TableError(f"columns {both} may both be the {called}: say which with {flag}")
+        if differ:
+            rest = list_of(name for _, name in differ)
+            notes.append(f"the {called} is {on_one_line(column)}, not {rest} ({flag} names another)")
+    return str(column)
+
+
+_CONFIGURED, _EXACT, _LIKE = 0, 1, 2
+"""How sure a name is: of a run's configuration, the name itself, one like it."""
+
+
+def _rank(name: object, what: str) -> tuple[int, int] | None:
+    """How likely a column of this name is this, the likeliest first; None where it is not."""
+    if means(name) != what:
+        return None
+    names = _NAMES[what]
+    last, whole = plain_name(short_name(str(name))), plain_name(name)
+    place = names.index(whole if whole in names else last)
+    if what == "loss":
+        return _LIKE if name != what else _EXACT, place
+    prefix = _TRACKER.match(str(name).strip())
+    if prefix and prefix[1].lower() not in ("summary", "metrics"):
+        return _CONFIGURED, place
+    return _EXACT if name == what else _LIKE, place
+
+
+def _from_log(
+    table: pd.DataFrame, found: dict[str, Any], notes: list[str]
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table with a column lr, where it has only the learning rate's logarithm."""
+    logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
+    if len(logs) != 1 or "lr" in table:
+        return table, found
+    name, match = logs[0]
+    base = float(match[1] or match[2])
+    exponents = pd.to_numeric(table[name], errors="coerce")
+    if exponents.isna().any() or (exponents.abs() > 30).any():
+        return table, found
+    notes.append(f"the learning rate is {base:g}^{on_one_line(name)}")
+    return table.assign(lr=base**exponents), found
+
+
+def _varies(column: pd.Series) -> bool:
+    return column.dropna().astype(str).nunique() > 1
+
+
+def _is_one_to_one(table: pd.DataFrame, one: str, other: str) -> bool:
+    pairs = table[[one, other]].astype(str)
+    return bool(pairs[one].nunique() == pairs[other].nunique() == len(pairs.drop_duplicates()))
+
+
+def _has_rows_by_step(table: pd.DataFrame, keys: Sequence[str]) -> bool:
+    """Whether runs have several rows each."""
+    configured = [key for key in keys if key in table and means(key) != "loss"]
+    return bool(configured) and bool(table[configured].astype(str).duplicated().any())
+
+
+def list_of(names: Iterable[object], most: int = 6) -> str:
+    """Names of columns in a sentence, the first few of them."""
+    shown = [on_one_line(name) for name in names]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

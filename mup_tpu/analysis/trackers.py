@@ -1,0 +1,151 @@
+"""Runs as trackers keep them (Weights & Biases, MLflow, TensorBoard), each read by its own package."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.errors import TableError, reason
+
+TRACKERS = ("wandb", "mlflow")
+"""Those whose runs are named `TRACKER:…`."""
+_EVENTS = "events.out.tfevents"
+_OURS = ("store.json", "search.jsonl")
+
+
+def is_tracked(path: str | Path) -> bool:
+    """Whether a path is a tracker's: `wandb:…`, `mlflow:…`, or a folder with event files of TensorBoard."""
+    if str(path).partition(":")[0] in TRACKERS:
+        return True
+    folder = Path(str(path))
+    if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
+        return False
+    return next(folder.rglob(f"*{_EVENTS}*"), None) is not None
+
+
+def read_tracked(path: str | Path) -> pd.DataFrame:
+    """The runs of a tracker, a row a run, or of TensorBoard a row a step.
+
+    Args:
+        path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
+            MLFLOW_TRACKING_URI names; or a folder with event files of TensorBoard, a folder for each run.
+
+    Raises:
+        TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
+    """
+    tracker, _, name = str(path).partition(":")
+    if tracker == "wandb":
+        table = _wandb(name)
+    elif tracker == "mlflow":
+        table = _mlflow(name)
+    else:
+        table = _tensorboard(Path(str(path)))
+    if table.empty:
+        raise TableError(f"{path} holds no runs")
+    return table
+
+
+def _package(path: str, extra: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TableError(
+            f"{path} needs the package {extra} ({reason(error)}): pip install 'mup_tpu[{extra}]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def _errors_in_a_sentence(path: str) -> Iterator[None]:
+    """What a tracker's package raises, of any kind, as one sentence."""
+    try:
+        yield
+    except TableError:
+        raise
+    except Exception as error:
+        raise TableError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def _wandb(project: str) -> pd.DataFrame:
+    """Runs of a project: their settings as `config/…`, and the last value of each metric."""
+    path = f"wandb:{project}"
+    if len(project.split("/")) != 2 or not all(project.split("/")):
+        raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
+    wandb = _package(path, "wandb", "wandb")
+    with _errors_in_a_sentence(path):
+        runs = wandb.Api(timeout=60).runs(project, per_page=500, lazy=False)
+        rows = [
+            {"Name": run.name, "State": run.state, "config": run.config, **dict(run.summary.items())}
+            for run in runs
+        ]
+        return pd.json_normalize(rows, sep="/")
+
+
+def _mlflow(experiment: str) -> pd.DataFrame:
+    """Runs of an experiment: `params.…`, and the last value of each metric as `metrics.…`."""
+    path = f"mlflow:{experiment}"
+    mlflow = _package(path, "mlflow", "mlflow")
+    for name in ("mlflow", "alembic"):  # they tell of each table that a new database gets
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with _errors_in_a_sentence(path):
+        if mlflow.get_experiment_by_name(experiment) is None:
+            there = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
+            raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {there}")
+        return mlflow.search_runs(experiment_names=[experiment])
+
+
+def _tensorboard(folder: Path) -> pd.DataFrame:
+    """Scalars by run and step, with the run's hyperparameters as `hparams/…`.
+
+    `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
+    """
+    path = str(folder)
+    accumulators = _package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
+    hparams = _package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
+    with _errors_in_a_sentence(path):
+        for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
+            events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
+            events.Reload()
+            settings, scalars = (
+                _settings(events, hparams),
+                [_scalar(events, tag) for tag in events.Tags()["scalars"]],
+            )
+            parent = runs.get(inside.parent)
+            if settings and parent and not parent[0]:
+                parent[0].update(settings)
+                parent[1].extend(scalars)
+            else:
+                runs[inside] = settings, scalars
+    tables = [
+        pd.concat(scalars, axis=1)
+        .rename_axis("step")
+        .reset_index()
+        .assign(run=os.fspath(run.relative_to(folder)), **{f"hparams/{k}": v for k, v in settings.items()})
+        for run, (settings, scalars) in runs.items()
+        if scalars
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _scalar(events: Any, tag: str) -> pd.Series:
+    """A scalar by step; of a step that was logged twice, as after a restart, the last."""
+    values = {event.step: event.value for event in events.Scalars(tag)}
+    return pd.Series(values, name=tag, dtype="float64")
+
+
+def _settings(events: Any, hparams: Any) -> dict[str, Any]:
+    """The hyperparameters of a run, where it has any."""
+    try:
+        content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    except KeyError:
+        return {}
+    stored = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
+    return {name: getattr(value, str(value.WhichOneof("kind"))) for name, value in stored.items()}
