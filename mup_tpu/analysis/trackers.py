@@ -79,9 +79,9 @@ def _wandb(project: str) -> pd.DataFrame:
         raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
     wandb = _package(path, "wandb", "wandb")
     with _errors_in_a_sentence(path):
-        runs = wandb.Api(timeout=60).runs(project, per_page=500, lazy=False)
+        runs = wandb.Api().runs(project, per_page=500, lazy=False)
         rows = [
-            {"Name": run.name, "State": run.state, "config": run.config, **dict(run.summary.items())}
+            {"Name": run.name, "State": run.state, "config": run.config, **run.summary_metrics}
             for run in runs
         ]
         return pd.json_normalize(rows, sep="/")
