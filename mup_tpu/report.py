@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from mup_tpu import plots
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.table_columns import means
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.columns import CONFIGURED, label, write_scale
 
@@ -88,7 +89,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     lines += [_zero_line(zero, result) for zero in result.at_zero]
     wider, headline = result.wider_is_better, result.headline_regret
     if wider.pairs:
-        word = "wider" if analysis.scale == "width" else "larger"
+        word = "wider" if means(analysis.scale) == "width" else "larger"
         lines.append(f"{word} is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
     if headline is not None and math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"

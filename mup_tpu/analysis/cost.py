@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.table_columns import means
 from mup_tpu.columns import write_scale
 
 
@@ -40,15 +41,15 @@ def run_cost(table: RunTable) -> Cost:
     Args:
         table: checked runs; `cost` is measured.
     """
-    exponent = 2.0 if table.columns.scale == "width" else 1.0
+    exponent = 2.0 if means(table.columns.scale) == "width" else 1.0
     smallest = float(table.runs["scale"].min())
     known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
-    means = known.groupby("scale")["cost"].mean()
-    if means.empty:
+    mean_costs = known.groupby("scale")["cost"].mean()
+    if mean_costs.empty:
         words = f"taken to grow as {table.columns.scale}^{exponent:g}"
         unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
         return Cost(exponent, smallest**-exponent, unit, words)
-    if len(means) > 1:
-        exponent = max(0.0, float(np.polyfit(np.log2(means.index), np.log2(means), 1)[0]))
-    at_one = float(np.exp(np.mean(np.log(means) - exponent * np.log(means.index))))
+    if len(mean_costs) > 1:
+        exponent = max(0.0, float(np.polyfit(np.log2(mean_costs.index), np.log2(mean_costs), 1)[0]))
+    at_one = float(np.exp(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
     return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")

@@ -17,17 +17,18 @@ from mup_tpu.errors import TableError, reason
 TRACKERS = ("wandb", "mlflow")
 """Those whose runs are named `TRACKER:…`."""
 _EVENTS = "events.out.tfevents"
+_OFFLINE = "offline-run-*/*.wandb"
 _OURS = ("store.json", "search.jsonl")
 
 
 def is_tracked(path: str | Path) -> bool:
     """Whether a path is a tracker's: `wandb:…`, `mlflow:…`, or a folder with event files of TensorBoard."""
-    if str(path).partition(":")[0] in TRACKERS:
+    if str(path).startswith(tuple(f"{tracker}:" for tracker in TRACKERS)):
         return True
     folder = Path(str(path))
     if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
         return False
-    return next(folder.rglob(f"*{_EVENTS}*"), None) is not None
+    return any(next(folder.rglob(pattern), None) is not None for pattern in (f"*{_EVENTS}*", _OFFLINE))
 
 
 def read_tracked(path: str | Path) -> pd.DataFrame:
@@ -40,13 +41,9 @@ def read_tracked(path: str | Path) -> pd.DataFrame:
     Raises:
         TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
     """
-    tracker, _, name = str(path).partition(":")
-    if tracker == "wandb":
-        table = _wandb(name)
-    elif tracker == "mlflow":
-        table = _mlflow(name)
-    else:
-        table = _tensorboard(Path(str(path)))
+    tracker, colon, name = str(path).partition(":")
+    readers = {"wandb": _wandb, "mlflow": _mlflow}
+    table = readers[tracker](name) if colon and tracker in readers else _tensorboard(Path(str(path)))
     if table.empty:
         raise TableError(f"{path} holds no runs")
     return table
@@ -106,6 +103,11 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
     `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
     """
     path = str(folder)
+    if next(folder.rglob(_OFFLINE), None) is not None:
+        raise TableError(
+            f"{path} holds offline runs of Weights & Biases, which has no reader for their files: send them "
+            "with `wandb sync` and give wandb:ENTITY/PROJECT"
+        )
     accumulators = _package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
     hparams = _package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)

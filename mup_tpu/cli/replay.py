@@ -351,8 +351,8 @@ def _without_tracker(path: str) -> str:
     """A local path for what is drawn of a tracker's runs: `wandb:ENTITY/PROJECT` is PROJECT, here."""
     from mup_tpu.analysis.trackers import TRACKERS
 
-    tracker, _, runs = path.partition(":")
-    return runs.rpartition("/")[2] if tracker in TRACKERS else path
+    tracker, colon, runs = path.partition(":")
+    return runs.rpartition("/")[2] if colon and tracker in TRACKERS else path
 
 
 def _without_file(url: str) -> str:

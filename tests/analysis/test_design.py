@@ -147,6 +147,8 @@ def test_costs_are_measured_where_a_table_tells():
     unknown = run_cost(check_table(frame.drop(columns="wall_time_s")))
     assert (unknown.exponent, unknown.of(64), unknown.of(128)) == (2, pytest.approx(1), pytest.approx(4))
     assert unknown.write(unknown.of(512)) == "64 runs of width 64"
+    d_model = frame.drop(columns="wall_time_s").rename(columns={"width": "config/d_model"})
+    assert run_cost(check_table(d_model)).exponent == 2
     renamed = frame.rename(columns={"wall_time_s": "dollars"})
     assert run_cost(check_table(renamed, Columns(cost="dollars"))).exponent == pytest.approx(1.25)
     with pytest.raises(TableError, match="no column 'euros'"):

@@ -65,6 +65,16 @@ def test_folders_of_other_things_are_no_tracker_s(tmp_path):
     assert not is_tracked(tmp_path)
 
 
+def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path, monkeypatch):
+    """Written by its own package, which has no reader for them."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=tmp_path, project="sweep", config={"lr": 0.1}) as run:
+        run.log({"loss": 2.0})
+    with pytest.raises(TableError, match="holds offline runs .*`wandb sync` and give wandb:ENTITY/PROJECT"):
+        load_table(tmp_path / "wandb")
+
+
 @pytest.mark.slow
 def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
     """In a database of its own, as on a laptop."""
