@@ -232,6 +232,11 @@ COLUMNS = {
     "loss_err": 0.01, "wall_time_s": 1.0, "params_non_embedding": [1, 1, 1, 4, 4, 4], "purchase": 0,
 }  # fmt: skip
 TABLE = pd.DataFrame(COLUMNS)
+USUAL_NAMES = [
+    "config/d_model", "n_layer", "config/lr", "learning_rate", "log2_lr", "val/loss", "train/loss", "_step",
+    "64", "2^-8", "lr=0.1", "w64-lr0.1 - loss", "d_model: 64, lr: 2 - loss", "rng_seed",
+]  # fmt: skip
+"""That columns of others have."""
 
 
 @st.composite
@@ -244,7 +249,7 @@ def tables(draw, base=TABLE, values=SCALARS):
         position = draw(st.integers(0, len(table.columns) - 1))
         column = table.columns[position]
         row = draw(st.integers(0, len(table) - 1))
-        name = draw(st.sampled_from(list(base.columns)) | st.text(max_size=6))
+        name = draw(st.sampled_from([*base.columns, *USUAL_NAMES]) | st.text(max_size=6))
         match draw(
             st.sampled_from(
                 ["value", "value", "value", "all", "drop", "name", "double", "rows", "type", "step"]
@@ -300,6 +305,15 @@ def test_a_table_s_file(scratch, table, delimiter, data):
     path = scratch / "table.csv"
     text = data.draw(torn(table.to_csv(index=False, sep=delimiter)))
     path.write_text(text, encoding="utf-8", newline="")
+    result_or_sentence(lambda: use_table(load_table(path)))
+
+
+@drawn(60)
+@given(st.sampled_from(["records", "columns", "index", "split", "table", "lines"]), st.data())
+def test_a_table_s_json(scratch, orient, data):
+    kind = {"orient": "records", "lines": True} if orient == "lines" else {"orient": orient}
+    path = scratch / ("table.jsonl" if orient == "lines" else "table.json")
+    path.write_text(data.draw(torn(TABLE.to_json(**kind))), encoding="utf-8", newline="")
     result_or_sentence(lambda: use_table(load_table(path)))
 
 
