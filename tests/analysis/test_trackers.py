@@ -1,8 +1,11 @@
 """Runs in trackers, written and read by the trackers' own packages."""
 
+import http.server
+import json
 import math
-import socket
 import sys
+import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -65,14 +68,12 @@ def test_folders_of_other_things_are_no_tracker_s(tmp_path):
     assert not is_tracked(tmp_path)
 
 
-def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path, monkeypatch):
-    """Written by its own package, which has no reader for them."""
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    with wandb.init(mode="offline", dir=tmp_path, project="sweep", config={"lr": 0.1}) as run:
-        run.log({"loss": 2.0})
+def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):
+    """Its package has no reader for their files."""
+    (tmp_path / "offline-run-20260101_000000-abc").mkdir()
+    (tmp_path / "offline-run-20260101_000000-abc" / "run-abc.wandb").touch()
     with pytest.raises(TableError, match="holds offline runs .*`wandb sync` and give wandb:ENTITY/PROJECT"):
-        load_table(tmp_path / "wandb")
+        load_table(tmp_path)
 
 
 @pytest.mark.slow
@@ -102,15 +103,66 @@ def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
         mlflow.set_tracking_uri(before)
 
 
-def test_a_project_of_wandb_that_cannot_be_reached_is_one_sentence(monkeypatch):
-    """Its own package, against a port where nobody listens."""
+class _Service(http.server.BaseHTTPRequestHandler):
+    """Answers as Weights & Biases does to who asks and for the runs of a project."""
+
+    runs: ClassVar[list[dict] | None] = []
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        edges = [{"node": run, "cursor": run["id"]} for run in self.runs or []]
+        page = {"endCursor": None, "hasNextPage": False}
+        project = {"internalId": "1", "runCount": len(edges), "runs": {"edges": edges, "pageInfo": page}}
+        viewer = {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+        project = None if self.runs is None else project
+        answer = {"project": project} if b"project(" in asked else {"viewer": viewer}
+        content = json.dumps({"data": answer}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def wandb_service(monkeypatch):
+    """The service cannot run here, so a server answers its own package in its shape."""
     pytest.importorskip("wandb")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free.getsockname()[1]}")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "2")
-    with pytest.raises(TableError, match=r"^wandb:me/sweep cannot be read: .+") as caught:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def test_a_project_of_wandb(wandb_service):
+    runs = [(*run, "finished") for run in [*GRID[:5], (128, 2.0**-7, "NaN")]] + [
+        (256, 2.0**-8, 1.0, "crashed")
+    ]
+    _Service.runs = [
+        {
+            "id": f"id{i}",
+            "name": f"run{i}",
+            "displayName": f"lively-sun-{i}",
+            "state": state,
+            "config": json.dumps({"d_model": {"value": width}, "optim": {"value": {"lr": lr}}}),
+            "summaryMetrics": json.dumps({"val/loss": loss, "lr": 0.0, "_step": 10}),
+        }
+        for i, (width, lr, loss, state) in enumerate(runs)
+    ]
+    table = load_table("wandb:me/sweep")
+    np.testing.assert_allclose(found(table), [*GRID[:5], (128, 2.0**-7, math.inf)])
+    assert (table.columns.scale, table.columns.hyperparameter) == ("d_model", "lr")
+    assert any("1 crashed runs left out" in note for note in table.notes)
+
+
+def test_a_project_of_wandb_that_is_not_there_is_one_sentence(wandb_service):
+    _Service.runs = None
+    with pytest.raises(TableError, match=r"^wandb:me/sweep cannot be read: Could not find project") as caught:
         load_table("wandb:me/sweep")
     assert "\n" not in str(caught.value)
 
