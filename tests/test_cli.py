@@ -23,6 +23,7 @@ from mup_tpu.cli import main
 from mup_tpu.columns import CONFIGURED, configured
 from mup_tpu.config import DataConfig, Sweep, Trial
 from mup_tpu.config_io import load_sweep
+from mup_tpu.config_search import load_search
 from mup_tpu.data import load
 from mup_tpu.store import Store, StoredAxes, load_axes, load_runs
 from mup_tpu.training.checkpoint import load_latest, save
@@ -58,6 +59,41 @@ def outcome(capfd, *arguments: object) -> tuple[int, str, str]:
         code = int(end.code or 0)
     captured = capfd.readouterr()
     return code, captured.out, " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize("kind", ["sweep", "search", "ladder"])
+def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(capfd, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = outcome(capfd, "init", kind)
+    assert code == 0 and f"wrote {kind}.toml; next: mup-tpu" in out
+    written = Path(f"{kind}.toml").read_text()
+    code, _, error = outcome(capfd, "init", kind)
+    assert code == 2 and f"out '{kind}.toml' is there already" in error
+    assert Path(f"{kind}.toml").read_text() == written
+    if kind == "search":
+        assert set(load_search(Path("search.toml")).space) == {"learning_rate", "init_std", "warmup"}
+        return
+    code, out, error = outcome(capfd, "sweep", f"{kind}.toml", "--dry-run")
+    assert code == 0, error
+    assert f"{len(load_sweep(Path(f'{kind}.toml')).trials())} trials, 0 stored in results/{kind}" in out
+    assert not Path("results").exists()
+
+
+@pytest.mark.slow
+def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert outcome(capfd, "init")[0] == 0
+    part = ["--widths", 64, "--parametrizations", "mup", "--num-seeds", 1]
+    code, _, error = outcome(capfd, "sweep", "sweep.toml", *part, "--learning-rates", "2^-7")
+    assert code == 0, error
+    more = [*part, "--learning-rates", "2^-7", "2^-6"]
+    code, out, _ = outcome(capfd, "sweep", "sweep.toml", *more, "--dry-run-on", "v4-8", "--mfu", 0.1)
+    assert code == 0 and "2 trials, 1 stored" in out and "in all 1 trials" in out
+    assert "on TPU v4-8, at 10% of 1.1e+03 TFLOP/s" in out
+    assert len(load_runs("results/sweep")) == 1
+    for wrong in (["--dry-run-on", "v9"], ["--dry-run", "--mfu", 0]):
+        code, _, error = outcome(capfd, "sweep", "sweep.toml", *more, *wrong)
+        assert code == 2 and ("'v9' is not one of" in error or "mfu 0 is not above 0" in error)
 
 
 def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, capfd):

@@ -23,17 +23,27 @@ import tyro
 
 from mup_tpu.cli.console import console as make_console
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial, unknown_key
+from mup_tpu.config import (
+    Axis,
+    DryRunOptions,
+    RunOptions,
+    SequenceOptions,
+    Sweep,
+    SweepOptions,
+    Trial,
+    unknown_key,
+)
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; exits with 2 and one sentence where the input is wrong."""
-    from mup_tpu.cli import checks, data, replay, training, tuning
+    from mup_tpu.cli import checks, data, replay, start, training, tuning
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
+        start.init,
         training.train,
         tuning.sweep,
         tuning.search,
@@ -78,6 +88,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
         run: RunOptions = RunOptions(),
         where: SweepOptions = SweepOptions(),
         until: SequenceOptions = SequenceOptions(),
+        dry: DryRunOptions = DryRunOptions(),
     ) -> None:
         """Run an experiment.
 
@@ -89,13 +100,14 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
             run: How each trial is run.
             where: Where the sweep runs.
             until: Whether runs are bought until the verdict is settled.
+            dry: Whether to say what would run in place of running it.
         """
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
             raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
         from mup_tpu.cli.tuning import run_and_show
 
-        run_and_show(grid.change(presets[preset]), results, where, run, until)
+        run_and_show(grid.change(presets[preset]), results, where, run, until, dry)
 
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 

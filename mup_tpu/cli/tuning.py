@@ -14,7 +14,15 @@ from rich.console import Console
 
 from mup_tpu.cli.console import console as make_console
 from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, require_above_zero
+from mup_tpu.config import (
+    DryRunOptions,
+    RunOptions,
+    SequenceOptions,
+    Sweep,
+    SweepOptions,
+    Trial,
+    require_above_zero,
+)
 from mup_tpu.config_search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
 
@@ -26,6 +34,7 @@ def sweep(
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
     until: SequenceOptions = SequenceOptions(),
+    dry: DryRunOptions = DryRunOptions(),
 ) -> None:
     """Run what is missing of a sweep described in a TOML file, and store it.
 
@@ -39,20 +48,29 @@ def sweep(
         run: How each trial is run.
         where: Where the sweep runs.
         until: Whether runs are bought until the verdict is settled.
+        dry: Whether to say what would run in place of running it.
     """
     from mup_tpu.config_io import load_sweep
 
-    run_and_show(grid.change(load_sweep(file)), results, where, run, until)
+    run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry)
 
 
 def run_and_show(
-    sweep: Sweep, results: str | None, where: SweepOptions, run: RunOptions, until: SequenceOptions
+    sweep: Sweep,
+    results: str | None,
+    where: SweepOptions,
+    run: RunOptions,
+    until: SequenceOptions,
+    dry: DryRunOptions,
 ) -> None:
     """Run a sweep, whole or until it is settled, then print its optima and verdict and draw its figures."""
     from mup_tpu.tuning.this_machine import start_server
 
     sweep.trials()  # what is not allowed is said before anything starts
     folder = results or f"results/{sweep.experiment}"
+    if dry.dry_run or dry.dry_run_on:
+        say_what_would_run(sweep, folder, where, run, until, dry)
+        return
     if not Path(folder, "store.json").exists():  # or there may be nothing left to run
         start_server(where, run)
     from mup_tpu.cli import replay
@@ -70,6 +88,61 @@ def run_and_show(
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
     show_and_judge(outcome, folder, lambda: replay.show(folder))
+
+
+def say_what_would_run(
+    sweep: Sweep,
+    folder: str,
+    where: SweepOptions,
+    run: RunOptions,
+    until: SequenceOptions,
+    dry: DryRunOptions,
+) -> None:
+    """Print what is missing of a sweep, by size, with its arithmetic, memory and the time that may take."""
+    from rich.table import Table
+
+    from mup_tpu.training.report import format_seconds
+    from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.sweep import what_is_missing
+
+    console, total = make_console(), len(sweep.trials())
+    missing, corpora = what_is_missing(sweep, folder)
+    console.print(
+        f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}", highlight=False
+    )
+    if not missing:
+        return
+    if dry.dry_run_on:
+        from mup_tpu.tpu_compiler import target
+
+        machine = forecast.tpu(target(dry.dry_run_on))
+    else:
+        machine = forecast.this_machine(missing, run)
+
+    def vocab_size(trial: Trial) -> int:
+        return corpora.of(trial).vocab_size
+
+    sizes = forecast.forecast(missing, sweep.scale_axis.fields, vocab_size, machine, dry.mfu, where)
+    each = " on each device" if machine.devices > 1 else ""
+    table = Table("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    for row in sizes:
+        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
+        if row.memory_bytes > machine.memory_bytes:
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: it would be split"
+        counts = map(str, (row.size, row.trials, row.packs))
+        table.add_row(*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds))
+    console.print(table)
+    seconds = format_seconds(sum(row.seconds for row in sizes))
+    flops = sum(row.flops * row.trials for row in sizes)
+    console.print(
+        f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "
+        f"{dry.mfu:.0%} of {machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation "
+        "and evaluation",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if until.until_settled:
+        console.print("--until-settled buys a part of them, look by look, and may buy more seeds")
 
 
 def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:

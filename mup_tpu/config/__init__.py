@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
-from mup_tpu.config.options import RunOptions, SequenceOptions, SweepOptions
+from mup_tpu.config.options import DryRunOptions, RunOptions, SequenceOptions, SweepOptions
 from mup_tpu.config.sweep import MOST_TRIALS, Axis, Ladder, Sweep
 from mup_tpu.config.trial import (
     PARTS,
@@ -35,6 +35,7 @@ __all__ = [
     "TYPE_NAMES",
     "Axis",
     "DataConfig",
+    "DryRunOptions",
     "Ladder",
     "LearningRate",
     "ModelConfig",

@@ -91,3 +91,20 @@ class SequenceOptions:
     def seconds(self) -> float | None:
         """The budget in seconds."""
         return None if self.budget is None else parse_seconds("budget", self.budget)
+
+
+@dataclass(frozen=True)
+class DryRunOptions:
+    """Whether to say what would run in place of running it."""
+
+    dry_run: bool = False
+    """Say what would be trained, in which packs, and what time and memory that may take; train nothing."""
+    dry_run_on: str | None = None
+    """A type of TPU to say it for, such as v4-8, in place of this machine."""
+    mfu: float = 0.3
+    """Share of the peak arithmetic that training is taken to reach, between 0 and 1: a guess of yours."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if not 0 < self.mfu <= 1:
+            raise ConfigError(f"mfu {self.mfu:g} is not above 0 and at most 1")

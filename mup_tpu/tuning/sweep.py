@@ -21,7 +21,7 @@ from mup_tpu.columns import CONFIGURED, configured, label, write
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.errors import ConfigError, Preempted, StoreError
 from mup_tpu.models import declare, training_flops
-from mup_tpu.store import Store, StoredAxes
+from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning import local_packs, this_machine
@@ -61,6 +61,22 @@ def run_sweep(
     return run_missing(
         store, Corpora(trials), trials, sweep.scale_axis.fields, options, run, console, lambda trial: purchase
     )
+
+
+def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
+    """What `run_sweep` would train now, and the data; nothing is written.
+
+    Raises:
+        ConfigError, StoreError, DataError: as `run_sweep`.
+    """
+    trials = sweep.trials()
+    measured(sweep)
+    corpora, done = Corpora(trials), set[str]()
+    if "store.json" in results_folder(results).names():
+        store = Store(results, sweep.experiment, StoredAxes.of(sweep))
+        check_alike(sweep, store)
+        done = store.done()
+    return missing_trials(trials, done, corpora.trial_id), corpora
 
 
 def run_trials(

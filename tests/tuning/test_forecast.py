@@ -1,0 +1,43 @@
+"""What a sweep would take, before it runs, against sums by hand."""
+
+import pytest
+
+from mup_tpu.config import Sweep, SweepOptions, Trial
+from mup_tpu.tpu_compiler import TARGETS
+from mup_tpu.tuning.forecast import Machine, forecast, tpu
+
+BASE = Trial().replace(
+    depth=3, head_size=32, sequence_length=64, batch_size=4, steps=50, corpus="x", optimizer="adamw"
+)
+SWEEP = Sweep("x", BASE, widths=(64, 128), learning_rates=(0.01, 0.02, 0.04), num_seeds=2)
+TRIALS = SWEEP.trials()
+
+
+def flops_by_hand(width: int) -> float:
+    """6·N + 12·L·D·T a token (PaLM, appendix B), N = 12·L·D² and the readout of 256."""
+    return (6 * (3 * 12 * width**2 + 256 * width) + 12 * 3 * width * 64) * 64 * 4 * 50
+
+
+def test_arithmetic_and_time_are_those_of_the_trials_that_are_missing():
+    machine = Machine("two cores", 2e11, 2, "loop", memory_bytes=2**34)
+    narrow, wide = forecast(TRIALS, ("width",), lambda trial: 256, machine, 0.5, SweepOptions())
+    assert [narrow.size, wide.size] == ["width 64", "width 128"]
+    for found, width in ((narrow, 64), (wide, 128)):
+        assert found.trials == 12  # two rules, three values, two seeds
+        assert found.flops == flops_by_hand(width)
+        assert found.seconds == pytest.approx(12 * flops_by_hand(width) / (0.5 * 2e11))
+    assert wide.memory_bytes > narrow.memory_bytes > 2**20
+    halved = forecast(TRIALS[::2], ("width",), lambda trial: 256, machine, 0.5, SweepOptions())
+    assert sum(size.trials for size in halved) == len(TRIALS) // 2
+
+
+def test_a_tpu_is_all_its_chips_and_each_holds_its_share_of_a_pack():
+    one, four = tpu(TARGETS["v5litepod-1"]), tpu(TARGETS["v5litepod-4"])
+    assert four.flops == 4 * one.flops == 4 * 197e12  # Google Cloud's page of v5e
+    assert four.memory_bytes == one.memory_bytes == 16 * 2**30
+    options = SweepOptions(pack_size=8)
+    small, large = (
+        forecast(TRIALS, ("width",), lambda trial: 256, machine, 0.4, options)[1] for machine in (four, one)
+    )
+    assert large.seconds == pytest.approx(4 * small.seconds)
+    assert 2 < large.memory_bytes / small.memory_bytes <= 4
