@@ -115,14 +115,15 @@ def wider_is_better(curves: Sequence[LossCurve], history: pd.DataFrame | None = 
 
     Args:
         curves: of one parametrization, by scale.
-        history: its losses on the way (scale, x, step, loss), to be compared at every step.
+        history: its losses on the way (scale, x, step, loss), to be compared at every step where all scales
+            are trained for as many: at equal tokens a step of a larger batch is further.
 
     Returns:
         Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter, on the
         final losses.
     """
     held = pairs = 0
-    if history is not None and len(history):
+    if history is not None and history.groupby("scale")["step"].max().nunique() == 1:
         table = history.groupby(["scale", "x", "step"])["loss"].mean().unstack("scale")
         for narrow_S, wide_S in pairwise(table.to_numpy().T):
             both = np.isfinite(narrow_S) & ~np.isnan(wide_S)

@@ -201,6 +201,15 @@ def test_wider_is_better_counts_every_step_of_a_history():
     assert (found.held, found.pairs) == (99, 99)
 
 
+def test_scales_of_other_lengths_are_compared_by_what_they_end_at():
+    """Of a larger batch at equal tokens every step is better, and what it ends at worse."""
+    curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")][::-1]
+    runs = check_table(swept(0.0, seeds=1, sigma=0.0)).runs
+    on_the_way = [runs.assign(step=t, loss=runs["loss"] - 0.5 * np.log2(runs["scale"])) for t in (1, 2)]
+    history = pd.concat([*on_the_way, runs.assign(step=4096 / runs["scale"])])
+    assert wider_is_better(curves, history).held == wider_is_better(curves).held == 0
+
+
 def test_any_hyperparameter_and_any_scale():
     frame = swept(-0.5).rename(columns={"width": "depth", "lr": "init_std"}).assign(width=64, lr=0.01)
     columns = Columns(scale="depth", hyperparameter="init_std")
