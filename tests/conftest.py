@@ -36,7 +36,8 @@ IN_ONE_PROCESS = (*RAYS, "replay_python")
 
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """What shares an expensive fixture stands together, and what takes longest begins first.
+    """What shares an expensive fixture stands together, and what takes longest begins first: what shares one,
+    then what is slow, then what is many.
 
     Under pytest-xdist tests of a file run in one process, but for slow ones without a fixture of their file.
     """
@@ -45,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         groups.setdefault(group_of(item), []).append(item)
     slow = {name: any(item.get_closest_marker("slow") for item in group) for name, group in groups.items()}
     items.clear()
-    for name in sorted(groups, key=lambda name: (name not in IN_ONE_PROCESS, not slow[name])):
+    order = {n: (n not in IN_ONE_PROCESS, not slow[n], -len(group)) for n, group in groups.items()}
+    for name in sorted(groups, key=order.__getitem__):
         for item in groups[name]:
             item.add_marker(pytest.mark.xdist_group(name))
         items += groups[name]
@@ -54,13 +56,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 def group_of(item: pytest.Item) -> str:
     """Name of the group of tests that run one after another in one process."""
-    for name in IN_ONE_PROCESS:
-        if name in item.fixturenames:
-            return name
+    if "replay_python" in item.fixturenames:
+        return "replay_python"
+    if ray := ray_of(item):
+        return ray
     file = item.nodeid.partition("::")[0]
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     of_file = any(f.scope == "module" for found in fixtures for f in found)
     return item.nodeid if item.get_closest_marker("slow") and not of_file else file
+
+
+def ray_of(item: pytest.Item) -> str | None:
+    """The fixture of the Ray that a test asks for; one with a parameter `ray` asks where that is true."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    asked = parameters.get("ray", True)
+    return next((name for name in RAYS if asked and name in item.fixturenames), None)
 
 
 class SharedRay:
@@ -121,7 +131,7 @@ _SHARED_RAY = SharedRay()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The Ray that a test asks for is up before its fixtures are; a test that asks for none finds none."""
-    _SHARED_RAY.be(next((name for name in RAYS if name in item.fixturenames), None))
+    _SHARED_RAY.be(ray_of(item))
 
 
 def pytest_sessionfinish() -> None:

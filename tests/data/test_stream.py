@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from slow_server import SlowServer
 
+from mup_tpu.cli import main
 from mup_tpu.config import DataConfig, RunOptions
 from mup_tpu.data import World, load, shard_folder, stream
 from mup_tpu.data.shard_folder import ShardFolder
@@ -208,7 +209,7 @@ def test_a_trickle_that_is_cut_off_is_tried_again_and_changes_no_batch(config, s
 
 
 @pytest.mark.slow
-def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path):
+def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path, capfd):
     """The first four shards come, the others trickle; a preempted run has lost none of their steps."""
     came: list[str] = []
 
@@ -221,12 +222,13 @@ def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path):
     steps = stream.SHUFFLE_SHARDS * of_one // 240  # whole batches of four shards
     with SlowServer(shards, fault=fault).running() as server:
         command = [
-            sys.executable, "-m", "mup_tpu", "train", "--corpus", server.url, "--checkpoints", tmp_path / "c",
+            "train", "--corpus", server.url, "--checkpoints", tmp_path / "c",
             "--results", tmp_path / "r", "--steps", steps + 1, "--batch-size", 240, "--sequence-length", 32,
             "--width", 32, "--base-width", 32, "--head-size", 16, "--log-every", 1,
         ]  # fmt: skip
         command = [str(part) for part in command]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        run = [sys.executable, "-m", "mup_tpu", *command]
+        process = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         lines = itertools.takewhile(lambda line: f"step {steps}/" not in line, process.stdout)
         before = "".join(lines)
@@ -238,9 +240,8 @@ def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path):
         assert process.returncode == 143, before + after
         assert load_runs(tmp_path / "r")["steps_done"].tolist() == [steps]
         came += [path.name for path in shards.iterdir()]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert f"from step {steps} of {steps + 1}" in done.stdout
+        main(command)
+        assert f"from step {steps} of {steps + 1}" in capfd.readouterr().out
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 

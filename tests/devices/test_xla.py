@@ -88,8 +88,9 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
     found, _, _ = run(mesh, architecture=architecture, optimizer=optimizer)
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == 0
-    # XLA counts an execution some time after its values are there, so that the first may count here.
-    assert found["stretches"]["executions"] - (math.ceil(STEPS / STRETCH) - 1) in (0, 1)
+    # XLA counts an execution some time after its values are there, so that the first may count here, and the
+    # last not yet.
+    assert abs(found["stretches"]["executions"] - (math.ceil(STEPS / STRETCH) - 1)) <= 1
     assert found["second evaluation"]["compilations"] == 0
     assert found["fallbacks"] == 0
     # Another thread would now and then hold a gradient at the end of a step: another program to compile.
@@ -103,7 +104,7 @@ def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_readin
     found = run_program("unread", mesh, devices=2)
     assert found["grown"] < 5 * found["gradients"]
     assert found["compilations"] == 0
-    assert found["executions"] in (20, 21)
+    assert abs(found["executions"] - 20) <= 1  # counted late, as above
 
 
 @pytest.mark.slow

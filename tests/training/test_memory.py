@@ -14,19 +14,19 @@ from mup_tpu.errors import PackTooLarge
 from mup_tpu.training.memory import check_fits, estimate_pack_bytes, half_fits
 
 SHAPES = (  # width, members, execution, precision, sequence length, batch size
-    (256, 8, "loop", "float32", 128, 16),
-    (1024, 2, "loop", "float32", 128, 4),
-    (128, 2, "loop", "float32", 1024, 16),
-    (256, 4, "vmap", "float32", 128, 16),
-    (256, 4, "vmap", "float32", 32, 64),
-    (256, 2, "vmap", "bf16", 256, 8),
-    (128, 2, "vmap", "float32", 1024, 8),
+    (256, 8, "loop", "float32", 128, 4),
+    (1024, 2, "loop", "float32", 64, 2),
+    (128, 2, "loop", "float32", 1024, 4),
+    (256, 4, "vmap", "float32", 128, 4),
+    (256, 4, "vmap", "float32", 32, 16),
+    (256, 2, "vmap", "bf16", 256, 4),
+    (128, 2, "vmap", "float32", 1024, 2),
 )
 MODELS = {"gpt2": {}, "llama": {"architecture": "llama"}, "qk": {"architecture": "llama", "qk_norm": True}}
 PACKS = (
     *((model, *shape) for model in MODELS for shape in SHAPES),
     ("gpt2", 256, 8, "loop", "float32", 128, 16, "muon"),
-    ("gpt2", 256, 4, "vmap", "float32", 128, 16, "muon"),
+    ("gpt2", 256, 4, "vmap", "float32", 128, 4, "muon"),
 )
 PROGRAM = """
 import json, os, sys, torch
@@ -38,26 +38,30 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def measure(model, width, members, execution, precision, length, batch, optimizer="adamw"):
-    torch.set_num_threads(1)
-    trial = Trial().replace(
+def trial_of(model, width, members, execution, precision, length, batch, optimizer="adamw"):
+    return Trial().replace(
         **MODELS[model], width=width, precision=precision, sequence_length=length, batch_size=batch,
         optimizer=optimizer,
     )
-    short = trial.replace(width=64, sequence_length=16, batch_size=1)
-    Pack([short], 256, get_device("cpu"), execution).step(torch.zeros(1, 17, dtype=torch.long))
+
+def measure(trial, members, execution):
     before = resident("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
     pack = Pack([trial.replace(seed=s) for s in range(members)], 256, get_device("cpu"), execution)
+    tokens = torch.randint(0, 256, (trial.data.batch_size, trial.data.sequence_length + 1))
     for _ in range(2):
-        pack.step(torch.randint(0, 256, (batch, length + 1)))
+        pack.step(tokens)
     print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, members, execution), flush=True)
 
 MODELS, packs = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+for pack in packs:  # what first uses bring, once for all
+    short = trial_of(*pack).replace(width=64, sequence_length=16, batch_size=1)
+    Pack([short], 256, get_device("cpu"), pack[3]).step(torch.zeros(1, 17, dtype=torch.long))
 for pack in packs:
     child = os.fork()
     if not child:
-        measure(*pack)
+        measure(trial_of(*pack), *pack[2:4])
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, pack
 """

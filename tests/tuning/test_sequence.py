@@ -90,7 +90,7 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
             kept = runs[runs["trial_id"].isin(before)]
             assert len(kept) == len(before), "nothing that was stored is lost"
         before = set(runs["trial_id"])
-    subprocess.run(command, check=True, timeout=600)
+    settle(sweep, results, options=SweepOptions(pack_size=2))
     runs = load_runs(results)
     assert before <= set(runs["trial_id"]) and runs["trial_id"].is_unique
     for _, own in runs.groupby("parametrization"):
@@ -130,7 +130,7 @@ def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path):
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
     )
-    settle(sweep, tmp_path, SequenceOptions(True, budget="20s"))
+    settle(sweep, tmp_path, SequenceOptions(True, budget="10s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 

@@ -11,7 +11,7 @@ from mup_tpu.files import Folder
 from mup_tpu.store import load_runs
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 
-DRIVERS = 6
+DRIVERS = 4
 
 
 @pytest.mark.slow
