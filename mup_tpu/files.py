@@ -70,6 +70,18 @@ class Folder:
         inside = [path.rstrip("/") for path in paths if path.rstrip("/") != self._root]
         return sorted(path.rsplit("/", 1)[-1] for path in inside)
 
+    def require_bucket(self) -> None:
+        """Refuse a URL whose bucket is not there, which an empty list of names does not tell.
+
+        Raises:
+            OSError: it is not, or does not answer.
+        """
+        if not self._is_bucket:
+            return
+        with self._bucket_errors():
+            self._fs.invalidate_cache()
+            self._fs.ls(self._root.partition("/")[0], detail=False)
+
     def read(self, name: str) -> bytes:
         """The content of a file."""
         with _errors_as_oserror():
@@ -86,7 +98,7 @@ class Folder:
             with self.writing(name) as path:
                 path.write_bytes(content)
             return
-        with self._upload_errors():
+        with self._bucket_errors():
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content)
 
@@ -97,7 +109,7 @@ class Folder:
             OSError: it could not be written, or was there; a service that tries again by itself may say the
                 latter of a file that it wrote.
         """
-        with self._upload_errors():
+        with self._bucket_errors():
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content, mode="create")
 
@@ -121,7 +133,7 @@ class Folder:
             with scratch_folder() as scratch:
                 made = scratch / "file"
                 yield made
-                with self._upload_errors():
+                with self._bucket_errors():
                     self._make_room(name)
                     self._fs.put_file(str(made), target)
             return
@@ -159,7 +171,7 @@ class Folder:
         self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
 
     @contextlib.contextmanager
-    def _upload_errors(self) -> Iterator[None]:
+    def _bucket_errors(self) -> Iterator[None]:
         with _errors_as_oserror():
             try:
                 yield

@@ -32,6 +32,7 @@ from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.data import load
 from mup_tpu.data.shards import prepare
+from mup_tpu.doctor import check_url
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.store import is_search, load_curves, load_runs
@@ -218,6 +219,8 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
     folder.remove("a")
     ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
     assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+    assert check_url(str(folder)).problem.endswith(f"cannot be read: there is no bucket {name}")
+    assert not check_url(cloud.url()).problem, "a folder that nobody has used, in a bucket that is there"
 
 
 # Shards
