@@ -489,6 +489,29 @@ def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
             assert "try 2 of" not in ended.stderr
 
 
+class Unauthenticated(Quiet):
+    """What Google's service answers to a token that has expired."""
+
+    def answer(self, length: int) -> None:
+        self.rfile.read(length)
+        content = json.dumps({"error": {"code": 401, "message": "Invalid Credentials"}}).encode()
+        self.reply(401, [("Content-Length", str(len(content)))], content)
+
+
+def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path):
+    """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
+    nowhere = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    }
+    unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    url = moto.url()
+    assert_one_sentence(command(moto, "runs", url, **nowhere, **unset), url, "redentials")
+    url = gcs_emulator.url()
+    with server_of(Unauthenticated) as endpoint:
+        assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")
+
+
 def test_an_upload_that_is_cut_is_tried_again(cloud):
     content = os.urandom(2_000_000)
     url = cloud.url()
