@@ -93,7 +93,7 @@ def run_search(
             try:
                 _tuner(search, options, run, keeper, progress, left, str(scratch)).fit()
             except tune.TuneError as error:
-                raise keeper.error or error from None
+                raise keeper.error or log.error or error from None
             _keep_tensorboard(scratch / "tune", folder / "tensorboard")
         for key in log.ended:  # a worker's last breath may have checkpointed what had ended
             _remove_checkpoints(folder, key)

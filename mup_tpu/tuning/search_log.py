@@ -45,12 +45,14 @@ class SearchLog:
     def __init__(self, folder: Folder) -> None:
         self._folder, self._writer = folder, uuid.uuid4().hex
         self.events: list[dict[str, Any]] = []
+        self.error: StoreError | None = None
+        """Why nothing can be added any more."""
         self._in_line = False
         """Whether a local log ends within a line, as after a kill."""
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         try:
             self._read_file() if folder.is_local else self._read_objects()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise StoreError(f"search log {self.path} cannot be read: {reason(error)}") from None
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
@@ -114,15 +116,13 @@ class SearchLog:
             else:
                 self._create({**event, "writer": self._writer})
         except OSError as error:
-            raise StoreError(f"search log {self.path} cannot be written: {reason(error)}") from None
+            self.error = StoreError(f"search log {self.path} cannot be written: {reason(error)}")
+        if self.error:
+            raise self.error
         self.events.append(event)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Write the next object, which another search that has read the same log would write too.
-
-        Raises:
-            StoreError: it did.
-        """
+        """Write the next object, unless another search that has read the same log has written it."""
         name = f"{LOG_OBJECTS}/{len(self.events):08}.json"
         try:
             patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
@@ -132,10 +132,10 @@ class SearchLog:
             except FileNotFoundError:
                 raise error from None
             if found["writer"] != self._writer:
-                raise StoreError(
+                self.error = StoreError(
                     f"results folder {self._folder} is being written by another search; wait for it, "
                     "or stop it"
-                ) from None
+                )
 
 
 class ReplayedSearcher(Searcher):
