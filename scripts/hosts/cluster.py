@@ -90,7 +90,8 @@ class Cluster:
 
     def _join(self, host: Host, *options: str) -> None:
         host.write(".ray/auth_token", self.token)
-        command = [BIN / "ray", "start", "--block", f"--node-ip-address={host.address}", *options]
+        command = [BIN / "ray", "start", "--block", "--include-log-monitor=false"]
+        command += [f"--node-ip-address={host.address}", *options]
         log = f"ray-{host.name}.log"
         for _ in range(STARTS):
             ray = self.rays[host.name] = host.start(log, *command, RAY_AUTH_MODE="token", **CLOUD)
