@@ -51,7 +51,7 @@ class GPT(nn.Module):
         self.readout.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:  # noqa: D102
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return functional.cross_entropy(self.readout(self.norm(x)).flatten(0, 1), targets.flatten())
@@ -67,6 +67,7 @@ def main() -> None:
         ("learning-rate", float, 2.0**-8), ("threads", int, 2),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
@@ -77,9 +78,10 @@ def main() -> None:
     def batch(tokens: np.ndarray) -> tuple[Tensor, Tensor]:
         starts = generator.integers(0, len(tokens) - o.length - 1, o.batch)
         both = torch.from_numpy(np.stack([tokens[s : s + o.length + 1] for s in starts]).astype(np.int64))
+        both = both.to(o.device)
         return both[:, :-1], both[:, 1:]
 
-    model = GPT(256, o.length, o.width, o.depth, o.width // o.head_size)
+    model = GPT(256, o.length, o.width, o.depth, o.width // o.head_size).to(o.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     warmup = max(1, o.steps // 10)
     losses = []
@@ -88,7 +90,7 @@ def main() -> None:
         share = (step + 1) / warmup if step < warmup else 0.1 + 0.45 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = o.learning_rate * share
-        with torch.autocast("cpu", torch.bfloat16, enabled=o.bf16):
+        with torch.autocast(o.device, torch.bfloat16, enabled=o.bf16):
             loss = model(*batch(train))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -96,7 +98,7 @@ def main() -> None:
         optimizer.step()
         if step % 10 == 9:
             losses.append(loss.item())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=o.bf16):
+    with torch.no_grad(), torch.autocast(o.device, torch.bfloat16, enabled=o.bf16):
         final = sum(model(*batch(held_out)).item() for _ in range(o.eval_batches)) / o.eval_batches
     print(json.dumps({"loss": final, "train": losses[-1] if losses else None}))
 

@@ -152,7 +152,9 @@ def check_folder(subject: str, folder: Path) -> Finding:
 def check_url(results: str) -> Finding:
     """Whether a results folder at an fsspec URL answers."""
     try:
-        held = len(Folder(results).names())
+        folder = Folder(results)
+        folder.require_bucket()
+        held = len(folder.names())
     except OSError as error:
         return Finding("results folder", results, f"results folder {results} cannot be read: {reason(error)}")
     return Finding("results folder", f"{results} answers, with {held} entries")

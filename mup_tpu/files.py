@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from mup_tpu.leftovers import partial, remove_partial, scratch_folder
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Schemes of buckets, each with the extra of this package that reaches them."""
+
+_log = logging.getLogger(__name__)
 
 # It logs a traceback besides raising, which Python prints where nobody has set up logging.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
@@ -67,6 +70,18 @@ class Folder:
         inside = [path.rstrip("/") for path in paths if path.rstrip("/") != self._root]
         return sorted(path.rsplit("/", 1)[-1] for path in inside)
 
+    def require_bucket(self) -> None:
+        """Refuse a URL whose bucket is not there, which an empty list of names does not tell.
+
+        Raises:
+            OSError: it is not, or does not answer.
+        """
+        if not self._is_bucket:
+            return
+        with self._bucket_errors():
+            self._fs.invalidate_cache()
+            self._fs.ls(self._root.partition("/")[0], detail=False)
+
     def read(self, name: str) -> bytes:
         """The content of a file."""
         with _errors_as_oserror():
@@ -83,9 +98,20 @@ class Folder:
             with self.writing(name) as path:
                 path.write_bytes(content)
             return
-        with self._upload_errors():
+        with self._bucket_errors():
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content)
+
+    def create(self, name: str, content: bytes) -> None:
+        """As `write`, of a file that is not there yet, at a URL: of several writers one alone succeeds.
+
+        Raises:
+            OSError: it could not be written, or was there; a service that tries again by itself may say the
+                latter of a file that it wrote.
+        """
+        with self._bucket_errors():
+            self._make_room(name)
+            self._fs.pipe_file(self._at(name), content, mode="create")
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
@@ -107,7 +133,7 @@ class Folder:
             with scratch_folder() as scratch:
                 made = scratch / "file"
                 yield made
-                with self._upload_errors():
+                with self._bucket_errors():
                     self._make_room(name)
                     self._fs.put_file(str(made), target)
             return
@@ -145,7 +171,7 @@ class Folder:
         self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
 
     @contextlib.contextmanager
-    def _upload_errors(self) -> Iterator[None]:
+    def _bucket_errors(self) -> Iterator[None]:
         with _errors_as_oserror():
             try:
                 yield
@@ -188,10 +214,40 @@ def checksum(path: Path) -> str:
 def as_oserror(error: Exception) -> OSError:
     """What a file system of fsspec raised as it would be on a disk: missing rights are a PermissionError."""
     first, _, rest = str(error).strip().partition("\n")
+    if _UNREACHABLE.intersection(kind.__name__ for kind in type(error).__mro__):
+        return ConnectionError(reason(error))
     if isinstance(error, OSError):
         # gcsfs, of a 403: the address that it asked, and below it what the service says.
         return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
     return (PermissionError if getattr(error, "code", None) == 401 else OSError)(reason(error))
+
+
+_UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
+"""Names of what aiohttp and botocore raise where nobody answers; neither need be installed."""
+
+PATIENCE_S = 300.0
+"""How long a service is tried that cannot be reached: less than makes a silent worker count as hung."""
+
+
+def patiently(act: Callable[[], None]) -> None:
+    """Write something, again where the service of a bucket cannot be reached, as while a host has no network.
+
+    Args:
+        act: what may be done again, even if it was done and only the answer was lost.
+
+    Raises:
+        OSError: it fails in another way, or the service stays away.
+    """
+    deadline, pause = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            return act()
+        except ConnectionError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            _log.warning("tried again: %s", reason(error))
+        time.sleep(pause)
+        pause = min(2 * pause, 15.0)
 
 
 @contextlib.contextmanager

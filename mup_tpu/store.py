@@ -28,9 +28,12 @@ from mup_tpu import parts
 from mup_tpu.columns import COLUMNS, complete
 from mup_tpu.config import Sweep, is_field, shown
 from mup_tpu.errors import StoreError, reason
-from mup_tpu.files import Folder
+from mup_tpu.files import Folder, patiently
 
 FORMAT = 1
+
+LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
+"""The log of a search in its results folder: a file, in a bucket a folder of objects."""
 
 FINAL = ("finished", "diverged", "stopped")
 """Statuses that are results; "failed" and "preempted" trials are run again."""
@@ -175,6 +178,19 @@ def results_folder(path: str | os.PathLike[str]) -> Folder:
         return Folder(path)
     except OSError as error:
         raise StoreError(f"results folder {path} cannot be opened: {reason(error)}") from None
+
+
+def is_search(path: str | os.PathLike[str]) -> bool:
+    """Whether a results folder holds a search.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    folder = results_folder(path)
+    try:
+        return not {LOG_FILE, LOG_OBJECTS}.isdisjoint(folder.names())
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -340,6 +356,6 @@ def _write_part(folder: Folder, table: str, rows: pa.Table) -> None:
 
 def _write(folder: Folder, name: str, content: bytes) -> None:
     try:
-        folder.write(name, content)
+        patiently(lambda: folder.write(name, content))
     except OSError as error:
         raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

@@ -29,6 +29,15 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where packs train that train anywhere; tests that leave it to "auto" take a GPU by themselves."""
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where packs of tests train")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["MUP_TPU_TEST_DEVICE"] = config.getoption("--device")
+
+
 RAYS = ("local_ray", "fake_cluster")
 IN_ONE_PROCESS = (*RAYS, "replay_python")
 """Fixtures that cost so much that all tests that share one run in one process of pytest-xdist."""

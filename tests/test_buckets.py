@@ -29,10 +29,14 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
+from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.data import load
 from mup_tpu.data.shards import prepare
-from mup_tpu.files import Folder, checksum
-from mup_tpu.store import load_curves, load_runs
+from mup_tpu.doctor import check_url
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder, checksum, patiently
+from mup_tpu.store import is_search, load_curves, load_runs
+from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
 
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gcsfs would ask over gRPC, which nobody answers
@@ -215,6 +219,8 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
     folder.remove("a")
     ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
     assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+    assert check_url(str(folder)).problem.endswith(f"cannot be read: there is no bucket {name}")
+    assert not check_url(cloud.url()).problem, "a folder that nobody has used, in a bucket that is there"
 
 
 # Shards
@@ -325,6 +331,42 @@ def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(cloud, swee
     assert sum(log.count("step 30/30") for log in logs) >= 2, "workers ended without their logs"
 
 
+# Searches
+
+
+@pytest.fixture
+def search(tiny):
+    return Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
+
+
+def test_a_search_keeps_its_log_in_a_bucket(cloud, search):
+    """An object an event, which the next driver reads."""
+    folder = Folder(cloud.url())
+    log = SearchLog(folder)
+    assert not is_search(str(folder))
+    log.begin(search, SearchOptions())
+    for point in range(20):
+        log.end(log.propose({"learning_rate": 0.01 * point}), loss=float(point))
+    log.propose({"learning_rate": 0.5})
+    again = SearchLog(folder)
+    again.begin(search, SearchOptions())
+    assert again.proposals == log.proposals and again.ended == log.ended == set(range(20))
+    assert len((folder / "search").names()) == 42 and is_search(str(folder))
+    with pytest.raises(ConfigError, match=f"seed of the search is not that of {folder}/search"):
+        SearchLog(folder).begin(search, SearchOptions(seed=1))
+
+
+def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(moto, search):
+    """The emulator of gs:// takes an object that is there already."""
+    with reached_by(moto.environment()):
+        folder = Folder(moto.url())
+        first, second = SearchLog(folder), SearchLog(folder)
+        first.begin(search, SearchOptions())
+        with pytest.raises(StoreError, match=f"{folder} is being written by another search"):
+            second.begin(search, SearchOptions())
+        assert second.events == [] and len(SearchLog(folder).events) == 1
+
+
 # What goes wrong
 
 
@@ -340,9 +382,9 @@ def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, pa
 
 
 @contextlib.contextmanager
-def server_of(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+def server_of(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
     """The address of a server on this machine."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -447,12 +489,52 @@ def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
             assert "try 2 of" not in ended.stderr
 
 
+class Unauthenticated(Quiet):
+    """What Google's service answers to a token that has expired."""
+
+    def answer(self, length: int) -> None:
+        self.rfile.read(length)
+        content = json.dumps({"error": {"code": 401, "message": "Invalid Credentials"}}).encode()
+        self.reply(401, [("Content-Length", str(len(content)))], content)
+
+
+def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path):
+    """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
+    nowhere = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    }
+    unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    url = moto.url()
+    assert_one_sentence(command(moto, "runs", url, **nowhere, **unset), url, "redentials")
+    url = gcs_emulator.url()
+    with server_of(Unauthenticated) as endpoint:
+        assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")
+
+
 def test_an_upload_that_is_cut_is_tried_again(cloud):
     content = os.urandom(2_000_000)
     url = cloud.url()
     with server_of(cut_above(cloud, 500_000, times=1)) as front, reached_by(cloud.environment(front)):
         Folder(url).write("big", content)
     assert Folder(url).read("big") == content and Folder(url).names() == ["big"]
+
+
+def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog):
+    """As while a host has no network."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    url = cloud.url()
+    with reached_by(cloud.environment(f"http://127.0.0.1:{port}")):
+        with pytest.raises(ConnectionError):
+            Folder(url).write("runs/a", b"1")
+        waits = threading.Thread(target=patiently, args=[lambda: Folder(url).write("runs/a", b"1")])
+        waits.start()
+        while "tried again: " not in caplog.text:
+            time.sleep(0.05)
+        with server_of(cut_above(cloud, 1_000, times=0), port):
+            waits.join(60)
+    assert Folder(url).read("runs/a") == b"1"
 
 
 @pytest.mark.slow

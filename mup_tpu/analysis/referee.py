@@ -17,6 +17,7 @@ from mup_tpu.analysis.transfer import TransferResult, analyze
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.store import is_search
 
 _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -77,7 +78,7 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
     left_out: dict[str, str] = {}
     for header in sorted(Path(folder).glob("*/store.json")):
         path = header.parent
-        if (path / "search.jsonl").exists():
+        if is_search(path):
             left_out[path.name] = "a search"
             continue
         try:

@@ -169,7 +169,9 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         table: How to read it.
         json: Print JSON alone, for machines.
     """
-    if _is_search(path) and not json:
+    from mup_tpu.store import is_search
+
+    if is_search(path) and not json:
         _print_ranking(path)
         return
     if _sweeps_in(path) and not json:
@@ -265,10 +267,6 @@ def _draw_ablations(table: pd.DataFrame, folder: Path | str) -> None:
     _write(f"figures folder {folder}", folder, "ablations.csv", numbers.encode())
 
 
-def _is_search(path: str) -> bool:
-    return (Path(path) / "search.jsonl").exists()
-
-
 def _print_ranking(path: str) -> None:
     from mup_tpu.analysis.search import ranking
     from mup_tpu.store import load_runs
@@ -324,12 +322,13 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
     import pandas as pd
 
     from mup_tpu import plots
+    from mup_tpu.store import is_search
 
     folder = out or _figures_folder(path)
     measured = Path(path) / "coord_check.parquet"
     if _sweeps_in(path):
         _draw_ablations(_compared(path), folder)
-    elif _is_search(path):
+    elif is_search(path):
         from mup_tpu.analysis.search import ranking
         from mup_tpu.store import load_runs
 

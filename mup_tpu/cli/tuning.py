@@ -191,7 +191,7 @@ def search(
     Args:
         file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
             with kind (loguniform, uniform, choice), low and high, or values.
-        results: Results folder; by default results/EXPERIMENT.
+        results: Results folder (or fsspec URL); by default results/EXPERIMENT.
         resume: Go on with the search that the folder holds. What ended is not repeated, what ran goes on from
             its checkpoint, and the algorithm keeps what it learned.
         options: Algorithm, scheduler, limits, and where it runs.

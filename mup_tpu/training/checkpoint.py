@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from safetensors import SafetensorError
@@ -31,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mup_tpu.errors import StoreError, reason
-from mup_tpu.files import Folder, checksum
+from mup_tpu.files import Folder, checksum, patiently
 
 KEEP = 2
 """Checkpoints kept beside the best: the last, and one before it in case the last is damaged."""
@@ -78,7 +79,7 @@ def save(
         try:
             folder = Folder(path)
             content = {"step": step, "evaluation_loss": evaluation_loss, **meta}
-            _write(folder, f"step-{step:08d}", on_host, content)
+            patiently(partial(_write, folder, f"step-{step:08d}", on_host, content))
             break
         except (OSError, SafetensorError) as error:
             # FileExistsError: the folder was there when it was to be made, and gone when that was looked at.

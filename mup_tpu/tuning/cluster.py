@@ -67,6 +67,8 @@ def ray_cluster(address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Workers that are lost are dealt with; Ray would print a traceback of what they had left to say.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -80,7 +82,11 @@ def ray_cluster(address: str | None) -> Iterator[None]:
             # The cluster's workers run the driver's code, whatever they have installed.
             ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"no Ray cluster answers at address {address!r}: {first_line(error)}") from None
+            # It listens, so that a token is what is most likely missing, which Ray says in warnings alone.
+            raise ConfigError(
+                f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
+                "(Ray warns of that), it is that of ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            ) from None
     try:
         yield
     finally:

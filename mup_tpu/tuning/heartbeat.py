@@ -52,9 +52,9 @@ class Heartbeats:
         self._silence = {w: 0.0 if s is None else s + passed for w, s in self._silence.items()}
         return [w for w, s in self._silence.items() if s is not None and s > self._limit]
 
-    def lost(self) -> Lost:
+    def lost(self, where: str = "") -> Lost:
         """What has become of one of those."""
-        return Lost(f"hung: no report within the heartbeat of {self._limit:g} s")
+        return Lost(f"hung{where}: no report within the heartbeat of {self._limit:g} s")
 
 
 @dataclass(frozen=True)

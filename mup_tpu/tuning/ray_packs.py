@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -24,6 +25,14 @@ from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.workers import PackWorker, SliceWorker, end_worker
 
 _LOOK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """An actor that has its place on the cluster."""
+
+    actor: Any
+    host: str
 
 
 class _Workers:
@@ -41,9 +50,9 @@ class _Workers:
         self._remote = worker.options(runtime_env=environment, **room.needs)
         self._failed_starts = 0
         self.starting: dict[Any, Any] = {}
-        """Answer to come -> worker."""
-        self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[int, Any]] = {}
+        """Answer to come, which is its host -> actor."""
+        self.idle: list[_Worker] = []
+        self.busy: dict[Any, tuple[int, _Worker]] = {}
         """Stream of events -> pack index, worker."""
 
     def fill(self, wanted: int) -> None:
@@ -59,7 +68,7 @@ class _Workers:
     def start(self, index: int, pack: list[Trial], checkpoints: str | None) -> None:
         """Hand a pack to a worker that waits."""
         worker = self.idle.pop()
-        stream = worker.run.options(num_returns="streaming").remote(pack, checkpoints)
+        stream = worker.actor.run.options(num_returns="streaming").remote(pack, checkpoints)
         self.busy[stream] = (index, worker)
         self._heartbeats.heard(stream)
 
@@ -75,7 +84,7 @@ class _Workers:
             try:
                 event = ray.get(next(stream))
             except ray.exceptions.RayActorError as error:
-                event = Lost(f"its process died: {first_line(error)}")
+                event = Lost(f"its process on {worker.host} died: {first_line(error)}")
             except ray.exceptions.RayTaskError as error:
                 too_large = isinstance(error.cause, PackTooLarge)
                 event = error.cause if too_large else PackFailure(first_line(error.cause or error))
@@ -88,9 +97,9 @@ class _Workers:
                 self.idle.append(worker)
             yield index, event
         for stream in self._heartbeats.hung():
-            index, _ = self.busy[stream]
+            index, worker = self.busy[stream]
             self._lost(stream)
-            yield index, self._heartbeats.lost()
+            yield index, self._heartbeats.lost(f" on {worker.host}")
 
     def _wait(self) -> list[Any]:
         """Streams with something to read; settles workers that have found their place on the way."""
@@ -102,13 +111,12 @@ class _Workers:
         # All that are ready, not the first alone: who is not read would seem to be silent.
         ready: list[Any] = ray.wait(references, num_returns=len(references), timeout=0)[0]
         for reference in [reference for reference in ready if reference in self.starting]:
-            worker = self.starting.pop(reference)
+            actor = self.starting.pop(reference)
             try:
-                ray.get(reference)
-                self.idle.append(worker)
+                self.idle.append(_Worker(actor, ray.get(reference)))
                 self._failed_starts = 0
             except ray.exceptions.RayError as error:
-                end_worker(worker)
+                end_worker(actor)
                 self._failed_starts += 1
                 if self._failed_starts >= MAX_ATTEMPTS:
                     raise ConfigError(f"workers do not start: {first_line(error)}") from None
@@ -116,18 +124,19 @@ class _Workers:
 
     def _lost(self, stream: Any) -> None:
         """A worker has died or hangs, its node and its place on the cluster maybe gone with it."""
-        end_worker(self._forget(stream))
+        end_worker(self._forget(stream).actor)
         self._looked_at = -math.inf
 
-    def _forget(self, stream: Any) -> Any:
+    def _forget(self, stream: Any) -> _Worker:
         """The worker of a stream that has ended."""
         self._heartbeats.forget(stream)
         return self.busy.pop(stream)[1]
 
     def kill(self) -> None:
         """End all of them."""
-        for worker in [*self.idle, *self.starting.values(), *(worker for _, worker in self.busy.values())]:
-            end_worker(worker)
+        placed = [*self.idle, *(worker for _, worker in self.busy.values())]
+        for actor in [*self.starting.values(), *(worker.actor for worker in placed)]:
+            end_worker(actor)
 
 
 def run_packs(

@@ -12,8 +12,8 @@ import logging
 import math
 import os
 import re
-import shutil
 import signal
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,10 +30,11 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.files import Folder
 from mup_tpu.leftovers import scratch_folder
 from mup_tpu.signals import handling
-from mup_tpu.store import FINAL, Store, results_folder
+from mup_tpu.store import FINAL, Store
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.cluster import ray_cluster, slots
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
@@ -60,7 +61,7 @@ def run_search(
 
     Args:
         search: base trial and space.
-        results: results folder; local, since the log of a search is added to event by event.
+        results: results folder or fsspec URL.
         options: algorithm, scheduler, limits, and where it runs.
         run: how each trial is run.
         resume: go on with the search that the folder holds.
@@ -73,11 +74,11 @@ def run_search(
     """
     if run.placement == "slice":
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
-    folder = _local_folder(results)
-    store = Store(folder, search.experiment)
+    store = Store(results, search.experiment)
+    folder = store.folder
     data.load(search.base.data)
     with _only_one(folder):
-        log = _open_log(folder, search, options, resume, results)
+        log = _open_log(folder, search, options, resume)
         left = options.num_samples - len(log.ended)
         if left <= 0:
             return SearchOutcome(Counter(), 0)
@@ -92,42 +93,33 @@ def run_search(
             try:
                 _tuner(search, options, run, keeper, progress, left, str(scratch)).fit()
             except tune.TuneError as error:
-                raise keeper.error or error from None
+                raise keeper.error or log.error or error from None
             _keep_tensorboard(scratch / "tune", folder / "tensorboard")
         for key in log.ended:  # a worker's last breath may have checkpointed what had ended
-            shutil.rmtree(checkpoints_of(folder, key), ignore_errors=True)
+            _remove_checkpoints(folder, key)
     return SearchOutcome(keeper.counts, options.num_samples - len(log.ended), bool(interrupted))
 
 
-def _local_folder(results: str) -> Path:
-    """The folder of a search.
-
-    Raises:
-        ConfigError: it is a URL.
-    """
-    where = results_folder(results)
-    if not where.is_local:
-        raise ConfigError(
-            f"results {results} of a search is a URL: its log is added to event by event, which a bucket's "
-            "objects cannot be; give a local folder, and copy it when the search is done"
-        )
-    return Path(where.path)
+def _remove_checkpoints(folder: Folder, key: int) -> None:
+    """Drop the checkpoints of a proposal; those that cannot be reached stay."""
+    with contextlib.suppress(OSError):
+        Folder(checkpoints_of(str(folder), key)).remove_all()
 
 
-def _open_log(folder: Path, search: Search, options: SearchOptions, resume: bool, results: str) -> SearchLog:
+def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
     """The log of a new search, or of the one to go on with.
 
     Raises:
         ConfigError: a search is there already and resume is not asked for, or the reverse.
     """
-    log = SearchLog(folder / "search.jsonl")
+    log = SearchLog(folder)
     if log.events and not resume:
         raise ConfigError(
-            f"results folder {results} holds a search of {len(log.proposals)} trials; "
+            f"results folder {folder} holds a search of {len(log.proposals)} trials; "
             "go on with --resume, or give this one a folder of its own"
         )
     if resume and not log.events:
-        raise ConfigError(f"results folder {results} holds no search to resume")
+        raise ConfigError(f"results folder {folder} holds no search to resume")
     log.begin(search, options)
     return log
 
@@ -176,7 +168,12 @@ def _tuner(
             storage_path=scratch,
             failure_config=tune.FailureConfig(max_failures=options.max_failures),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            callbacks=[keeper, progress, TBXLoggerCallback(), *_tracker(search, options, keeper.folder)],
+            callbacks=[
+                keeper,
+                progress,
+                TBXLoggerCallback(),
+                *_tracker(search, options, keeper.folder, scratch),
+            ],
             verbose=0,
         ),
     )
@@ -190,7 +187,7 @@ class _Keeper(tune.Callback):
         search: Search,
         store: Store,
         log: SearchLog,
-        folder: Path,
+        folder: Folder,
         scheduler: TrialScheduler,
         device: str,
     ) -> None:
@@ -234,7 +231,7 @@ class _Keeper(tune.Callback):
             self.error = error  # Tune wraps what its callbacks raise in a stack of its own
             raise
         self.counts[row["status"]] += 1
-        shutil.rmtree(checkpoints_of(self.folder, trial.config[KEY]), ignore_errors=True)
+        _remove_checkpoints(self.folder, trial.config[KEY])
 
 
 class _Halving(ASHAScheduler):
@@ -287,7 +284,7 @@ def _tune_domain(domain: Domain) -> Any:
     return draw(domain.low, domain.high)
 
 
-def _tracker(search: Search, options: SearchOptions, folder: Path) -> list[tune.Callback]:
+def _tracker(search: Search, options: SearchOptions, folder: Folder, scratch: str) -> list[tune.Callback]:
     """The experiment tracker asked for, beside TensorBoard.
 
     Raises:
@@ -303,7 +300,8 @@ def _tracker(search: Search, options: SearchOptions, folder: Path) -> list[tune.
         def __del__(self) -> None:
             """Nothing: its actors end with the cluster, and this may be called when Ray is gone."""
 
-    return [Tracker(search.experiment, excludes=["row", "curves"], dir=str(folder))]
+    where = folder.path if folder.is_local else scratch
+    return [Tracker(search.experiment, excludes=["row", "curves"], dir=where)]
 
 
 @contextlib.contextmanager
@@ -338,24 +336,31 @@ def _reason(trial: TuneTrial) -> str:
     return "hung: no evaluation within the heartbeat" if reason.startswith("TimeoutError") else reason[:500]
 
 
-def _keep_tensorboard(made: Path, kept: Path) -> None:
-    """Move TensorBoard's event files out of Tune's scratch folder."""
+def _keep_tensorboard(made: Path, kept: Folder) -> None:
+    """Copy TensorBoard's event files out of Tune's scratch folder."""
     for events in made.glob("*/events.out.tfevents.*"):
-        target = kept / events.parent.name
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.move(str(events), target / events.name)
+        try:
+            kept.write(f"{events.parent.name}/{events.name}", events.read_bytes())
+        except OSError as error:
+            warnings.warn(f"{kept} cannot be written: {reason(error)}", stacklevel=2)
+            return
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def _only_one(folder: Folder) -> Iterator[None]:
     """Refuse a second search in the same folder: two would propose the same keys.
+
+    A bucket cannot be locked: there the log refuses the one that adds to it last.
 
     Raises:
         StoreError: another one is running.
     """
+    if not folder.is_local:
+        yield
+        return
     import fcntl
 
-    with (folder / "search.lock").open("w") as lock:
+    with Path(folder.path, "search.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,7 @@
-"""A search's memory: a log of what was proposed and what came of it (search.jsonl), beside the store.
+"""A search's memory: a log of what was proposed and what came of it, beside the store.
+
+In a local folder it is search.jsonl, a line an event. Objects of a bucket cannot be added to: there it is
+search/00000000.json and so on, an object an event.
 
 Resuming replays it into a fresh algorithm with the same seed, which then knows what it knew, and first goes
 on with the trials that had not ended, from their checkpoints. Tune's own state on disk is pickled, and never
@@ -8,7 +11,9 @@ read.
 from __future__ import annotations
 
 import json
+import uuid
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,35 +23,57 @@ from ray.tune.search import Searcher
 from mup_tpu.config import Trial
 from mup_tpu.config_io import from_dict
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.files import Folder, patiently
+from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 from mup_tpu.tuning.search_progress import KEY
+
+_AT_ONCE = 16
+"""Objects of a log that are read at once."""
 
 
 class SearchLog:
-    """What was proposed and how it ended, a JSON line an event, written through to the disk.
+    """What was proposed and how it ended, written through to the disk or bucket event by event.
 
     Args:
-        path: the log; made at the first event.
+        folder: the results folder; the log is made at the first event.
 
     Raises:
         StoreError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Folder) -> None:
+        self._folder, self._writer = folder, uuid.uuid4().hex
         self.events: list[dict[str, Any]] = []
-        text = path.read_bytes() if path.exists() else b""
-        self._in_line = not text.endswith(b"\n") if text else False
-        """Whether the file ends within a line, as after a kill."""
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                self.events.append(json.loads(line))
-            except ValueError:
-                warnings.warn(f"line {number} of {path} is torn, as by a kill: left out", stacklevel=2)
+        self.error: StoreError | None = None
+        """Why nothing can be added any more."""
+        self._in_line = False
+        """Whether a local log ends within a line, as after a kill."""
+        self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
+        try:
+            self._read_file() if folder.is_local else self._read_objects()
+        except (OSError, ValueError) as error:
+            raise StoreError(f"search log {self.path} cannot be read: {reason(error)}") from None
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
         }
         self.ended: set[int] = {e["key"] for e in self.events if e["event"] == "ended"}
+
+    def _read_file(self) -> None:
+        path = Path(self.path)
+        text = path.read_bytes() if path.exists() else b""
+        self._in_line = not text.endswith(b"\n") if text else False
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                warnings.warn(f"line {number} of {path} is torn, as by a kill: left out", stacklevel=3)
+
+    def _read_objects(self) -> None:
+        objects = self._folder / LOG_OBJECTS
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for content in pool.map(objects.read, objects.names()):
+                self.events.append(json.loads(content))
 
     def begin(self, search: Search, options: SearchOptions) -> None:
         """Note what is searched; a log of another space or algorithm is not gone on with.
@@ -81,13 +108,34 @@ class SearchLog:
         self._add({"event": "ended", "key": key, "loss": loss})
 
     def _add(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
-            self._in_line = False
+            if self._folder.is_local:
+                with Path(self.path).open("a", encoding="utf-8") as file:
+                    file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
+                self._in_line = False
+            else:
+                self._create({**event, "writer": self._writer})
         except OSError as error:
-            raise StoreError(f"search log {self.path} cannot be written: {error.strerror}") from None
+            self.error = StoreError(f"search log {self.path} cannot be written: {reason(error)}")
+        if self.error:
+            raise self.error
+        self.events.append(event)
+
+    def _create(self, event: dict[str, Any]) -> None:
+        """Write the next object, unless another search that has read the same log has written it."""
+        name = f"{LOG_OBJECTS}/{len(self.events):08}.json"
+        try:
+            patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
+        except OSError as error:
+            try:
+                found = json.loads(self._folder.read(name))
+            except FileNotFoundError:
+                raise error from None
+            if found["writer"] != self._writer:
+                self.error = StoreError(
+                    f"results folder {self._folder} is being written by another search; wait for it, "
+                    "or stop it"
+                )
 
 
 class ReplayedSearcher(Searcher):

@@ -8,7 +8,6 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -31,9 +30,9 @@ RESULT = "loss"
 _LAST_BREATH_S = 30
 
 
-def checkpoints_of(folder: Path, key: int) -> Path:
-    """Folder of a proposal's checkpoints in a results folder."""
-    return folder / "checkpoints" / f"search-{key}"
+def checkpoints_of(folder: str, key: int) -> str:
+    """Folder or fsspec URL of a proposal's checkpoints in a results folder."""
+    return f"{folder}/checkpoints/search-{key}"
 
 
 class TrialTrainable(tune.Trainable):
@@ -51,7 +50,7 @@ class TrialTrainable(tune.Trainable):
         """Begin, or go on from the trial's checkpoint, in the environment of a pack's worker."""
         os.environ |= environment
         take_chips(run)
-        self._search, self._options, self._run_options, self._folder = search, options, run, Path(folder)
+        self._search, self._options, self._run_options, self._folder = search, options, run, folder
         self._thread = ThreadPoolExecutor(1)
         self._run: PackRun | None = None
         self._logging = contextlib.ExitStack()

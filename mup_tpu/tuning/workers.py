@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,8 +32,9 @@ class PackWorker:
         self._options, self._results = options, results
         take_chips(options)
 
-    def ready(self) -> None:
-        """Answers once the worker has a place on the cluster."""
+    def ready(self) -> str:
+        """The host that the worker has its place on."""
+        return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
 
     def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
         """Train one pack."""
@@ -67,10 +69,11 @@ class SliceWorker:
         self._options, self._results, self._kind = options, results, kind
         self._hosts: list[Any] = []
 
-    def ready(self) -> None:
-        """Answers once an intact slice is reserved and a worker stands on each of its hosts."""
+    def ready(self) -> str:
+        """The hosts of the slice, once it is reserved, whole, and a worker stands on each of them."""
         self._addresses, self._group = self._reserve()
         self._start_hosts()
+        return ", ".join(self._addresses)
 
     def _reserve(self) -> tuple[list[str], Any]:
         """The hosts of a slice that is whole and free, and its placement group, which holds all or none."""

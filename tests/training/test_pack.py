@@ -1,5 +1,6 @@
 """A pack's members against stock transformers GPT-2 with torch.optim, against each other, and against NaN."""
 
+import os
 import shutil
 
 import pytest
@@ -19,6 +20,9 @@ from mup_tpu.training.pack import Pack
 from mup_tpu.training.schedule import schedule_factor
 
 VOCAB = 48
+DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
+"""Where packs train: `pytest --device cuda` sets it."""
+
 TINY = Trial().replace(
     width=32,
     base_width=32,
@@ -34,17 +38,18 @@ TINY = Trial().replace(
 def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     shape = (trial.data.batch_size, trial.data.sequence_length + 1)
-    return [torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count)]
+    drawn = (torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count))
+    return [tokens_BT1.to(DEVICE.torch_device) for tokens_BT1 in drawn]
 
 
 def train(trials: list[Trial], execution: str = "loop", count: int = 20) -> tuple[Pack, torch.Tensor]:
-    pack = Pack(trials, VOCAB, get_device("cpu"), execution)
-    return pack, torch.stack([pack.step(batch) for batch in batches(trials[0], count)])
+    pack = Pack(trials, VOCAB, DEVICE, execution)
+    return pack, torch.stack([pack.read(pack.step(batch)) for batch in batches(trials[0], count)])
 
 
 def train_plainly(trial: Trial) -> tuple[GPT2LMHeadModel, list[float]]:
     """Stock GPT-2, torch.optim and nothing of ours but the starting weights; valid at the base width."""
-    start = Pack([trial], VOCAB, get_device("cpu"))
+    start = Pack([trial], VOCAB, DEVICE)
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=trial.data.sequence_length, n_embd=32, n_layer=2, n_head=2,
         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, tie_word_embeddings=trial.model.tied,
@@ -52,6 +57,7 @@ def train_plainly(trial: Trial) -> tuple[GPT2LMHeadModel, list[float]]:
     model = GPT2LMHeadModel(config).to(next(iter(start.parameters.values())).dtype)
     model.load_state_dict(start.member_parameters(0), strict=False)
     model.tie_weights()
+    model.to(DEVICE.torch_device)
     o = trial.optimizer
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -144,7 +150,7 @@ def test_member_result_does_not_depend_on_its_pack(execution, optimizer):
 @pytest.mark.parametrize("optimizer", UPDATE_RULES)
 def test_nan_in_one_member_leaves_the_others_bit_identical(execution, optimizer):
     trials = [TINY.replace(learning_rate=lr, optimizer=optimizer) for lr in (0.01, 0.002, 0.03)]
-    clean, poisoned = (Pack(trials, VOCAB, get_device("cpu"), execution) for _ in range(2))
+    clean, poisoned = (Pack(trials, VOCAB, DEVICE, execution) for _ in range(2))
     for p in poisoned.parameters.values():
         p[1].fill_(float("nan"))
     for batch in batches(TINY, 5):
@@ -174,7 +180,7 @@ def test_resumed_pack_goes_on_bit_identically(execution, optimizer):
     trials = [TINY.replace(learning_rate=lr, optimizer=optimizer, momentum=0.9) for lr in rates]
     whole, _ = train(trials, execution)
     first, _ = train(trials, execution, 11)
-    resumed = Pack(trials, VOCAB, get_device("cpu"), execution)
+    resumed = Pack(trials, VOCAB, DEVICE, execution)
     resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, first.members, 11)
     for batch in batches(TINY)[11:]:
         resumed.step(batch)
@@ -186,7 +192,7 @@ def test_checkpoint_of_one_execution_loads_in_the_other():
     trials = [TINY.replace(learning_rate=lr, precision="float64") for lr in (0.01, 0.02)]
     whole, _ = train(trials, "loop")
     first, _ = train(trials, "loop", 9)
-    other = Pack(trials, VOCAB, get_device("cpu"), "vmap")
+    other = Pack(trials, VOCAB, DEVICE, "vmap")
     other.load_tensors(first.tensors(), first.members, 9)
     for batch in batches(TINY)[9:]:
         other.step(batch)
@@ -209,7 +215,7 @@ def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alo
     """Five members: nothing moves until two are left, then one."""
     base = TINY.replace(precision="float64", weight_decay=0.01, optimizer=optimizer)
     trials = [base.replace(learning_rate=lr, seed=k) for k, lr in enumerate((0.01, 0.02, 0.005, 0.03, 0.001))]
-    pack = Pack(trials, VOCAB, get_device("cpu"), execution)
+    pack = Pack(trials, VOCAB, DEVICE, execution)
     whole, expected_SK = train(trials, execution)
     losses, sizes = [], []
     for step, batch in enumerate(batches(base)):
@@ -232,14 +238,14 @@ def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alo
     held_out = batches(base, 2)
     mean_K = pack.read(pack.evaluate(held_out))
     assert mean_K.isnan().tolist() == [True, True, False, True, True]
-    resumed = Pack(trials, VOCAB, get_device("cpu"), execution)
+    resumed = Pack(trials, VOCAB, DEVICE, execution)
     resumed.load_tensors(pack.tensors(), pack.members, pack.steps_done)
     assert torch.equal(resumed.read(resumed.evaluate(held_out))[2], mean_K[2])
 
 
 def test_trials_of_different_shape_are_refused():
     with pytest.raises(ConfigError, match="must share shape"):
-        Pack([TINY, TINY.replace(width=64)], VOCAB, get_device("cpu"))
+        Pack([TINY, TINY.replace(width=64)], VOCAB, DEVICE)
 
 
 class Dtypes(TorchDispatchMode):
@@ -258,7 +264,7 @@ class Dtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 def test_bf16_multiplies_matrices_in_bf16_and_leaves_the_rest_in_float32(execution):
-    pack = Pack([TINY.replace(precision="bf16", weight_decay=0.1)] * 2, VOCAB, get_device("cpu"), execution)
+    pack = Pack([TINY.replace(precision="bf16", weight_decay=0.1)] * 2, VOCAB, DEVICE, execution)
     with Dtypes() as dtypes:
         losses_K = pack.step(batches(TINY)[0])
     products = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu")
@@ -288,7 +294,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
     for step in range(20):
         expected *= 1 - 0.01 * schedule_factor(base.train, step)
     for execution in ("loop", "vmap"):
-        start = Pack(trials, VOCAB, get_device("cpu"), execution)
+        start = Pack(trials, VOCAB, DEVICE, execution)
         end, _ = train(trials, execution)
         for name in ("transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"):
             ratio = end.parameters[name] / start.parameters[name]
@@ -302,7 +308,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
 def test_compiled_members_train_as_eager_ones_do(architecture, execution):
     base = TINY.replace(architecture=architecture)
     trials = [base.replace(seed=seed, learning_rate=0.01) for seed in range(2)]
-    packs = [Pack(trials, VOCAB, get_device("cpu"), execution, compile) for compile in (False, True)]
+    packs = [Pack(trials, VOCAB, DEVICE, execution, compile) for compile in (False, True)]
     for batch in batches(TINY, 10):
         eager, compiled = (pack.step(batch) for pack in packs)
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ from mup_tpu.cli import main
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.tuning.search import _algorithm, _only_one, run_search
@@ -54,7 +55,8 @@ def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm
     options = SearchOptions(algorithm=algorithm, seed=3)
 
     def searcher(path):
-        return ReplayedSearcher(_algorithm(search, options), SearchLog(path), "loss")
+        path.mkdir(exist_ok=True)
+        return ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(path)), "loss")
 
     def go_on(searcher, start, stop):
         points = []
@@ -65,32 +67,32 @@ def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm
             points.append(point)
         return points
 
-    whole = go_on(searcher(tmp_path / "whole.jsonl"), 0, 24)
-    first = go_on(searcher(tmp_path / "parts.jsonl"), 0, 15)
-    second = go_on(searcher(tmp_path / "parts.jsonl"), 15, 24)
+    whole = go_on(searcher(tmp_path / "whole"), 0, 24)
+    first = go_on(searcher(tmp_path / "parts"), 0, 15)
+    second = go_on(searcher(tmp_path / "parts"), 15, 24)
     assert first + second == whole
 
 
 def test_what_had_not_ended_comes_first(search, tmp_path):
     options = SearchOptions()
-    first = ReplayedSearcher(_algorithm(search, options), SearchLog(tmp_path / "log"), "loss")
+    first = ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
     proposed = [first.suggest(name) for name in "abc"]
     first._log.end(1, 2.5)
     with (tmp_path / "log").open("a") as file:
         file.write('{"event": "propo')  # torn by a kill
-    second = ReplayedSearcher(_algorithm(search, options), SearchLog(tmp_path / "log"), "loss")
+    second = ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
     assert [second.suggest(name) for name in "de"] == [proposed[0], proposed[2]]
     assert second.suggest("f")["_key"] == 3
 
 
 def test_a_log_begun_differently_is_not_gone_on_with(search, tiny, tmp_path):
-    SearchLog(tmp_path / "log").begin(search, SearchOptions())
-    SearchLog(tmp_path / "log").begin(search, SearchOptions(num_samples=99))
+    SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
+    SearchLog(Folder(tmp_path)).begin(search, SearchOptions(num_samples=99))
     other = Search("small_search", tiny, SPACE | {"warmup": Domain("uniform", 0.1, 0.4)})
     with pytest.raises(ConfigError, match="space of the search is not that of .*log"):
-        SearchLog(tmp_path / "log").begin(other, SearchOptions())
+        SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
     with pytest.raises(ConfigError, match="algorithm of the search is not that of"):
-        SearchLog(tmp_path / "log").begin(search, SearchOptions(algorithm="random"))
+        SearchLog(Folder(tmp_path)).begin(search, SearchOptions(algorithm="random"))
 
 
 @pytest.mark.slow
@@ -161,7 +163,7 @@ def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(loc
 
 def test_a_log_cut_anywhere_in_its_last_line_loses_that_line_alone(search, tmp_path):
     """Whatever was left of it, what comes next is on lines of its own."""
-    log = SearchLog(tmp_path / "search.jsonl")
+    log = SearchLog(Folder(tmp_path))
     log.begin(search, SearchOptions())
     whole = (tmp_path / "search.jsonl").read_bytes()
     log.propose({"learning_rate": 0.1})
@@ -170,27 +172,27 @@ def test_a_log_cut_anywhere_in_its_last_line_loses_that_line_alone(search, tmp_p
         (tmp_path / "search.jsonl").write_bytes(whole + last[:cut])
         is_torn = cut < len(last) - 1
         with pytest.warns(UserWarning, match="line 2 .* is torn") if is_torn else contextlib.nullcontext():
-            again = SearchLog(tmp_path / "search.jsonl")
+            again = SearchLog(Folder(tmp_path))
         assert len(again.proposals) == (0 if is_torn else 1)
         key = again.propose({"learning_rate": 0.2})
         again.end(key, 1.5)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = SearchLog(tmp_path / "search.jsonl")
+            found = SearchLog(Folder(tmp_path))
         assert found.proposals[key] == {"learning_rate": 0.2} and found.ended == {key}, cut
 
 
 def test_a_search_that_was_begun_before_a_field_came_is_gone_on_with(search, tmp_path):
     """Its log lacks the field, which is at its default."""
-    SearchLog(tmp_path / "search.jsonl").begin(search, SearchOptions())
+    SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     (event,) = [json.loads(line) for line in (tmp_path / "search.jsonl").read_text().splitlines()]
     del event["base"]["model"]["base_depth"], event["base"]["model"]["architecture"]
     event["base"]["model"]["growing"] = event["base"]["model"].pop("growing_dimension")
     (tmp_path / "search.jsonl").write_text(json.dumps(event) + "\n")
-    SearchLog(tmp_path / "search.jsonl").begin(search, SearchOptions())
+    SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     other = dataclasses.replace(search, base=search.base.replace(base_depth=4))
     with pytest.raises(ConfigError, match="base of the search is not that of"):
-        SearchLog(tmp_path / "search.jsonl").begin(other, SearchOptions())
+        SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
 
 
 @pytest.mark.slow
@@ -217,11 +219,11 @@ def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(local_ray,
     assert driver.poll() is None, "the search ended before it could be killed"
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
-    before = SearchLog(log)
+    before = SearchLog(Folder(results))
     assert 2 <= len(before.ended) < 6
     search = Search("killed", base, {"learning_rate": Domain("loguniform", 2.0**-10, 2.0**-4)})
     run_search(search, str(results), SearchOptions(num_samples=6), RunOptions(), True, QUIET)
-    after = SearchLog(log)
+    after = SearchLog(Folder(results))
     assert after.ended == set(range(6))
     assert {k: after.proposals[k] for k in before.proposals} == before.proposals
     ends = Counter(e["key"] for e in after.events if e["event"] == "ended")
@@ -280,7 +282,7 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
     assert process.returncode == 130, output
     assert "go on with" not in output
     assert "Traceback" not in output
-    proposed = SearchLog(results / "search.jsonl").proposals
+    proposed = SearchLog(Folder(results)).proposals
 
     began = time.time()
     process = start_search(search_file, results, *options, "--resume")
@@ -292,7 +294,7 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
     assert f"2 trials to go; go on with: mup-tpu search {search_file} --results {results} --resume" in output
     assert "Traceback" not in output
     assert checkpoints(results)
-    assert SearchLog(results / "search.jsonl").proposals == proposed
+    assert SearchLog(Folder(results)).proposals == proposed
 
 
 @contextlib.contextmanager
@@ -389,9 +391,9 @@ def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
 
 def test_two_searches_do_not_write_one_folder(tmp_path):
     with (
-        _only_one(tmp_path),
+        _only_one(Folder(tmp_path)),
         pytest.raises(StoreError, match="is being written by another search"),
-        _only_one(tmp_path),
+        _only_one(Folder(tmp_path)),
     ):
         pass
 

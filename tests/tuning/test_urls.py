@@ -9,8 +9,6 @@ from rich.console import Console
 
 from mup_tpu.cli import replay
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
-from mup_tpu.config_search import Domain, Search, SearchOptions
-from mup_tpu.errors import ConfigError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.tuning.sweep import run_sweep
@@ -72,11 +70,3 @@ def test_workers_share_a_url_with_their_driver(sweep, local, local_ray, tmp_path
     logs = [path.read_text() for path in (tmp_path / "shared" / "logs").glob("*.log")]
     assert sum(text.count("step 30/30") for text in logs) == 2
     assert not (tmp_path / "shared" / "checkpoints").exists()
-
-
-def test_a_search_at_a_url_is_refused_in_one_sentence(tiny):
-    from mup_tpu.tuning.search import run_search
-
-    search = Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
-    with pytest.raises(ConfigError, match="of a search is a URL: .*give a local folder"):
-        run_search(search, "memory://b/x", SearchOptions(), RunOptions(), False, Console(quiet=True))

@@ -1,7 +1,8 @@
-"""A sweep against one process a trial (benchmarks/nanogpt_peer.py), on this machine's CPU.
+"""A sweep against one process a trial (benchmarks/nanogpt_peer.py), on this machine.
 
-    python benchmarks/sweep_cpu.py --width 64 --repeats 5 --out benchmarks/sweep_cpu_64.csv
-    python benchmarks/sweep_cpu.py --width 256 --repeats 5 --out benchmarks/sweep_cpu_256.csv
+    python benchmarks/sweep.py --width 64 --repeats 5 --out benchmarks/sweep_cpu_64.csv
+    python benchmarks/sweep.py --width 256 --repeats 5 --out benchmarks/sweep_cpu_256.csv
+    python benchmarks/sweep.py --device cuda --width 256 --out benchmarks/sweep_cuda_256.csv
 
 Both train GPT-2 of 2 layers on the same tokens, batches of 16 × 128, for the same steps, and evaluate once at
 the end. Timed as whole processes: start-up, imports, data, training, storing.
@@ -39,6 +40,7 @@ def main(
     trials: int = 16,
     steps: int = 300,
     repeats: int = 5,
+    device: Literal["cpu", "cuda"] = "cpu",
     precision: Literal["float32", "bf16"] = "float32",
     peer_precision: Literal["float32", "bf16"] = "float32",
     halving: bool = False,
@@ -52,6 +54,7 @@ def main(
         trials: Learning rates.
         steps: Optimizer steps a trial.
         repeats: Pairs of runs.
+        device: Where both train.
         precision: Arithmetic of ours.
         peer_precision: Arithmetic of the peer.
         halving: Let ours stop hopeless members early; the peer cannot.
@@ -64,12 +67,14 @@ def main(
         sweep = Path(scratch) / "sweep.toml"
         sweep.write_text(SWEEP.format(width=width, learning_rates=rates, steps=steps, precision=precision))
         ours = [[sys.executable, "-m", "mup_tpu", "sweep", str(sweep), "--results", "{run}"]]
+        ours[0] += ["--device", device]
         ours[0] += ["--halving"] * halving
         peer = [
             [
                 sys.executable, str(Path(__file__).with_name("nanogpt_peer.py")), "--tokens", str(tokens),
                 "--width", str(width), "--steps", str(steps), "--learning-rate", str(rate),
-                "--threads", str(threads), *(["--bf16"] if peer_precision == "bf16" else []),
+                "--threads", str(threads), "--device", device,
+                *(["--bf16"] if peer_precision == "bf16" else []),
             ]
             for rate in rates
         ]  # fmt: skip
