@@ -8,11 +8,13 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import tyro
@@ -234,3 +236,45 @@ def test_what_is_imported_in_examples_is_there():
     for module, names in lines:
         for name in names.split(", "):
             assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site as scripts/docs builds it."""
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_the_site_has_every_page_and_no_dead_link(site):
+    """Pages and anchors are mkdocs' to check, in its strict mode; here also what is HTML from the start."""
+    there = {file.relative_to(site).as_posix() for file in site.rglob("*")}
+    for page in PAGES:
+        name = page.relative_to(ROOT).with_suffix(".html")
+        assert (name.with_name("index.html") if name.stem == "README" else name).as_posix() in there
+    for file in site.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', file.read_text(encoding="utf-8")):
+            target = site / link.lstrip("/") if file.name == "404.html" else file.parent / unquote(link)
+            assert target.exists(), f"{file.relative_to(site)} links to {link}"
+
+
+def test_the_site_asks_for_nothing_over_the_network(site):
+    """Of what a browser fetches by itself; links that a reader may follow are another thing."""
+    fetched = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
+    for file in site.rglob("*.html"):
+        found = set(fetched.findall(file.read_text(encoding="utf-8")))
+        assert not found, f"{file.relative_to(site)}: {found}"
+    for file in site.rglob("*.css"):
+        assert not re.findall(r"url\(\"?(?:https?:)?//", file.read_text(encoding="utf-8")), file.name
+
+
+def test_the_reference_shows_what_packages_export(site):
+    """Docstrings are read from the code, unrun, and a name that a package takes from its rooms by __all__."""
+    for name in ("analysis", "parametrize"):
+        module = importlib.import_module(f"mup_tpu.{name}")
+        text = (site / "docs" / "reference" / f"{name}.html").read_text(encoding="utf-8")
+        assert [n for n in module.__all__ if f'id="mup_tpu.{name}.{n}"' not in text] == []
