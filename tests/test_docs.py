@@ -1,5 +1,6 @@
 """Pages for people: their commands, files and imports are there, and the site is built of them."""
 
+import doctest
 import functools
 import importlib
 import importlib.util
@@ -157,8 +158,7 @@ def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
         run_ours(arguments, patch)
     elif program == "python" and arguments[0].startswith("benchmarks/"):
         run_benchmark(arguments[0], arguments[1:], patch)
-    elif program == "python" and "NAME" not in arguments[0]:
-        assert arguments[0].startswith("experiments/")
+    elif program == "python" and re.match("experiments/(?!NAME)", arguments[0]):
         run_experiment(arguments[0], arguments[1:], patch)
     elif program.startswith("scripts/"):
         run_script(program, arguments, patch)
@@ -236,6 +236,29 @@ def test_what_is_imported_in_examples_is_there():
     for module, names in lines:
         for name in names.split(", "):
             assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+WITH_EXAMPLES = [
+    file for file in sorted((ROOT / "mup_tpu").rglob("*.py")) if ">>> " in file.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_examples_in_docstrings_say_what_they_print(file, monkeypatch):
+    """From the repository's top."""
+    monkeypatch.chdir(ROOT)
+    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    ran = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert ran.attempted and not ran.failed
+
+
+def test_the_snippet_for_python_runs(tmp_path, monkeypatch, capsys):
+    (snippet,) = blocks(text_of(ROOT / "docs" / "reference" / "python.md"), "python")
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "docs/reference/python.md", "exec"), {})
+    assert "sp: DRIFTS" in capsys.readouterr().out
+    assert (tmp_path / "transfer.png").exists()
 
 
 @pytest.fixture(scope="module")
