@@ -301,3 +301,7 @@ def test_the_reference_shows_what_packages_export(site):
         module = importlib.import_module(f"mup_tpu.{name}")
         text = (site / "docs" / "reference" / f"{name}.html").read_text(encoding="utf-8")
         assert [n for n in module.__all__ if f'id="mup_tpu.{name}.{n}"' not in text] == []
+    for file in (site / "docs" / "reference").glob("*.html"):
+        assert "<blockquote>" not in file.read_text(encoding="utf-8"), (
+            f"{file.name}: >>> outside of Examples:"
+        )

@@ -116,9 +116,10 @@ class Sweep:
 
     `widths`, `learning_rates` and `parametrizations` are the short forms of the usual axes.
 
-    >>> sweep = Sweep("mine", widths=(64, 128), learning_rates=(2**-8, 2**-7), num_seeds=2)
-    >>> len(sweep.trials())  # in SP and in μP
-    16
+    Examples:
+        >>> sweep = Sweep("mine", widths=(64, 128), learning_rates=(2**-8, 2**-7), num_seeds=2)
+        >>> len(sweep.trials())  # in SP and in μP
+        16
     """
 
     experiment: str

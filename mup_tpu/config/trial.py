@@ -331,9 +331,10 @@ class Trial:
     def replace(self, **changes: Any) -> Trial:
         """This trial with fields of its parts changed.
 
-        >>> trial = Trial().replace(width=256, learning_rate=2**-7)
-        >>> trial.model.width, trial.optimizer.learning_rate
-        (256, 0.0078125)
+        Examples:
+            >>> trial = Trial().replace(width=256, learning_rate=2**-7)
+            >>> trial.model.width, trial.optimizer.learning_rate
+            (256, 0.0078125)
 
         Raises:
             ConfigError: a name belongs to no part, or the values do not fit.
