@@ -1,6 +1,5 @@
-"""Pages for people: their commands, files and imports are there, and the site is built of them."""
+"""Pages for people: what they say can be typed, imported or opened is there."""
 
-import doctest
 import functools
 import importlib
 import importlib.util
@@ -9,19 +8,19 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 import tyro
 
 from mup_tpu.cli import checks, data, main, replay, training, tuning
 from mup_tpu.config_io import load_sweep
+from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
+from mup_tpu.parametrization import PARAMETRIZATIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -238,70 +237,59 @@ def test_what_is_imported_in_examples_is_there():
             assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
-WITH_EXAMPLES = [
-    file for file in sorted((ROOT / "mup_tpu").rglob("*.py")) if ">>> " in file.read_text("utf-8")
-]
+OF_OTHERS = ("pretrain.py", "completed_adamh.py")
+"""Files of other projects that docs/rules.md speaks of."""
 
 
-@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_examples_in_docstrings_say_what_they_print(file, monkeypatch):
-    """From the repository's top."""
-    monkeypatch.chdir(ROOT)
-    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    ran = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert ran.attempted and not ran.failed
+def named(pattern: str) -> Iterator[tuple[str, str]]:
+    """What pages write as code in prose, where it is of this form, with the page.
 
-
-def test_the_snippet_for_python_runs(tmp_path, monkeypatch, capsys):
-    (snippet,) = blocks(text_of(ROOT / "docs" / "reference" / "python.md"), "python")
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "docs/reference/python.md", "exec"), {})
-    assert "sp: DRIFTS" in capsys.readouterr().out
-    assert (tmp_path / "transfer.png").exists()
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The site as scripts/docs builds it."""
-    pytest.importorskip("mkdocs", reason="the extra docs is not installed: pip install '.[docs]'")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return folder
-
-
-def test_the_site_has_every_page_and_no_dead_link(site):
-    """Pages and anchors are mkdocs' to check, in its strict mode; here also what is HTML from the start."""
-    there = {file.relative_to(site).as_posix() for file in site.rglob("*")}
+    Not the benchmarks': theirs speaks of the scripts' own options, and of other projects' files.
+    """
     for page in PAGES:
-        name = page.relative_to(ROOT).with_suffix(".html")
-        assert (name.with_name("index.html") if name.stem == "README" else name).as_posix() in there
-    for file in site.rglob("*.html"):
-        for link in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', file.read_text(encoding="utf-8")):
-            target = site / link.lstrip("/") if file.name == "404.html" else file.parent / unquote(link)
-            assert target.exists(), f"{file.relative_to(site)} links to {link}"
+        if page.parent.name == "benchmarks":
+            continue
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCE.sub("", text_of(page))):
+            if re.fullmatch(pattern, code):
+                yield code, page.relative_to(ROOT).as_posix()
 
 
-def test_the_site_asks_for_nothing_over_the_network(site):
-    """Of what a browser fetches by itself; links that a reader may follow are another thing."""
-    fetched = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
-    for file in site.rglob("*.html"):
-        found = set(fetched.findall(file.read_text(encoding="utf-8")))
-        assert not found, f"{file.relative_to(site)}: {found}"
-    for file in site.rglob("*.css"):
-        assert not re.findall(r"url\(\"?(?:https?:)?//", file.read_text(encoding="utf-8")), file.name
+def test_options_that_prose_names_are_there(monkeypatch, capsys):
+    """Of some command: --heartbeat, --tune weight_decay=0,0.01."""
+    helps = [[name.rstrip("_").replace("_", "-")] for names in COMMANDS.values() for name in names]
+    for words in (*helps, ["data", "prepare"], ["data", "inspect"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+    run_experiment("experiments/ablations.py", [], monkeypatch)
+    with pytest.raises(SystemExit):
+        run_experiment("experiments/ablations.py", ["--help"], monkeypatch)
+    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out))
+    for code, page in named(r"--[a-z].*"):
+        missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options
+        assert not missing, f"{page}: no command has {missing}"
 
 
-def test_the_reference_shows_what_packages_export(site):
-    """Docstrings are read from the code, unrun, and a name that a package takes from its rooms by __all__."""
-    for name in ("analysis", "parametrize"):
-        module = importlib.import_module(f"mup_tpu.{name}")
-        text = (site / "docs" / "reference" / f"{name}.html").read_text(encoding="utf-8")
-        assert [n for n in module.__all__ if f'id="mup_tpu.{name}.{n}"' not in text] == []
-    for file in (site / "docs" / "reference").glob("*.html"):
-        assert "<blockquote>" not in file.read_text(encoding="utf-8"), (
-            f"{file.name}: >>> outside of Examples:"
-        )
+def test_files_and_private_names_that_prose_names_are_there():
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts
+    ]
+    for code, page in named(r"[a-z_][a-z_/\d]*\.py"):
+        assert code in OF_OTHERS or any(file.endswith(f"/{code}") for file in files), f"{page}: {code}"
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mup_tpu").rglob("*.py"))
+    for code, page in named(r"_[a-z]\w+"):
+        assert re.search(rf"\b{code}\b", source), f"{page}: nothing in mup_tpu is called {code}"
+
+
+def test_every_room_is_in_the_table_of_rooms_and_no_other():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(mup_tpu/[\w./]+)` \|", text, re.M))
+    rooms = {f"mup_tpu/{path.parent.name}/" for path in (ROOT / "mup_tpu").glob("*/__init__.py")}
+    rooms |= {f"mup_tpu/{path.name}" for path in (ROOT / "mup_tpu").glob("[a-z]*.py")}
+    assert rooms - listed == {"mup_tpu/errors.py"}  # below all of them
+    assert listed - rooms == set()
+
+
+def test_every_rule_has_its_place_on_the_page_of_rules():
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    for table in (PARAMETRIZATIONS, BATCH_RULES, TOKEN_RULES, DECAY_RULES):
+        assert [name for name in table if f"`{name}`" not in text] == []
