@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from mup_tpu.cli import checks, data, main, replay, training, tuning
+from mup_tpu.cli import checks, data, main, tuning
 from mup_tpu.config_io import load_sweep
 from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.parametrization import PARAMETRIZATIONS
@@ -35,12 +35,6 @@ PAGES = sorted(
     )
     for page in ROOT.glob(pattern)
 )
-COMMANDS = {
-    training: ("train",),
-    tuning: ("sweep", "search", "transfer"),
-    checks: ("coord_check", "doctor"),
-    replay: ("runs", "analyze", "next_", "plot", "report", "referee"),
-}
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
 STARTS = re.compile(r"(mup-tpu|python|pip|scripts/\w[\w/]*|\.\.\.)(?= |$)")
 NAMED = re.compile(r"mup-tpu( [a-z-]+){0,2}")
@@ -118,15 +112,27 @@ def run_benchmark(path: str, arguments: list[str], patch: pytest.MonkeyPatch) ->
     runpy.run_path(path, run_name="__main__")
 
 
-def run_ours(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
-    for module, names in COMMANDS.items():
-        for name in names:
-            patch.setattr(module, name, parsed_only(getattr(module, name)))
-    group = tyro.extras.SubcommandApp()
-    for command in (data.prepare, data.inspect):
-        group.command(parsed_only(command))
-    patch.setattr(data, "app", group)
+def run_ours(arguments: list[str], patch: pytest.MonkeyPatch) -> list[str]:
+    """Also the names of all commands."""
+    names = []
+    register = tyro.extras.SubcommandApp.command
+    groups = {id(data.app): (data.prepare, data.inspect)}
+
+    def register_parsed_only(app, command=None, *, name=None, **options):
+        if command is None:
+            return lambda f: register_parsed_only(app, f, name=name, **options)
+        if inside := groups.get(id(command)):
+            group = tyro.extras.SubcommandApp()
+            for f in inside:
+                names.append(f"{name} {f.__name__}")
+                register(group, parsed_only(f))
+            return register(app, group, name=name, **options)
+        names.append(name)
+        return register(app, parsed_only(command), name=name, **options)
+
+    patch.setattr(tyro.extras.SubcommandApp, "command", register_parsed_only)
     main(arguments)
+    return names
 
 
 def run_script(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
@@ -256,11 +262,14 @@ def named(pattern: str) -> Iterator[tuple[str, str]]:
 
 def test_options_that_prose_names_are_there(monkeypatch, capsys):
     """Of some command: --heartbeat, --tune weight_decay=0,0.01."""
-    helps = [[name.rstrip("_").replace("_", "-")] for names in COMMANDS.values() for name in names]
-    for words in (*helps, ["data", "prepare"], ["data", "inspect"]):
+    with monkeypatch.context() as patch:
+        commands_there = run_ours(["doctor"], patch)
+    assert "data inspect" in commands_there and "init" in commands_there
+    reference = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
+    for command in commands_there:
+        assert f"\n## mup-tpu {command}\n" in reference, f"{command} is not on the page of commands"
         with pytest.raises(SystemExit):
-            main([*words, "--help"])
-    run_experiment("experiments/ablations.py", [], monkeypatch)
+            main([*command.split(), "--help"])
     with pytest.raises(SystemExit):
         run_experiment("experiments/ablations.py", ["--help"], monkeypatch)
     options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out))
