@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SCRIPTS = ("scripts/quickstart", "scripts/test", ".ci/run")
+SCRIPTS = ("scripts/quickstart", "scripts/test", "scripts/docs", ".ci/run")
 
 
 def requirements_of(extra: str) -> list[Requirement]:

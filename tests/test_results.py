@@ -119,13 +119,15 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
         assert largest["sp"] > 0.8
 
 
-def test_the_readme_opens_with_the_stored_verdicts():
-    text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/first_sweep.md"])
+def test_the_first_pages_open_with_the_stored_verdicts(page):
+    text = (RESULTS.parent / page).read_text(encoding="utf-8")
     for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
         text = text.replace(mark, plain)
+    top = text.partition("\n## ")[0] if page == "README.md" else text.partition("\n## 2.")[0]
     stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
     for result in stored["results"]:
-        assert result["verdict"]["sentence"] in text.partition("\n## ")[0]
+        assert result["verdict"]["sentence"] in top
 
 
 def test_the_table_of_all_sweeps_is_that_of_the_stored_rows():

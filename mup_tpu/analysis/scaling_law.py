@@ -96,6 +96,12 @@ class ScalingLaw:
 def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -> ScalingLaw:
     """Fit L = E + A·N^-α, or L = E + A·N^-α + B·D^-β if two variables are given.
 
+    Examples:
+        >>> sizes = np.array([1e4, 1e5, 1e6, 1e7, 1e8])
+        >>> law = fit_scaling_law(1.5 + 20 * sizes**-0.3, sizes)
+        >>> print(f"{law.irreducible:.2f} + {law.coefficients[0]:.1f}·N^-{law.exponents[0]:.2f}")
+        1.50 + 20.0·N^-0.30
+
     Args:
         losses: nat per token, above 0.
         variables: parameters N (and tokens D) of each point.

@@ -173,10 +173,11 @@ def analyze(
 ) -> TransferAnalysis:
     """Optima, drift, regret and verdict of every parametrization in a table.
 
-    >>> for result in analyze("results/quickstart").results:
-    ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-    mup -0.03 TRANSFERS
-    sp -0.56 DRIFTS
+    Examples:
+        >>> for result in analyze("results/quickstart").results:
+        ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
+        mup -0.03 TRANSFERS
+        sp -0.56 DRIFTS
 
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a

@@ -115,6 +115,11 @@ class Sweep:
     """A known grid of trials: everything compared × a scale × a tuned hyperparameter × seeds.
 
     `widths`, `learning_rates` and `parametrizations` are the short forms of the usual axes.
+
+    Examples:
+        >>> sweep = Sweep("mine", widths=(64, 128), learning_rates=(2**-8, 2**-7), num_seeds=2)
+        >>> len(sweep.trials())  # in SP and in μP
+        16
     """
 
     experiment: str

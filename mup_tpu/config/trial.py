@@ -329,7 +329,12 @@ class Trial:
                     )
 
     def replace(self, **changes: Any) -> Trial:
-        """This trial with fields of its parts changed: `trial.replace(width=256, learning_rate=2**-7)`.
+        """This trial with fields of its parts changed.
+
+        Examples:
+            >>> trial = Trial().replace(width=256, learning_rate=2**-7)
+            >>> trial.model.width, trial.optimizer.learning_rate
+            (256, 0.0078125)
 
         Raises:
             ConfigError: a name belongs to no part, or the values do not fit.

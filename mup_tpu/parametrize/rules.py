@@ -42,6 +42,20 @@ def parametrize(
 ) -> ModuleParametrization:
     """Work out a rule's factors for every parameter of a module.
 
+    Examples:
+        >>> from torch import nn
+        >>> def build(width):
+        ...     return nn.Sequential(nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 2))
+        >>> parametrize(build, width=256, base_width=64).table()[["role", "init", "learning_rate"]]
+                             role  init  learning_rate
+        parameter
+        0.weight  token_embedding   1.0           1.00
+        0.bias               bias   1.0           1.00
+        1.weight           hidden   0.5           0.25
+        1.bias               bias   1.0           1.00
+        2.weight          readout   1.0           1.00
+        2.bias               bias   1.0           1.00
+
     Args:
         build: makes the module: build(width), or build(width, depth) where depth is given. It is called on
             the meta device for shapes, and by `init_` on the CPU for the size of the init.

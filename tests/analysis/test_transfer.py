@@ -1,6 +1,5 @@
 """Drift, regret and verdict: on tables made from known laws, and on published sweeps read off figures."""
 
-import doctest
 from pathlib import Path
 
 import numpy as np
@@ -303,11 +302,3 @@ def test_zero_is_a_point_of_its_own_and_in_no_fit():
     assert sum("the best value may be 0" in line for line in details(result, analysis)) == 4
     with pytest.raises(TableError, match="lr is 0 in every run"):
         check_table(at_zero)
-
-
-def test_the_example_of_analyze_runs(monkeypatch):
-    """From the repository's top, as help(analyze) shows it."""
-    monkeypatch.chdir(REFERENCE.parents[1])
-    examples = doctest.DocTestFinder(recurse=False).find(analyze, "analyze", globs={"analyze": analyze})
-    assert sum(len(example.examples) for example in examples) == 1
-    assert doctest.DocTestRunner().run(examples[0]).failed == 0

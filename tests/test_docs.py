@@ -1,0 +1,304 @@
+"""Pages for people: what they say can be typed, imported or opened is there."""
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tyro
+
+from mup_tpu.cli import checks, data, main, tuning
+from mup_tpu.config_io import load_sweep
+from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
+from mup_tpu.parametrization import PARAMETRIZATIONS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    page
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "results/**/*.md",
+        "benchmarks/*.md",
+        "tests/**/*.md",
+        "notebooks/*.ipynb",
+    )
+    for page in ROOT.glob(pattern)
+)
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
+STARTS = re.compile(r"(mup-tpu|python|pip|scripts/\w[\w/]*|\.\.\.)(?= |$)")
+NAMED = re.compile(r"mup-tpu( [a-z-]+){0,2}")
+"""A command that is named in prose, not written out."""
+ELSEWHERE = ("git", "cd", "source", "gcloud")
+"""Programs that are not ours: their lines are not checked."""
+
+
+def text_of(page: Path) -> str:
+    """The Markdown of a page; of a notebook, that of its prose."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".md":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [inside for _, name, inside in FENCE.findall(text) if name == language]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command: lines of bash blocks, then what is written as code in prose and tables.
+
+    `... --ray` goes on from the command before it; what stands in [brackets] may be left out, and is taken.
+    """
+    for block in blocks(text, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for command in line.split(" && "):
+                words = shlex.split(command, comments=True)
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words = words[1:]
+                if words:
+                    yield words
+    before: list[str] = []
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCE.sub("", text)):
+        if not STARTS.match(code):
+            continue
+        words = shlex.split(re.sub(r"\[(--[^\]]+)\]", r"\1", code))
+        if words[0] == "...":
+            if not words[1:2] or not words[1].startswith("--"):
+                continue
+            words = before + words[1:]
+        else:
+            before = words
+        yield [*words, "--help"] if NAMED.fullmatch(code) else words
+
+
+def parsed_only(command: Callable) -> Callable:
+    """The same command line, of a command that does nothing."""
+
+    @functools.wraps(command)
+    def does_nothing(*_: object, **__: object) -> None:
+        pass
+
+    return does_nothing
+
+
+def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys, "argv", [path, *arguments])
+    # Where its command line has been read, and its sweep made.
+    patch.setattr(tuning, "run_and_show", lambda sweep, *_: sweep.trials())
+    patch.setattr(tuning, "run_either", lambda sweep, *_: sweep.trials() and {})
+    for module, name in ((tuning, "show_and_judge"), (tuning, "search_and_show"), (checks, "coord_checks")):
+        patch.setattr(module, name, lambda *_: None)
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_benchmark(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    cli, from_dict = tyro.cli, tyro.extras.subcommand_cli_from_dict
+    patch.setattr(sys, "argv", [path, *arguments])
+    patch.setattr(tyro, "cli", lambda f, **options: cli(parsed_only(f), **options))
+    name = "subcommand_cli_from_dict"
+    patch.setattr(tyro.extras, name, lambda fs: from_dict({k: parsed_only(f) for k, f in fs.items()}))
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_ours(arguments: list[str], patch: pytest.MonkeyPatch) -> list[str]:
+    """Also the names of all commands."""
+    names = []
+    register = tyro.extras.SubcommandApp.command
+    groups = {id(data.app): (data.prepare, data.inspect)}
+
+    def register_parsed_only(app, command=None, *, name=None, **options):
+        if command is None:
+            return lambda f: register_parsed_only(app, f, name=name, **options)
+        if inside := groups.get(id(command)):
+            group = tyro.extras.SubcommandApp()
+            for f in inside:
+                names.append(f"{name} {f.__name__}")
+                register(group, parsed_only(f))
+            return register(app, group, name=name, **options)
+        names.append(name)
+        return register(app, parsed_only(command), name=name, **options)
+
+    patch.setattr(tyro.extras.SubcommandApp, "command", register_parsed_only)
+    main(arguments)
+    return names
+
+
+def run_script(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    is_script = Path(path).read_bytes().startswith(b"#!")
+    assert os.access(path, os.X_OK) == is_script, f"{path} cannot be executed"
+    if path == "scripts/quickstart":
+        run_experiment("experiments/quickstart.py", arguments, patch)
+    elif path == "scripts/tpu/cluster" and arguments:
+        command, *rest = arguments
+        assert f"\n{command})" in Path(path).read_text(), f"{command} is no command of {path}"
+        if command == "submit":
+            run_experiment(f"experiments/{rest[0]}.py", rest[1:], patch)
+
+
+def install(requirement: str) -> None:
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r"[\w-]+", requirement.partition("[")[2])
+    assert set(asked) <= set(extras), f"{requirement}: no such extra"
+
+
+def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
+    """Hand a command's words to the parser that they are for."""
+    program, *arguments = words
+    for before, word in pairwise(words):
+        if re.match(r"(experiments|benchmarks|tests|scripts)/(?!NAME)", word) and before != "--out":
+            assert Path(word).exists(), f"{word} is not there"
+    if program == "mup-tpu":
+        run_ours(arguments, patch)
+    elif program == "python" and arguments[0].startswith("benchmarks/"):
+        run_benchmark(arguments[0], arguments[1:], patch)
+    elif program == "python" and re.match("experiments/(?!NAME)", arguments[0]):
+        run_experiment(arguments[0], arguments[1:], patch)
+    elif program.startswith("scripts/"):
+        run_script(program, arguments, patch)
+    elif program == "pip":
+        install(arguments[-1])
+    elif program == ".venv/bin/python":
+        assert importlib.util.find_spec(arguments[1]), f"there is no module {arguments[1]}"
+    else:
+        assert program in ("python", *ELSEWHERE), f"{program}: nothing here checks its commands"
+
+
+@pytest.fixture
+def parse(monkeypatch, capsys) -> Callable[[list[str]], None]:
+    """Has a command's words read, and nothing run; what its parser says against them is an AssertionError."""
+    monkeypatch.chdir(ROOT)
+
+    def parse_words(words: list[str]) -> None:
+        with monkeypatch.context() as patch:
+            try:
+                dispatch(words, patch)
+            except SystemExit as end:
+                said = capsys.readouterr()
+                assert not end.code, f"{shlex.join(words)}: {' '.join((said.out + said.err).split())}"
+
+    return parse_words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_command_of_a_page_is_understood(page, parse):
+    for words in commands(text_of(page)):
+        parse(words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mup-tpu nothing",
+        "mup-tpu analyze results/quickstart --nothing 1",
+        "mup-tpu data prepare --corpus sotu",
+        "python experiments/nothing.py",
+        "python experiments/lr_transfer.py --nothing",
+        "python experiments/lr_transfer.py --tune nothing=1,2",
+        "python experiments/tune_small.py --nothing",
+        "python benchmarks/halving.py --nothing",
+        "scripts/nothing",
+        "scripts/quickstart --nothing",
+        "scripts/tpu/cluster nothing",
+        "scripts/tpu/cluster submit lr_transfer --nothing",
+        "pip install .[nothing]",
+        "nothing --help",
+    ],
+)
+def test_a_stale_command_is_found(command, parse):
+    with pytest.raises((AssertionError, OSError)):
+        parse(command.split())
+
+
+def test_sweeps_that_are_written_out_can_be_run(tmp_path):
+    found = [block for page in PAGES for block in blocks(text_of(page), "toml") if "experiment =" in block]
+    assert len(found) > 1
+    for number, block in enumerate(found):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        assert load_sweep(file).trials()
+
+
+def test_what_is_imported_in_examples_is_there():
+    lines = [
+        found
+        for page in PAGES
+        for block in blocks(text_of(page), "python")
+        for found in re.findall(r"^from (mup_tpu[\w.]*) import ([\w, ]+)$", block, re.M)
+    ]
+    assert lines
+    for module, names in lines:
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+OF_OTHERS = ("pretrain.py", "completed_adamh.py")
+"""Files of other projects that docs/rules.md speaks of."""
+
+
+def named(pattern: str) -> Iterator[tuple[str, str]]:
+    """What pages write as code in prose, where it is of this form, with the page.
+
+    Not the benchmarks': theirs speaks of the scripts' own options, and of other projects' files.
+    """
+    for page in PAGES:
+        if page.parent.name == "benchmarks":
+            continue
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCE.sub("", text_of(page))):
+            if re.fullmatch(pattern, code):
+                yield code, page.relative_to(ROOT).as_posix()
+
+
+def test_options_that_prose_names_are_there(monkeypatch, capsys):
+    """Of some command: --heartbeat, --tune weight_decay=0,0.01."""
+    with monkeypatch.context() as patch:
+        commands_there = run_ours(["doctor"], patch)
+    assert "data inspect" in commands_there and "init" in commands_there
+    reference = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
+    for command in commands_there:
+        assert f"\n## mup-tpu {command}\n" in reference, f"{command} is not on the page of commands"
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+    with pytest.raises(SystemExit):
+        run_experiment("experiments/ablations.py", ["--help"], monkeypatch)
+    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out))
+    for code, page in named(r"--[a-z].*"):
+        missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options
+        assert not missing, f"{page}: no command has {missing}"
+
+
+def test_files_and_private_names_that_prose_names_are_there():
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts
+    ]
+    for code, page in named(r"[a-z_][a-z_/\d]*\.py"):
+        assert code in OF_OTHERS or any(file.endswith(f"/{code}") for file in files), f"{page}: {code}"
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mup_tpu").rglob("*.py"))
+    for code, page in named(r"_[a-z]\w+"):
+        assert re.search(rf"\b{code}\b", source), f"{page}: nothing in mup_tpu is called {code}"
+
+
+def test_every_room_is_in_the_table_of_rooms_and_no_other():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(mup_tpu/[\w./]+)` \|", text, re.M))
+    rooms = {f"mup_tpu/{path.parent.name}/" for path in (ROOT / "mup_tpu").glob("*/__init__.py")}
+    rooms |= {f"mup_tpu/{path.name}" for path in (ROOT / "mup_tpu").glob("[a-z]*.py")}
+    assert rooms - listed == {"mup_tpu/errors.py"}  # below all of them
+    assert listed - rooms == set()
+
+
+def test_every_rule_has_its_place_on_the_page_of_rules():
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    for table in (PARAMETRIZATIONS, BATCH_RULES, TOKEN_RULES, DECAY_RULES):
+        assert [name for name in table if f"`{name}`" not in text] == []
