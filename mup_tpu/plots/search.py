@@ -69,7 +69,7 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
     spread = values.max() / max(values.min(), 1e-12)
     if values.dtype.kind == "f" and values.min() > 0 and spread > 5:
         ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=5))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
     return values
