@@ -27,9 +27,9 @@ Cells = dict[str, Sequence[Any]]
 
 _TITLES = {
     "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
-    "optimum": "Optimum against scale, with the fitted drift",
+    "optimum": "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
     "regret": "Regret of every smaller scale's optimum at every larger scale",
-    "best_loss": "Best loss against scale and compute",
+    "best_loss": "Best loss against scale and size",
     "collapse": "Loss above the best, curves moved by the exponent that collapses them",
     "learning_curves": "Learning curves at the optima",
     "sequence": "Drift exponent and its interval against what was spent, look by look",

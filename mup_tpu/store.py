@@ -3,7 +3,7 @@
 A results folder holds one experiment:
 
     results/lr_transfer/store.json        which experiment, along which axes, which format; of a sequence, the
-                                          scales that are planned
+                                          scales that are planned; which rows its verdict is asked of
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
@@ -25,9 +25,9 @@ import pandas as pd
 import pyarrow as pa
 
 from mup_tpu import parts
-from mup_tpu.columns import COLUMNS, complete
+from mup_tpu.columns import COLUMNS, Condition, complete
 from mup_tpu.config import Sweep, is_field, shown
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, TableError, reason
 from mup_tpu.files import Folder, patiently
 
 FORMAT = 1
@@ -123,6 +123,11 @@ class Store:
 
     def _write_header(self, header: Mapping[str, Any]) -> None:
         _write(self.folder, "store.json", json.dumps(header).encode())
+
+    def ask(self, where: Sequence[Condition]) -> None:
+        """Have the folder's verdict be of the rows that meet these conditions, or with none of all rows."""
+        header = {key: value for key, value in (_read_header(self.folder) or {}).items() if key != "where"}
+        self._write_header({**header, "where": [str(c) for c in where]} if where else header)
 
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk.
@@ -232,6 +237,12 @@ def load_planned(path: str | os.PathLike[str] | Folder) -> tuple[float, ...]:
     return _planned(_read_header(folder) or {})
 
 
+def load_question(path: str | os.PathLike[str]) -> tuple[Condition, ...]:
+    """Conditions on the rows that a results folder's verdict is of; none where it is of all."""
+    header = _read_header(results_folder(path)) or {}
+    return tuple(Condition.parse(text) for text in header.get("where", ()))
+
+
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Learning curves of a results folder: trial_id, step, tokens, split, loss (nat per token).
 
@@ -288,6 +299,14 @@ def _check_header(header: Any) -> None:
         is_named = isinstance(own, list) and own and all(isinstance(f, str) and is_field(f) for f in own)
         if not (isinstance(column, str) and column in COLUMNS and is_named):
             raise ValueError(f"its axis {name} is not a column and fields that this version knows")
+    where = header.get("where", [])
+    if not isinstance(where, list) or not all(isinstance(text, str) for text in where):
+        raise ValueError("its question, where, is not a list of conditions on columns")
+    try:
+        for text in where:
+            Condition.parse(text)
+    except TableError as error:
+        raise ValueError(f"its question: {error}") from None
     numbers = isinstance(planned, list) and all(type(p) in (int, float) and 0 < p < 2**63 for p in planned)
     if not numbers:
         raise ValueError(f"its planned scales are not numbers above 0: {shown(planned)}")

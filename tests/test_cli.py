@@ -400,6 +400,54 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, capfd):
     assert code == 0 and "quickstart: 6 runs" in out
 
 
+def test_every_command_answers_what_a_folder_asks(tmp_path, capfd):
+    """From the base width on, where a narrower one was run too; options have the last word."""
+    folder, note = tmp_path / "sweeps" / "x", "as the folder asks: width from 64 on"
+    rows = [
+        {
+            "trial_id": f"{w}-{x}", "parametrization": "mup", "width": w, "lr": 2.0**x, "seed": 0,
+            "loss": 2.0 + 0.05 * (x + 7) ** 2, "status": "finished",
+        }
+        for w in (32, 64, 128, 256)
+        for x in range(-9, -4)
+    ]  # fmt: skip
+    Store(folder, "x").append(rows)
+
+    def widths(*options):
+        code, out, _ = outcome(capfd, "analyze", folder, "--json", *options)
+        assert code == 0
+        analysis = json.loads(out)
+        assert (note in analysis["notes"]) == (not options and asked)
+        return [curve["scale"] for curve in analysis["results"][0]["curves"]]
+
+    asked = False
+    assert widths() == [32, 64, 128, 256]
+    code, out, _ = outcome(capfd, "ask", folder, "--where", "width>=64")
+    assert code == 0 and "asks about width from 64 on" in out
+    asked = True
+    assert widths() == [64, 128, 256]
+    assert widths("--where", "width<=128") == [32, 64, 128]
+    code, out, _ = outcome(capfd, "referee", folder.parent)
+    assert code == 0 and "| width 64 to 256 |" in out
+    code, _, _ = outcome(capfd, "report", folder)
+    assert code == 0 and note in (folder / "report.html").read_text(encoding="utf-8")
+    code, out, _ = outcome(capfd, "next", folder)
+    assert code == 0 and note in out
+    for bad, sentence in (
+        (["width>=1000"], "where: no row has width>=1000; there are "),
+        (["width>=wide"], "where 'width>=wide': 'wide' is not a number"),
+        (["status>=3"], "where 'status>=3': column 'status' has no numbers"),
+        (["width=64", "--all"], "where and all were both given"),
+    ):
+        code, _, error = outcome(capfd, "ask", folder, "--where", *bad)
+        assert code == 2 and sentence in error.replace("\n", " ")
+    assert widths() == [64, 128, 256], "what was refused changed nothing"
+    code, out, _ = outcome(capfd, "ask", folder, "--all")
+    assert code == 0 and "asks about all rows" in out
+    asked = False
+    assert widths() == [32, 64, 128, 256]
+
+
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     command = [
         "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,

@@ -10,9 +10,19 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from mup_tpu.columns import Condition
 from mup_tpu.config import Axis, Sweep
 from mup_tpu.errors import StoreError
-from mup_tpu.store import Store, StoredAxes, StoredAxis, load_axes, load_curves, load_runs
+from mup_tpu.store import (
+    Store,
+    StoredAxes,
+    StoredAxis,
+    load_axes,
+    load_curves,
+    load_planned,
+    load_question,
+    load_runs,
+)
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -219,6 +229,13 @@ def test_damaged_part_and_newer_format_are_named(tmp_path):
         ('{"format": 1, "experiment": "x", "planned": 3}', "its planned scales are not numbers above 0: 3"),
         ('{"format": 1, "experiment": "x", "planned": [64, "a"]}', "are not numbers above 0"),
         ('{"format": 1, "experiment": "x", "planned": [NaN]}', "are not numbers above 0"),
+        ('{"format": 1, "experiment": "x", "where": "width=64"}', "its question, where, is not a list of "),
+        ('{"format": 1, "experiment": "x", "where": [64]}', "its question, where, is not a list of "),
+        (
+            '{"format": 1, "experiment": "x", "where": ["width"]}',
+            "question: where 'width' is not COLUMN=VALUE",
+        ),
+        ('{"format": 1, "experiment": "x", "where": ["width>=a"]}', "'width>=a': 'a' is not a number"),
     ],
 )
 def test_headers_that_are_none_are_refused_by_all_who_read(header, sentence, tmp_path):
@@ -279,3 +296,16 @@ def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_pa
             StoreError, match=f"holds a sweep of {held}, .*not of learning_rate by batch_size"
         ):
             Store(tmp_path / folder, "x", other)
+
+
+def test_a_folder_keeps_what_it_asks_whatever_else_is_written(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    assert load_question(tmp_path) == ()
+    asked = (Condition("width", ">=", "64"), Condition("lr", "<=", "2^-4"))
+    store.ask(asked)
+    Store(tmp_path, "x", planned=(64.0, 128.0)).append([row("b")])
+    assert load_question(tmp_path) == asked and load_planned(tmp_path) == (64.0, 128.0)
+    assert len(load_runs(tmp_path)) == 2, "rows are there whatever is asked"
+    store.ask(())
+    assert load_question(tmp_path) == () and load_planned(tmp_path) == (64.0, 128.0)

@@ -15,6 +15,8 @@ from mup_tpu.analysis.optimum import LossCurve, Optimum
 
 NEEDED = 3
 """Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
+WIDEST_COLLAPSE = 2.5
+"""Largest exponent, up or down, that whole curves are moved by to bring them together."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,6 @@ def collapse_exponent(curves: Sequence[LossCurve]) -> float:
         near = values.min(axis=0) < 0.5  # far from the optimum, losses saturate and say nothing of its place
         return float(values[:, near].var(axis=0).mean()) if near.any() else math.inf
 
-    betas = np.linspace(-2.5, 2.5, 201)
+    betas = np.linspace(-WIDEST_COLLAPSE, WIDEST_COLLAPSE, 201)
     distances = [distance(b) for b in betas]
     return float(betas[int(np.argmin(distances))]) if np.isfinite(distances).any() else math.nan

@@ -6,10 +6,9 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -27,10 +26,10 @@ from mup_tpu.analysis.table_values import (
     numbers,
 )
 from mup_tpu.analysis.trackers import is_tracked, read_tracked
-from mup_tpu.columns import CONFIGURED, label
-from mup_tpu.config import field_column, on_one_line, parse_learning_rate
-from mup_tpu.errors import ConfigError, TableError
-from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
+from mup_tpu.columns import CONFIGURED, Condition, label
+from mup_tpu.config import field_column, on_one_line
+from mup_tpu.errors import TableError
+from mup_tpu.store import load_axes, load_curves, load_planned, load_question, load_runs
 
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""
@@ -101,7 +100,7 @@ def load_table(
     path: str | Path,
     columns: Columns | None = None,
     chance: float | None = None,
-    where: Mapping[str, str] = MappingProxyType({}),
+    where: Sequence[Condition] | None = None,
     states: States = NO_STATES,
 ) -> RunTable:
     """Read and check a results folder, a table in a file, or the runs of a tracker.
@@ -110,7 +109,7 @@ def load_table(
         path: results folder (or fsspec URL), or a file, or what `read_tracked` takes.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing; runs at or above it count as diverged.
-        where: rows to take, as values of columns.
+        where: conditions on the rows to take; by default those that a results folder asks for.
         states: what states of runs mean, where they are not known.
 
     Raises:
@@ -121,9 +120,13 @@ def load_table(
     columns = columns or default_columns(path)
     if is_file(path) or is_tracked(path):
         table = read_file(path) if is_file(path) else read_tracked(path)
-        return check_table(select(table, where), columns, chance, name, states)
-    stored, curves = select(load_runs(path), where), load_curves(path)
+        return check_table(select(table, where or ()), columns, chance, name, states)
+    asked = load_question(path) if where is None else ()
+    stored, curves = select(load_runs(path), where or asked), load_curves(path)
     checked = check_table(stored, columns, chance, name, states)
+    if asked:
+        note = f"as the folder asks: {', '.join(condition.words for condition in asked)}"
+        checked = replace(checked, notes=(*checked.notes, note))
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
@@ -139,26 +142,47 @@ def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
     return replace(part, notes=(*table.notes, note) if left_out else table.notes, planned=planned)
 
 
-def select(table: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
-    """The rows whose columns have these values.
+def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
+    """The rows that meet all conditions.
 
     Raises:
-        TableError: there is no such column, or no such row.
+        TableError: there is no such column, or no such row, or a column that is compared has no numbers.
     """
-    for column, value in where.items():
+    for condition in where:
+        column = condition.column
         if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
             column = alike[0]
         if column not in table:
             raise TableError(f"where: {_no_column(table, column)}")
-        try:
-            chosen = table[column].astype(float) == parse_learning_rate(value)
-        except (ValueError, TypeError, ConfigError):
-            chosen = table[column].astype(str).str.lower() == value.lower()
+        chosen = _meets(table[column], condition)
         if not chosen.any():
             there = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
-            raise TableError(f"where: no row has {column} {value}; there are {there}")
+            raise TableError(f"where: no row has {_said(condition)}; there are {there}")
         table = table[chosen]
     return table.reset_index(drop=True)
+
+
+def _said(condition: Condition) -> str:
+    return f"{condition.column} {condition.value}" if condition.relation == "=" else str(condition)
+
+
+def _meets(values: pd.Series, condition: Condition) -> pd.Series:
+    try:
+        held = values.astype(float)
+        bound = condition.bound()
+    except (ValueError, TypeError, TableError):
+        if condition.relation != "=":
+            raise TableError(
+                f"where {str(condition)!r}: column {condition.column!r} has no numbers"
+            ) from None
+        return values.astype(str).str.lower() == condition.value.lower()
+    return (
+        held == bound
+        if condition.relation == "="
+        else held >= bound
+        if condition.relation == ">="
+        else held <= bound
+    )
 
 
 def _command(path: str | Path, stored: pd.DataFrame) -> str | None:

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checks.coord_check,
         replay.runs,
         replay.analyze,
+        replay.ask,
         replay.next_,
         replay.plot,
         replay.report,

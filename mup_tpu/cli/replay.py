@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from mup_tpu import columns
 from mup_tpu.cli.console import console as make_console
+from mup_tpu.columns import Condition
 from mup_tpu.config import field_column
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import Folder
@@ -34,14 +35,14 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False, where: tup
 
     Args:
         path: Results folder (or fsspec URL).
-        where: Rows to show or export alone, as COLUMN=VALUE.
+        where: Rows to show or export alone, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
         csv: File to export the whole table to, every column.
         compact: Merge the folder's parts into one file each, as for committing it.
     """
     from mup_tpu.analysis.run_table import select
     from mup_tpu.store import Store, load_axes, load_runs
 
-    table = select(load_runs(path), _conditions(where))
+    table = select(load_runs(path), [Condition.parse(text) for text in where])
     console = make_console()
     if compact:
         Store(path, str(table["experiment"].iloc[0])).compact()
@@ -99,7 +100,8 @@ class TableOptions:
     scale: str | None = None
     """Column to analyse in place of the width, e.g. depth."""
     where: tuple[str, ...] = ()
-    """Rows to take alone, as COLUMN=VALUE: steps_planned=500 tied=true."""
+    """Rows to take alone, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default
+    those that a results folder asks for (`mup-tpu ask`)."""
     finished_states: tuple[str, ...] = ()
     """States of the status column that mean finished, besides finished, completed, success and their like."""
     diverged_states: tuple[str, ...] = ()
@@ -143,19 +145,32 @@ class TableOptions:
             cost=self.cost_col,
         )
         states = States(self.finished_states, self.diverged_states, self.unfinished_states)
-        return load_table(path, columns, self.chance, _conditions(self.where), states)
+        where = [Condition.parse(text) for text in self.where] if self.where else None
+        return load_table(path, columns, self.chance, where, states)
 
 
-def _conditions(given: Sequence[str]) -> dict[str, str]:
-    """Values by column, from COLUMN=VALUE.
+def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
+    """Say which rows of a results folder its verdict is of: every command and page then takes those.
 
-    Raises:
-        TableError: one is not of that form.
+    Without options it prints what the folder asks.
+
+    Args:
+        path: Results folder (or fsspec URL).
+        where: Conditions on its rows, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: width>=64.
+        all: Ask about all rows again.
     """
-    for text in given:
-        if "=" not in text:
-            raise TableError(f"where {text!r} is not COLUMN=VALUE; write for example steps_planned=500")
-    return {column: value for column, _, value in (text.partition("=") for text in given)}
+    from mup_tpu.analysis.run_table import select
+    from mup_tpu.store import Store, load_question, load_runs
+
+    if where and all:
+        raise TableError("where and all were both given: give the rows to ask about, or all of them")
+    stored = load_runs(path)
+    asked = tuple(Condition.parse(text) for text in where)
+    select(stored, asked)
+    if where or all:
+        Store(path, str(stored["experiment"].iloc[0])).ask(asked)
+    words = ", ".join(condition.words for condition in load_question(path)) or "all rows"
+    make_console().print(f"{path} asks about {words}", highlight=False, soft_wrap=True)
 
 
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:

@@ -143,7 +143,7 @@ class _Buyer:
     def plans(self) -> list[_Plan]:
         """What to run next of each parametrization."""
         stored = self._store.results()
-        table = load_table(str(self._store.folder)) if len(stored) else None
+        table = load_table(str(self._store.folder), where=()) if len(stored) else None
         self._known = self._known_values(stored)
         done = done_of(stored, stopped=self.run.halving)
         return [self._plan(name, table, stored, done) for name in self._compared]

@@ -1,0 +1,172 @@
+"""Losses at the optima: against the scale and the size, and on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mup_tpu import columns
+from mup_tpu.analysis.scaling_law import ScalingLaw
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.plots import style
+from mup_tpu.plots.style import INK, LOSS, styled
+
+
+@styled
+def best_loss_figure(analysis: TransferAnalysis) -> Figure:
+    """Loss at each scale's own optimum and at the smallest one's, against scale and against size.
+
+    The panel against parameters N is there where the table knows them, with the fitted scaling law A·N^-α
+    where it is identified; where all runs have as many tokens D, its upper axis is compute (6·N·D
+    floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute.
+    """
+    results = style.results_of(analysis)
+    known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
+    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False)
+    handles: list[Artist] = []
+    for i, result in enumerate(results):
+        handles += _draw_best_losses(axes[0], result, analysis.scale, i)
+    scales = sorted({o.scale for r in results for o in r.optima})
+    style.scale_axis(axes[0], analysis.scale, scales, 4.9)
+    losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
+    style.loss_axis(axes[0], losses)
+    axes[0].set_ylabel(LOSS)
+    if known:
+        handles += _draw_sizes(axes[1], known, results)
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    style.key_below(figure, handles)
+    return figure
+
+
+def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) -> list[Artist]:
+    color, marker = style.categorical(index), style.MARKERS[index % len(style.MARKERS)]
+    name = style.label(result.parametrization)
+    best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
+    tuned = any(o.is_bracketed for o in result.optima)
+    own = f"{name}, own optimum" if tuned else name
+    handles: list[Artist] = [*ax.plot(list(best), list(best.values()), marker + "-", color=color, label=own)]
+    first = next((o.scale for o in result.optima if o.is_bracketed), None)
+    moved = {
+        r.target: best[r.target] + r.value
+        for r in result.regrets
+        if r.source == first and np.isfinite(r.value)
+    }
+    if moved and first is not None:
+        handles += ax.plot(
+            list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
+            label=f"{name}, optimum of {style.at(scale, first)}",
+        )  # fmt: skip
+    return handles
+
+
+def _draw_sizes(ax: Axes, known: Sequence[TransferResult], results: Sequence[TransferResult]) -> list[Artist]:
+    """Losses and laws against parameters, or against compute where parameters do not grow."""
+    handles: list[Artist] = []
+    grows = any(len(set(r.law.params)) > 1 for r in known)
+    for result in known:
+        i, points = results.index(result), result.law
+        color, name = style.categorical(i), style.label(result.parametrization)
+        params, tokens = np.array(points.params), np.array(points.tokens)
+        sizes = params if grows else 6 * params * tokens
+        ax.plot(sizes, points.losses, style.MARKERS[i % len(style.MARKERS)], color=color)
+        if points.law is not None and grows:
+            along = np.geomspace(params.min(), 2 * params.max(), 64)
+            law = (
+                f"{name}: {points.law.irreducible:.2f} + A·N$^{{{style.exponent(-points.law.exponents[0])}}}$"
+            )
+            losses = [points.law.loss(n) for n in along]
+            handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=law)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    style.size_axis(ax.xaxis, low, high)
+    lengths = {t for r in known for t in r.law.tokens}
+    if not grows:
+        ax.set_xlabel("compute 6·N·D (FLOP; N without embeddings)")
+        return handles
+    ax.set_xlabel("parameters without embeddings, N")
+    if len(lengths) == 1:
+        flop = 6 * lengths.pop()
+        upper = ax.secondary_xaxis("top", functions=(_times(flop), _times(1 / flop)))
+        style.size_axis(upper.xaxis, low * flop, high * flop)
+        upper.tick_params(labelsize=8)
+        upper.set_xlabel("compute 6·N·D (FLOP)", fontsize=8)
+    return handles
+
+
+def _times(factor: float) -> Callable[[Any], Any]:
+    return lambda values: np.asarray(values) * factor
+
+
+@styled
+def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
+    """A law in one variable with its interval, the points it was fitted to, and those it was not.
+
+    Args:
+        law: fitted without the held-out points.
+        params: parameters of each point, ascending.
+        losses: nat per token.
+        held_out: how many of the last points the law has not seen.
+    """
+    (ax,) = style.panels(1, 5.4, 3.8)
+    grid = np.geomspace(params[0], params[-1], 60)
+    predictions = [law.predict(n) for n in grid]
+    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{style.exponent(-law.exponents[0])}}}$"
+    handles: list[Artist] = []
+    handles += ax.plot(grid, [p.loss for p in predictions], "-", color=style.categorical(0), label=fit)
+    low, high = [p.low for p in predictions], [p.high for p in predictions]
+    band = ax.fill_between(
+        grid, low, high, color=style.categorical(0), alpha=0.2, lw=0, label="95 % of new runs"
+    )
+    seen = len(params) - held_out
+    handles += [band, *ax.plot(params[:seen], losses[:seen], "o", color=INK, ms=5, label="fitted")]
+    if held_out:
+        handles += ax.plot(
+            params[seen:], losses[seen:], "*", color=style.categorical(1), ms=13, label="held out"
+        )
+    ax.set_xscale("log")
+    style.size_axis(ax.xaxis, *ax.get_xlim())
+    ax.set_xlabel("parameters without embeddings, N")
+    ax.set_ylabel(LOSS)
+    ax.yaxis.set_major_formatter(style.PlainTicks())
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    style.key_below(figure, handles)
+    return figure
+
+
+@styled
+def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
+    """Training loss against step, at the grid point nearest to each scale's optimum."""
+    results = [r for r in style.results_of(analysis) if r.learning_curves]
+    axes = style.panels(len(results), 4.6, 3.6)
+    scales = sorted({c.scale for r in results for c in r.learning_curves})
+    shown: list[float] = []
+    for ax, result in zip(axes, results, strict=True):
+        for curve in result.learning_curves:
+            color = style.sequential(scales, curve.scale)
+            ax.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
+            shown += curve.losses
+        ax.set_title(style.label(result.parametrization))
+        ax.set_xlabel("step")
+    style.loss_axis(axes[0], shown)
+    for ax in style.first_of_rows(axes):
+        ax.set_ylabel("training loss (nat per token)")
+    entries: list[Artist] = []
+    for scale in scales:
+        taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
+        values = [f"$2^{{{x:g}}}$" if x is not None else "none" for x in taken]
+        values = values[:1] if len(set(values)) == 1 else values
+        text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
+        entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
+    tuned = style.column_label(analysis.hyperparameter)
+    compared = f" ({', '.join(style.label(r.parametrization) for r in results)})" if len(results) > 1 else ""
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    style.key_below(figure, entries, f"{style.column_label(analysis.scale)} at its best {tuned}{compared}")
+    return figure

@@ -1,0 +1,75 @@
+"""A search: what it tried, and what came of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from mup_tpu import columns
+from mup_tpu.plots import style
+from mup_tpu.plots.style import INK, LOSS, styled
+
+
+@styled
+def search_figure(trials: pd.DataFrame) -> Figure:
+    """Loss of every trial of a search against each hyperparameter it varied.
+
+    What was stopped early is hollow, with the loss where it was stopped; what diverged is on a line above.
+
+    Args:
+        trials: from `mup_tpu.analysis.search.ranking`.
+    """
+    varied = list(trials.columns[3:])
+    has_loss = np.isfinite(trials["loss"])
+    finished = trials[(trials["status"] == "finished") & has_loss]
+    stopped = trials[(trials["status"] == "stopped") & has_loss]
+    diverged = trials[trials["status"] == "diverged"]
+    axes = style.panels(len(varied), 3.4, 2.7, share_x=False)
+    losses = trials["loss"][finished.index.union(stopped.index)]
+    low, high = losses.min(), losses.max()
+    rail = high + 0.08 * ((high - low) or 1.0)
+    for ax, name in zip(axes, varied, strict=True):
+        x = _places(ax, trials[name], name)
+        ax.plot(x[stopped.index], stopped["loss"], "s", ms=4.5, mfc="none", mec=style.categorical(1))
+        ax.plot(x[finished.index], finished["loss"], "o", ms=5, color=style.categorical(0))
+        ax.plot(
+            x[finished.index[:1]], finished["loss"][:1], "*", ms=13, color=INK, mec="white", mew=0.7, zorder=3
+        )
+        if len(diverged):
+            ax.plot(x[diverged.index], np.full(len(diverged), rail), "x", ms=5, color=style.categorical(1))
+            ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
+        ax.set_xlabel(style.title(name))
+        ax.yaxis.set_major_formatter(style.PlainTicks())
+    for ax in style.first_of_rows(axes):
+        ax.set_ylabel(LOSS)
+    marks = (
+        (finished[:1], "*", "best", {"ms": 12}),
+        (finished, "o", f"finished ({len(finished)})", {"color": style.categorical(0), "ms": 5}),
+        (
+            stopped, "s", f"stopped early, loss at its last step ({len(stopped)})",
+            {"mfc": "none", "mec": style.categorical(1), "ms": 4.5},
+        ),
+        (diverged, "x", f"diverged ({len(diverged)})", {"color": style.categorical(1), "ms": 5}),
+    )  # fmt: skip
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    entries = [style.mark(marker, text, **look) for of, marker, text, look in marks if len(of)]
+    style.key_below(figure, entries)
+    return figure
+
+
+def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
+    """Where trials stand on an axis: on a logarithmic one where values span more than a factor of 5."""
+    if columns.COLUMNS[name].as_power and values.min() > 0:
+        style.log2_axis(ax)
+        return np.log2(values)
+    spread = values.max() / max(values.min(), 1e-12)
+    if values.dtype.kind == "f" and values.min() > 0 and spread > 5:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    return values

@@ -1,0 +1,389 @@
+"""The one style of all figures: colours, names, panels, axes, keys, and texts that fit their room."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    Formatter,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from mup_tpu import columns
+from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+
+P = ParamSpec("P")
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.titlesize": 10.5,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "mup_tpu",
+    "svg.fonttype": "path",
+}
+_LABELS = {
+    "mup": "μP",
+    "sp": "SP",
+    "sp_embedding": "SP, embeddings × m",
+    "completep": "CompleteP",
+    "completep_half": "CompleteP, α = ½",
+    "completep_zero": "CompleteP, α = 0",
+    "completedp": "Complete(d)P",
+    "all": "all runs",
+}
+INK = "#333333"
+MARKERS = "osD^v<>Ph"
+LOSS = "loss (nat per token)"
+BAR = 1.0
+"""Inches that a bar of colours takes with its numbers."""
+ACROSS = 3
+"""Panels beside each other, at most: more of them go below."""
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            figure = draw(*args, **kwargs)
+            _break_texts(figure)
+            return figure
+
+    return drawn
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write name.png and name.svg, the same bytes for the same figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+        # The second file has the first one's layout: working it out takes half the time.
+        figure.set_layout_engine("none")
+        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def label(parametrization: str) -> str:
+    """What people call a parametrization."""
+    return _LABELS.get(parametrization) or plain(parametrization)
+
+
+def plain(name: str) -> str:
+    """A name of a table as text: matplotlib takes what is between two $ for a formula."""
+    return name.replace("$", r"\$")
+
+
+def title(name: str) -> str:
+    """Label and unit of a column."""
+    return plain(columns.title(name))
+
+
+def column_label(name: str) -> str:
+    """Label of a column."""
+    return plain(columns.label(name))
+
+
+def at(scale: str, value: float) -> str:
+    """A point of a scale, named: "width 64"."""
+    return f"{column_label(scale)} {columns.write_scale(scale, value)}"
+
+
+def exponent(value: float) -> str:
+    """An exponent with two digits, never −0.00."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def alpha(drift: Drift) -> str:
+    """The drift exponent with its interval; "" where it is not known."""
+    if not drift.is_known:
+        return ""
+    text = f"α = {exponent(drift.alpha)} [{exponent(drift.low)}, {exponent(drift.high)}]"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Parametrizations as every figure has them: μP, then SP, then the others."""
+    first = list(_LABELS)
+    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
+
+
+def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
+    """The results in the order of `ordered`."""
+    by_name = {result.parametrization: result for result in analysis.results}
+    return [by_name[name] for name in ordered(by_name)]
+
+
+def sequential(scales: Sequence[float], scale: float) -> tuple:
+    """Colour of a point of a scale."""
+    position = list(scales).index(scale) / max(1, len(scales) - 1)
+    return matplotlib.colormaps["viridis"](0.88 * (1 - position))
+
+
+def categorical(index: int) -> str:
+    """Colour of one of several that have no order."""
+    colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8c6d1f", "#7a3b9a", INK)
+    return colors[index % len(colors)]
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
+    """Panels of a new figure, in rows of at most `ACROSS`; width and height of one, in inches."""
+    across = count if count <= ACROSS else 2 if count == 4 else ACROSS
+    rows = -(-count // across)
+    figure = new_figure(width * across, height * rows)
+    axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)
+    shown = list(axes.flat)[:count]
+    for ax in list(axes.flat)[count:]:
+        ax.remove()
+    for ax in shown:
+        ax.tick_params(labelbottom=True)
+        if not share_y:
+            ax.tick_params(labelleft=True)
+    return shown
+
+
+def first_of_rows(axes: Sequence[Axes]) -> list[Axes]:
+    """The panels at the left."""
+    return [ax for ax in axes if ax.get_subplotspec().colspan.start == 0]  # type: ignore[union-attr]
+
+
+def lie_together(ranges: Sequence[tuple[float, float]]) -> bool:
+    """Whether panels may share an axis: no range would be less than a third of it."""
+    span = max(high for _, high in ranges) - min(low for low, _ in ranges)
+    return all(high - low > span / 3 for low, high in ranges) or span == 0
+
+
+def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = None) -> None:
+    """A key of all panels below them, in as many columns as fit; the figure grows by its further lines."""
+    if not handles:
+        return
+    legend = _fitted(
+        lambda ncols: figure.legend(
+            handles=list(handles), title=title, ncols=ncols, fontsize=9, loc="outside lower center"
+        ),
+        [plain_label(handle) for handle in handles],
+        0.96 * figure.get_figwidth(),
+    )
+    figure.set_figheight(figure.get_figheight() + max(0.0, _inches(legend)[1] - 0.3))
+
+
+def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
+    """A key of one panel below it.
+
+    Args:
+        ax: the panel, whose lines have labels.
+        width: inches that it may take.
+        below: inches from the axis to the key, for ticks and the axis' name.
+        title: of the key.
+
+    Returns:
+        Height of the key, inches.
+    """
+    figure = ax.figure
+    shift = matplotlib.transforms.ScaledTranslation(0, -below, figure.dpi_scale_trans)
+    labels = ax.get_legend_handles_labels()[1]
+    legend = _fitted(
+        lambda ncols: ax.legend(
+            fontsize=7.5, title=title, title_fontsize=7.5, ncols=ncols, loc="upper center",
+            bbox_to_anchor=(0.5, 0), bbox_transform=ax.transAxes + shift, borderaxespad=0, columnspacing=1.2,
+        ),
+        labels, width,
+    )  # fmt: skip
+    return _inches(legend)[1]
+
+
+def plain_label(artist: Artist) -> str:
+    """Label of a line."""
+    return str(artist.get_label())
+
+
+def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) -> Legend:
+    """A legend with as many columns as the width has room for; names that are wider than it are broken."""
+    for ncols in range(min(7, len(labels)), 0, -1):
+        legend = make(ncols)
+        if _inches(legend)[0] <= width:
+            return legend
+        if ncols > 1:
+            legend.remove()
+    for text in (legend.get_title(), *legend.get_texts()):
+        _break(text, width - 0.6)
+    return legend
+
+
+def _inches(artist: Any) -> tuple[float, float]:
+    """Width and height as drawn."""
+    figure = artist.figure
+    box = artist.get_window_extent(figure.canvas.get_renderer())
+    return box.width / figure.dpi, box.height / figure.dpi
+
+
+def mark(marker: str, text: str, **style: Any) -> Line2D:
+    """An entry of a key for a marker, or with "" for a line."""
+    usual = {"color": INK, "ls": "" if marker else "-", "ms": 6}
+    return Line2D([], [], marker=marker or "none", label=text, **{**usual, **style})
+
+
+def _break_texts(figure: Figure) -> None:
+    in_grid = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
+    bars = len(figure.axes) - len(in_grid)
+    for ax in in_grid:
+        spec = ax.get_subplotspec()
+        assert spec is not None
+        width = (figure.get_figwidth() - BAR * bars) / spec.get_gridspec().ncols
+        height = figure.get_figheight() / spec.get_gridspec().nrows
+        for text, room in (
+            (ax.title, width - 0.5), (ax.xaxis.label, width - 0.7), (ax.yaxis.label, height - 0.9)
+        ):  # fmt: skip
+            _break(text, max(room, 1.0))
+
+
+def _break(text: Text, inches: float) -> None:
+    """Break a text into lines that are no wider than that, where words end."""
+    written = text.get_text()
+    rotated = text.get_rotation() == 90
+    most = max(len(line) for line in written.split("\n"))
+    while most > 6 and (size := _inches(text)[1 if rotated else 0]) > inches:
+        most = max(6, min(most - 1, int(most * inches / size)))
+        text.set_text("\n".join(part for line in written.split("\n") for part in broken(line, most)))
+
+
+def broken(written: str, most: int) -> list[str]:
+    """A text in lines of at most so many letters; formulas stay whole."""
+    lines, line = [], ""
+    for piece in re.findall(r"(?:\\\$|\$[^$]*\$|[^ _\-$])+[ _\-]*|[ _\-]+", written):
+        while len(piece) > most and "$" not in piece:
+            room = most - len(line)
+            lines.append(line + piece[:room])
+            line, piece = "", piece[room:]
+        if line and len(line) + len(piece.rstrip()) > most:
+            lines.append(line.rstrip())
+            line = ""
+        line += piece
+    return [*lines, line.rstrip()]
+
+
+class PlainTicks(Formatter):
+    """Ticks with as many digits as tell them apart, and no offset: 2.32581, or 1.04e−6 where it is short."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        """One tick alone."""
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """All ticks of an axis."""
+        gaps = np.diff(np.unique(values))
+        step = float(gaps.min()) if len(gaps) else max(map(abs, values), default=1.0)
+        largest = max(map(abs, values), default=0.0)
+        kind = "f" if largest == 0 or 1e-3 <= largest < 1e5 else "e"
+        written: list[str] = []
+        for digits in range(12):
+            written = [f"{value:.{digits}{kind}}" for value in values]
+            if all(abs(float(w) - v) <= 0.02 * step for w, v in zip(written, values, strict=True)):
+                break
+        return [_tidied(text) if value else "0" for text, value in zip(written, values, strict=True)]
+
+
+def _tidied(number: str) -> str:
+    """A number as people write it: 1.04e−6 for 1.04e-06."""
+    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number).replace("-", "−")
+
+
+def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
+    """The vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
+    known = np.array([value for value in losses if np.isfinite(value)])
+    if len(known) and known.min() > 0 and known.max() > 3 * known.min():
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        ax.yaxis.set_major_locator(FixedLocator(_log_ticks(low, high, least=5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tidied(f"{value:g}")))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.minorticks_off()
+    else:
+        ax.yaxis.set_major_formatter(PlainTicks())
+
+
+def _log_ticks(low: float, high: float, least: int) -> list[float]:
+    """Round values of a logarithmic axis: that many, or all that there are."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
+        if len(ticks) >= least:
+            break
+    return ticks
+
+
+def size_axis(axis: Axis, low: float, high: float) -> None:
+    """A logarithmic axis of parameters or FLOP: 50k, 2M, 1T."""
+    axis.set_major_locator(FixedLocator(_log_ticks(low, high, least=3)))
+    axis.set_major_formatter(EngFormatter(sep="", useOffset=False))
+    axis.set_minor_locator(NullLocator())
+
+
+def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
+    """A logarithmic axis with a tick at each point of a scale, upright where there is no room.
+
+    Args:
+        ax: the panel.
+        scale: column of the scale.
+        scales: its points.
+        width: of the panel, inches.
+    """
+    ax.set_xscale("log", base=2)
+    names = [columns.write_scale(scale, s) for s in scales]
+    ax.set_xticks(scales, names, **turned(names, width))
+    ax.minorticks_off()
+    ax.set_xlabel(title(scale))
+
+
+def turned(names: Sequence[str], width: float) -> dict[str, Any]:
+    """How ticks are written: upright where they would touch each other in so many inches."""
+    is_crowded = max(map(len, names), default=0) + 1 > 12 * (width - 1) / max(1, len(names))
+    return {"rotation": 90} if is_crowded else {}
+
+
+def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
+    """Powers of 2; and 0 at its edge, where it is drawn."""
+
+    def tick(v: float, _: object) -> str:
+        is_power = zero_x is None or v > zero_x + 0.5
+        return f"$2^{{{v:g}}}$" if is_power else ""
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.xaxis.set_major_formatter(FuncFormatter(tick))
+    if zero_x is not None:
+        ax.set_xticks([zero_x], ["0"], minor=True)
+        ax.tick_params(axis="x", which="minor", length=3.5)

@@ -1,0 +1,182 @@
+"""What a verdict rests on: regret, drift exponents look by look, and those of several sweeps."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mup_tpu import columns
+from mup_tpu.analysis.looks import LookTaken
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.plots import style
+from mup_tpu.plots.style import INK, styled
+
+_STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+"""Where the colours of regret change, in units of the regret that does not matter."""
+_COLORS = ListedColormap(
+    ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
+).with_extremes(over="#511a02", bad="white")
+"""Blue where it does not matter, orange where it does; the same in all figures."""
+_WORDS = {"outside the grid": "out", "diverged": "∞", "stopped early": "stop", "not bracketed": "?"}
+_SAID = {
+    "outside the grid": "out: outside its grid",
+    "diverged": "∞: diverges",
+    "stopped early": "stop: stopped early",
+    "not bracketed": "?: an optimum is at an edge",
+}
+
+
+@styled
+def regret_figure(analysis: TransferAnalysis) -> Figure:
+    """What each larger scale loses by taking a smaller one's optimum, nat per token, as a heat map."""
+    results = style.results_of(analysis)
+    scales = sorted({o.scale for result in results for o in result.optima})
+    written = [_written(r) for result in results for r in result.regrets]
+    size = max(0.45, 2.0 / len(scales), 0.09 * max(map(len, written), default=0))
+    width = size * len(scales)
+    axes = style.panels(len(results), width + 1.1, width + 1.1)
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    figure.set_figwidth(figure.get_figwidth() + style.BAR)
+    norm = BoundaryNorm([analysis.epsilon * step for step in _STEPS], _COLORS.N)
+    for ax, result in zip(axes, results, strict=True):
+        grid = np.full((len(scales), len(scales)), np.nan)
+        for r in result.regrets:
+            i, j = scales.index(r.source), scales.index(r.target)
+            grid[i, j] = r.value
+            color = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
+            ax.text(j, i, _written(r), ha="center", va="center", fontsize=8.5, color=_ink_on(color))
+        image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
+        names = [columns.write_scale(analysis.scale, s) for s in scales]
+        ax.set_xticks(range(len(scales)), names, **style.turned(names, width + 1))
+        ax.set_yticks(range(len(scales)), names)
+        ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
+        ax.set_title(style.label(result.parametrization))
+        ax.grid(False)
+    for ax in style.first_of_rows(axes):
+        ax.set_ylabel(f"tuned at {style.column_label(analysis.scale)}")
+    share = 0.2 / figure.get_figwidth()
+    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
+    bar.set_ticks([analysis.epsilon * step for step in _STEPS])
+    bar.ax.yaxis.set_major_formatter(style.PlainTicks())
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
+    bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
+    used = {r.status for result in results for r in result.regrets}
+    style.key_below(figure, [style.mark("", text, ls="") for s, text in _SAID.items() if s in used])
+    return figure
+
+
+def _written(r: Regret) -> str:
+    if not np.isfinite(r.value):
+        return _WORDS.get(r.status, "?")
+    return f"{r.value:.3f}" if r.value < 100 else f"{r.value:.3g}"
+
+
+def _ink_on(color: tuple[float, float, float, float]) -> str:
+    """A colour of text that stands out from what is behind it."""
+    red, green, blue, _ = color
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
+
+
+def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
+    """The looks of a sequence at which α was known, each with what had been spent."""
+    if result.sequence is None:
+        return []
+    looks = zip(result.sequence.looks, result.sequence.spent, strict=True)
+    return [(look, spent) for look, spent in looks if look.number and look.evidence.drift.is_known]
+
+
+@styled
+def sequence_figure(analysis: TransferAnalysis) -> Figure:
+    """α with its interval against what was spent until each look of a sequence, a panel a parametrization."""
+    shown = [result for result in style.results_of(analysis) if known_looks(result)]
+    axes = style.panels(len(shown), 4.6, 3.6, share_x=False)
+    decisions = []
+    for ax, result in zip(axes, shown, strict=True):
+        assert result.sequence is not None
+        ax.axhspan(-analysis.delta, analysis.delta, color=INK, alpha=0.08, lw=0)
+        ax.axhline(0, color=INK, lw=0.8)
+        for look, spent in known_looks(result):
+            drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
+            reach = [[drift.alpha - drift.low], [drift.high - drift.alpha]]
+            decisions.append(settled)
+            ax.errorbar(
+                [spent], [drift.alpha], reach, fmt="s" if settled else "o", capsize=3, ms=5, lw=1.3,
+                mfc=style.categorical(0) if settled else "white", color=style.categorical(0),
+            )  # fmt: skip
+            ax.annotate(
+                str(look.number), (spent, drift.high), (0, 4), textcoords="offset points", ha="center",
+                fontsize=8,
+            )  # fmt: skip
+        ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
+        ax.set_xlim(left=0)
+        ax.margins(y=0.15)
+        ax.set_title(f"{style.label(result.parametrization)}: {result.verdict.decision}")
+    for ax in style.first_of_rows(axes):
+        ax.set_ylabel(f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    color = style.categorical(0)
+    band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {analysis.delta:g}")
+    marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
+    entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in decisions]
+    style.key_below(figure, [band, *entries])
+    return figure
+
+
+@styled
+def ablations_figure(table: pd.DataFrame) -> Figure:
+    """Drift exponent and regret of several sweeps, with 95 % intervals, the worst regret on top.
+
+    Args:
+        table: from `mup_tpu.analysis.ablations.compare`.
+    """
+    longest = min(3.5, 0.085 * max(map(len, table["name"]), default=0))
+    figure = style.new_figure(6.8 + longest, 0.34 * len(table) + 1.5)
+    axes = figure.subplots(1, 2, sharey=True)
+    rows = np.arange(len(table))[::-1]
+    drifts = (table["verdict"] == "DRIFTS").to_numpy()
+    for ax, (value, low, high), text in (
+        (axes[0], ("alpha", "low", "high"), "drift exponent α"),
+        (axes[1], ("regret", "regret_low", "regret_high"), "regret, smallest to largest (nat)"),
+    ):
+        x, ends = table[value].to_numpy(float), table[[low, high]].to_numpy(float)
+        with np.errstate(invalid="ignore"):
+            errors = np.abs(ends - x[:, None]).T
+        for chosen, color, marker in (
+            (drifts, style.categorical(1), "s"),
+            (~drifts, style.categorical(0), "o"),
+        ):
+            known = chosen & np.isfinite(x) & np.isfinite(errors).all(axis=0)
+            ax.errorbar(
+                x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6
+            )
+        ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
+        ax.set_xlabel(text)
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
+        for row, number in zip(rows[~drawn], x[~drawn], strict=True):
+            said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
+            ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
+    axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
+    axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
+    names = ["\n".join(style.broken(style.plain(name), 40)) for name in table["name"]]
+    axes[0].set_yticks(rows, names)
+    axes[0].set_ylim(-0.7, len(table) - 0.3)
+    both = (
+        (drifts.any(), "s", "DRIFTS", style.categorical(1)),
+        ((~drifts).any(), "o", "not shown to drift", style.categorical(0)),
+    )
+    entries = [style.mark(marker, text, color=color) for there, marker, text, color in both if there]
+    band = matplotlib.patches.Patch(
+        color=INK, alpha=0.12, lw=0, label=f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat"
+    )
+    style.key_below(figure, [*entries, band])
+    return figure

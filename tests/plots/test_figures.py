@@ -1,0 +1,49 @@
+"""Which figures there are, and that the same input gives the same bytes."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu import plots
+from mup_tpu.analysis import analyze, check_table, load_table
+
+REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
+FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    return analyze(load_table(REFERENCE))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_same_input_same_bytes(name, analysis, tmp_path):
+    draw = getattr(plots, f"{name}_figure")
+    first = plots.save_figure(draw(analysis), tmp_path / "a", name)
+    second = plots.save_figure(draw(analysis), tmp_path / "b", name)
+    assert [p.name for p in first] == [f"{name}.png", f"{name}.svg"]
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    assert first[0].stat().st_size > 10_000
+
+
+def test_one_width_without_an_optimum_can_be_drawn(tmp_path):
+    rows = [
+        {"width": 64, "lr": 2.0**x, "loss": 2.5, "params_non_embedding": 1000, "tokens": 50} for x in (-9, -8)
+    ]
+    figures = plots.transfer_figures(analyze(check_table(pd.DataFrame(rows))))
+    assert list(figures) == ["transfer"], "what moves with the width has no figure at one width"
+    plots.save_figure(figures["transfer"], tmp_path, "transfer")
+
+
+def test_a_table_of_one_value_is_drawn_against_scale_and_compute_alone():
+    rows = pd.DataFrame(
+        [
+            {"width": w, "lr": 0.01, "loss": 2 + 1 / w, "params_non_embedding": w**2, "tokens": 9}
+            for w in (32, 64, 128, 256, 512)
+        ]
+    )
+    analysis = analyze(check_table(rows))
+    assert {o.status for o in analysis.results[0].optima} == {"one value"}
+    assert list(plots.transfer_figures(analysis)) == ["best_loss"]
+    assert len(analysis.results[0].law.losses) == 5

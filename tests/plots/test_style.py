@@ -1,0 +1,211 @@
+"""No figure loses a text, a mark or a key, whatever the names, losses and scales of a table are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu import plots
+from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.plots.style import PlainTicks
+
+LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
+
+
+def swept(**of):
+    """Runs of a sweep: parabolas in log2 of the learning rate, a learning curve each."""
+    given = {
+        "names": ("mup", "sp"), "scale": "width", "scales": (64, 128, 256),
+        "grid": lambda name: range(-11, -3),
+        "optimum": lambda name, scale: -7 - (np.log2(scale / 64) if name == "sp" else 0),
+        "floor": lambda name, scale: 2 + 8 / scale, "bend": 0.05, "start": 5.0, "steps": (1, 100, 200),
+        "status": lambda name, scale, x: "finished", "seeds": 1,
+    } | of  # fmt: skip
+    noise = np.random.default_rng(0)
+    rows = []
+    for name in given["names"]:
+        for scale in given["scales"]:
+            for x in given["grid"](name):
+                for seed in range(given["seeds"]):
+                    end = given["floor"](name, scale) + given["bend"] * (
+                        (x - given["optimum"](name, scale)) ** 2 + 0.05 * noise.standard_normal()
+                    )
+                    status = given["status"](name, scale, x)
+                    for step in given["steps"]:
+                        share = (step / given["steps"][-1]) ** 0.3
+                        loss = given["start"] + (end - given["start"]) * share
+                        rows.append(
+                            {
+                                "parametrization": name, given["scale"]: scale, "lr": 2.0**x, "seed": seed,
+                                "loss": np.nan if status == "diverged" else loss, "status": status,
+                                "step": step, "params_non_embedding": int(12 * scale**2), "tokens": 100_000,
+                                "wall_time_s": scale / 8,
+                            }
+                        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def fate(name, scale, x):
+    """All of one scale diverged, some of another stopped."""
+    if name == "sp" and scale == 256 or x == -4:
+        return "diverged"
+    return "stopped" if x == -11 else "finished"
+
+
+TABLES = {
+    "long names": dict(
+        names=(LONG, f"{LONG}_2"), scale="parameters_of_the_model_without_its_embeddings",
+        scales=(98304, 393216, 1572864), floor=lambda name, scale: 2 + 10 * scale**-0.3,
+    ),
+    "one scale": dict(scales=(64,)),
+    "twelve scales": dict(scales=[int(32 * 2 ** (k / 2)) for k in range(12)]),
+    "twelve scales in one panel": dict(names=("mup",), scales=[int(32 * 2 ** (k / 2)) for k in range(12)]),
+    "five rules": dict(names=("mup", "sp", "completep", "completep_half", "completedp")),
+    "diverged and stopped": dict(status=fate),
+    "huge losses": dict(floor=lambda name, scale: 2e6 + 1e6 / scale, bend=3e4, start=3e6),
+    "losses that hardly differ": dict(
+        floor=lambda name, scale: 2.3258 + 6e-4 / scale, bend=5e-7, start=2.32581
+    ),
+    "small losses": dict(floor=lambda name, scale: 1e-6 * (1 + 8 / scale), bend=4e-8, start=1e-5),
+    "optima at the edge": dict(
+        optimum=lambda name, scale: -12 if name == "sp" and scale > 64 else -3, steps=(1,)
+    ),
+    "far apart": dict(
+        optimum=lambda name, scale: -7 if name == "mup" else -23,
+        grid=lambda name: range(-11, -3) if name == "mup" else range(-27, -18),
+        floor=lambda name, scale: 2 + 8 / scale if name == "mup" else 60 + 99 / scale,
+    ),
+}  # fmt: skip
+
+
+def faults(figure):
+    """What cannot be read in a figure as it is drawn."""
+    figure.canvas.draw()
+    renderer, page = figure.canvas.get_renderer(), figure.bbox
+    found, texts = [], []
+    keys = [key for key in (*figure.legends, *(ax.get_legend() for ax in figure.axes)) if key is not None]
+    for key in keys:
+        box = key.get_window_extent(renderer)
+        if not inside(box, page):
+            found.append("a key is cut")
+        found += ["a key lies on a panel" for ax in figure.axes if box.shrunk(0.98, 0.98).overlaps(ax.bbox)]
+        texts += [key.get_title(), *key.get_texts()]
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if axis.get_offset_text().get_text():
+                found.append(f"an axis has the offset {axis.get_offset_text().get_text()}")
+            ticks = [tick for tick in axis.get_major_ticks() if low_to_high(axis, tick.get_loc())]
+            shown = [text for tick in ticks for text in (tick.label1, tick.label2) if text.get_visible()]
+            if any(tick.label1.get_visible() for tick in ticks) and len({t.get_text() for t in shown}) < min(
+                2, len(shown)
+            ):
+                found.append("ticks say the same")
+            texts += [*shown, axis.label]
+        texts += [ax.title, *ax.texts]
+        if not (ax.lines or ax.images or ax.collections or ax.patches):
+            found.append("a panel is empty")
+        found += marks_outside(ax)
+    texts = [text for text in texts if text.get_text().strip()]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    found += [f"cut: {t.get_text()}" for t, box in zip(texts, boxes, strict=True) if not inside(box, page)]
+    corners = np.array([[box.x0, box.y0, box.x1, box.y1] for box in boxes]) + [1, 1, -1, -1]
+    (x0, y0, x1, y1) = corners.T
+    over = (x0[:, None] < x1) & (x1[:, None] > x0) & (y0[:, None] < y1) & (y1[:, None] > y0)
+    pairs = np.argwhere(np.triu(over, 1))
+    return found + [f"{texts[i].get_text()!r} lies on {texts[j].get_text()!r}" for i, j in pairs]
+
+
+def inside(box, page):
+    return box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1 and box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+
+
+def low_to_high(axis, value):
+    low, high = sorted(axis.get_view_interval())
+    return low <= value <= high
+
+
+def marks_outside(ax):
+    """Stars and arrows of optima that the axes do not hold."""
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    points = [p for line in ax.lines if line.get_marker() in ("*", "<", ">") for p in line.get_xydata()]
+    return ["a mark lies outside" for x, y in points if not (left <= x <= right and bottom <= y <= top)]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_everything_in_a_figure_of_transfer_can_be_read(name):
+    columns = Columns(scale=TABLES[name].get("scale", "width"))
+    analysis = analyze(check_table(swept(**TABLES[name]), columns))
+    figures = plots.transfer_figures(analysis)
+    several = {"optimum", "regret", "best_loss", "collapse"}
+    assert several & set(figures) == (set() if name == "one scale" else several)
+    assert {kind: faults(figure) for kind, figure in figures.items()} == {kind: [] for kind in figures}
+
+
+def test_everything_in_a_figure_of_a_sequence_can_be_read():
+    rows = swept(seeds=2, steps=(1,))
+    table = check_table(rows.assign(purchase=rows["seed"] + 1))
+    analysis = analyze(replace(table, planned=(64.0, 128.0, 256.0)))
+    assert faults(plots.sequence_figure(analysis)) == []
+
+
+@pytest.mark.parametrize("names", [("mup", "sp"), ("mup",), ("completep", "mup", "sp")])
+def test_everything_in_a_coordinate_check_with_long_names_can_be_read(names):
+    parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+    layers = ["model.embed_tokens", *(f"model.layers.{i}.{p}" for i in range(3) for p in parts), "lm_head"]
+    rows = [
+        {
+            "parametrization": name, "width": w, "seed": 0, "step": 4, "layer": layer, "quantity": quantity,
+            "rms": (i + 1) * w**0.5,
+        }
+        for name in names
+        for w in (64, 128, 256, 512)
+        for i, layer in enumerate(layers)
+        for quantity in ("activation", "update")
+    ]  # fmt: skip
+    assert faults(plots.coordinate_check_figure(pd.DataFrame(rows))) == []
+
+
+@pytest.mark.parametrize("varied", [1, 2, 7])
+def test_everything_in_a_figure_of_a_search_can_be_read(varied):
+    draw = np.random.default_rng(1).uniform
+    names = ("lr", "warmup", "init_std", "alpha_in", "alpha_out", "weight_decay", "alpha_attn")[:varied]
+    trials = pd.DataFrame(
+        {"status": ["finished"] * 4 + ["stopped"] * 4 + ["diverged"], "steps_done": 9,
+         "loss": [*draw(2, 3, 8), np.inf]} | {name: 2 ** draw(-9, -1, 9) for name in names}
+    )  # fmt: skip
+    assert faults(plots.search_figure(trials)) == []
+
+
+def test_everything_in_a_figure_of_several_sweeps_can_be_read():
+    known = {"alpha": 0.1, "low": 0.0, "high": 0.2, "regret": 0.04, "regret_low": 0.01, "regret_high": 0.08}
+    table = pd.DataFrame(
+        [
+            {"name": "a", "verdict": "TRANSFERS", **known},
+            {"name": LONG, "verdict": "DRIFTS", **known, "regret": np.inf, "regret_high": np.inf},
+            {"name": "open", "verdict": "INCONCLUSIVE", **known, "regret_high": np.inf},
+            {"name": "lost", "verdict": "INCONCLUSIVE", **dict.fromkeys(known, np.nan)},
+        ]
+    )
+    assert faults(plots.ablations_figure(table)) == []
+
+
+def test_everything_in_a_figure_of_a_law_can_be_read():
+    sizes = 2.0 ** np.arange(14, 22)
+    losses = 2.0 + 30 * sizes**-0.3
+    assert faults(plots.scaling_law_figure(fit_scaling_law(losses[:-1], sizes[:-1]), sizes, losses, 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ([1.4, 1.6, 1.8], ["1.4", "1.6", "1.8"]),
+        ([2.32580, 2.32581], ["2.32580", "2.32581"]),
+        ([0, 2e5, 4e5], ["0", "2e5", "4e5"]),
+        ([1.04e-6, 1.06e-6], ["1.04e−6", "1.06e−6"]),
+        ([-0.25, 0.0], ["−0.25", "0"]),
+    ],
+)
+def test_ticks_have_as_many_digits_as_tell_them_apart(values, written):
+    assert PlainTicks().format_ticks(values) == written
