@@ -108,6 +108,54 @@ def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, capfd):
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
+GENERATE = """
+import json, sys
+sys.modules["mup_tpu"] = None  # importing it fails
+from transformers import AutoModelForCausalLM, AutoTokenizer
+TEXT = sys.argv[1]
+for folder in sys.argv[2:]:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer([TEXT, TEXT[:5]], return_tensors="pt", padding=True)
+    out = model.generate(**ids, max_new_tokens=4)
+    alone = model.generate(**tokenizer(TEXT[:5], return_tensors="pt"), max_new_tokens=4)
+    said = {"ids": ids.input_ids[0].tolist(), "text": tokenizer.decode(ids.input_ids[0]),
+            "new": tokenizer.batch_decode(out[:, ids.input_ids.shape[1]:]),
+            "alone": tokenizer.decode(alone[0, -4:]), "from_nothing": model.generate()[0].tolist()}
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+def test_exports_generate_text_where_mup_tpu_is_not_installed(corpus, tmp_path, capfd):
+    text, folders = "The Ā of ü, don't … ", [tmp_path / name for name in ("bytes", "bpe")]
+    common = ["train", *SMALL, "--corpus", corpus, "--vocab-size", 300]
+    assert outcome(capfd, *common, "--export", folders[0])[0] == 0
+    llama = ["--tokenizer", "bpe", "--architecture", "llama", "--export", folders[1]]
+    assert outcome(capfd, *common, *llama)[0] == 0
+
+    run = [sys.executable, "-I", "-c", GENERATE, text, *folders]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # transformers warns of settings that do not fit; of padding it warns where nothing is given at all.
+    warned = [line for line in done.stderr.splitlines() if "[transformers]" in line]
+    assert all("may be padded" in line for line in warned), warned
+    for folder, line in zip(folders, done.stdout.splitlines(), strict=True):
+        config = DataConfig(corpus=str(corpus), tokenizer=folder.name, vocab_size=300)
+        trained_with, said = load(config).tokenizer, json.loads(line)
+        assert said["ids"] == trained_with.encode([text])[0].tolist()
+        assert said["text"] == text
+        assert said["new"][0] and said["new"][1] == said["alone"]
+        assert said["from_nothing"][0] == trained_with.separator and len(said["from_nothing"]) > 1
+
+
+def test_an_export_that_cannot_be_written_is_said_before_training(corpus, tmp_path, capfd):
+    (tmp_path / "file").write_text("mine")
+    code, out, error = outcome(capfd, "train", *SMALL, "--corpus", corpus, "--export", tmp_path / "file")
+    assert code == 2 and "step" not in out
+    assert f"export {tmp_path / 'file'} cannot be written: File exists" in error
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     command = ["train", *SMALL, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
     _, first, _ = outcome(capfd, *command)

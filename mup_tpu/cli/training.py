@@ -43,7 +43,8 @@ def train(
         checkpoints: Folder (or fsspec URL) to checkpoint to and to go on from, every tenth of the run unless
             --checkpoint-every; each trial has a folder in it. The last two are kept, and the best of those
             that --eval-every evaluated.
-        export: Folder to write the trained model to, as a stock Hugging Face model.
+        export: Folder to write the trained model and its tokenizer to, as transformers' AutoModelForCausalLM
+            and AutoTokenizer load them.
         export_best: Export the checkpoint of least held-out loss in place of the last weights.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
@@ -54,6 +55,11 @@ def train(
     if export_best and not (export and checkpoints and run.eval_every):
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     trial = _trial_of(config, trial)
+    if export is not None:
+        try:
+            export.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"export {export} cannot be written: {error.strerror}") from None
     if checkpoints is not None:
         checkpoints = _folder_of(trial, checkpoints)
     result = _train(trial, run, results, checkpoints, profile, console)
@@ -143,7 +149,9 @@ def _train(
 
 
 def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None, console: Console) -> None:
-    """Write the trained weights, or those of the best checkpoint of a folder, as a stock model."""
+    """Write a stock model of the trained weights, or of a folder's best checkpoint, and its tokenizer."""
+    from mup_tpu import data
+    from mup_tpu.data.tokenizer import save_stock
     from mup_tpu.models.weights import export_stock
     from mup_tpu.training.checkpoint import load_best
 
@@ -154,7 +162,9 @@ def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | Non
         weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
         which = f" of step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f},"
     sequence_length = trial.data.sequence_length
-    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, path)
+    tokenizer = data.load(trial.data).tokenizer
+    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, tokenizer.separator, path)
+    save_stock(tokenizer, sequence_length, out)
     console.print(f"exported a stock model{which} to {out}", highlight=False, soft_wrap=True)
 
 
