@@ -499,6 +499,10 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, capfd):
 
 
 BAD_TRIALS = {
+    "more micro-batches than sequences": (
+        ["--batch-size", "4", "--micro-batches", "5"],
+        "micro_batches 5 is not allowed: batch_size 4 has 4 sequences to split, so at most 4",
+    ),
     "unknown parametrization": (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
     "width": (["--width", "100"], "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128"),
     "zero learning rate": (["--learning-rate", "0"], "learning_rate 0 is not allowed"),

@@ -55,6 +55,7 @@ def train(
     if export_best and not (export and checkpoints and run.eval_every):
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     trial = _trial_of(config, trial)
+    run.require_parts(trial.data.batch_size)
     if export is not None:
         try:
             export.mkdir(parents=True, exist_ok=True)

@@ -85,9 +85,11 @@ class PackRun:
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # or a pack that ran out of memory would still hold it, through its error's traceback
-        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution)
+        parts = options.micro_batches
+        options.require_parts(batch_size, self.device.mesh.data)
+        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
         with half_fits(len(trials)):
-            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile)
+            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
         self.total = trials[0].train.steps
         # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
         seldom = 0 if options.eval_every else 10 * options.log_every

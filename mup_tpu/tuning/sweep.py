@@ -180,6 +180,8 @@ def run_missing(
         return Counter()
     if run.placement != "host" and not options.on_ray:
         raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
+    for batch_size in {trial.data.batch_size for trial in missing}:
+        run.require_parts(batch_size)
     folders = CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (

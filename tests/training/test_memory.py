@@ -27,6 +27,8 @@ PACKS = (
     *((model, *shape) for model in MODELS for shape in SHAPES),
     ("gpt2", 256, 8, "loop", "float32", 128, 16, "muon"),
     ("gpt2", 256, 4, "vmap", "float32", 128, 16, "muon"),
+    ("gpt2", 256, 8, "loop", "float32", 128, 64, "adamw", 8),
+    ("gpt2", 256, 4, "vmap", "float32", 128, 64, "adamw", 8),
 )
 PROGRAM = """
 import json, os, sys, torch
@@ -38,7 +40,7 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def measure(model, width, members, execution, precision, length, batch, optimizer="adamw"):
+def measure(model, width, members, execution, precision, length, batch, optimizer="adamw", parts=1):
     torch.set_num_threads(1)
     trial = Trial().replace(
         **MODELS[model], width=width, precision=precision, sequence_length=length, batch_size=batch,
@@ -48,10 +50,12 @@ def measure(model, width, members, execution, precision, length, batch, optimize
     Pack([short], 256, get_device("cpu"), execution).step(torch.zeros(1, 17, dtype=torch.long))
     before = resident("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
-    pack = Pack([trial.replace(seed=s) for s in range(members)], 256, get_device("cpu"), execution)
+    trials = [trial.replace(seed=s) for s in range(members)]
+    pack = Pack(trials, 256, get_device("cpu"), execution, micro_batches=parts)
     for _ in range(2):
         pack.step(torch.randint(0, 256, (batch, length + 1)))
-    print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, members, execution), flush=True)
+    estimated = estimate_pack_bytes(trial, 256, members, execution, micro_batches=parts)
+    print(resident("VmHWM") - before, estimated, flush=True)
 
 MODELS, packs = json.loads(sys.argv[1])
 for pack in packs:
