@@ -267,6 +267,49 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
 
 
+@pytest.mark.slow
+def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(corpus, tmp_path, capfd):
+    file, results = tmp_path / "sweep.toml", tmp_path / "results"
+    wsd = 'steps = 12\nwarmup = 3\nschedule = "wsd"\ncooldown = 4'
+    file.write_text(SWEEP_TOML.format(corpus=str(corpus)).replace("steps = 12", wsd))
+    command = ["sweep", file, "--results", results, "--checkpoint-every", 5]
+    assert outcome(capfd, *command)[0] == 0
+    before = load_runs(results)
+    code, out, err = outcome(capfd, *command, "--continue-to", 20)
+    assert code == 0, err
+    assert "4 trials, 0 stored, 4 to run" in out and "from the start" not in out
+    logs = "".join(log.read_text() for log in (results / "logs").iterdir())
+    assert "goes on from step 8 of 20" in logs
+    runs = load_runs(results)
+    assert runs.value_counts("steps_planned").to_dict() == {12: 4, 20: 4}
+    pd.testing.assert_frame_equal(runs[runs["steps_planned"] == 12].reset_index(drop=True), before)
+    assert "4 stored, 0 to run" in outcome(capfd, *command, "--continue-to", 20)[1]
+
+    for given, sentence in (
+        (["--continue-to", 12], "continue_to 12 is not allowed: it must be above the trial's steps, 12"),
+        (["--continue-to", 20, "--halving"], "continue_to needs halving false"),
+        (["--continue-to", 20, "--until-settled"], "continue_to and until_settled were both given"),
+        (["--continue-to", 20, "--checkpoint-every", 0], "continue_to needs checkpoint_every"),
+    ):
+        code, _, error = outcome(capfd, *command, *given)
+        assert (code, sentence in error) == (2, True), error
+
+
+def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, capfd):
+    common = ["train", *SMALL, "--corpus", corpus, "--schedule", "constant", "--warmup", 3]
+    kept = [*common, "--checkpoints", tmp_path / "c"]
+    assert outcome(capfd, *kept)[0] == 0
+    code, out, err = outcome(capfd, *kept, "--continue-to", 20)
+    assert code == 0 and "goes on from step 12 of 20" in out, err
+    _, whole, _ = outcome(capfd, *common, "--steps", 20)
+    assert whole.splitlines()[-1].split(" nat/token")[0] in out
+    code, out, _ = outcome(capfd, *kept)  # the shorter one is still there, at its end
+    assert code == 0 and "goes on from step 12 of 12" in out
+    code, out, _ = outcome(capfd, *kept, "--seed", 1, "--continue-to", 20)
+    assert code == 0 and "to go on from: it trains from the start" in out
+    assert "--continue-to needs --checkpoints" in outcome(capfd, *common, "--continue-to", 20)[2]
+
+
 def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     file.write_text(SWEEP_TOML.format(corpus=str(corpus)))

@@ -29,6 +29,7 @@ def train(
     checkpoints: str | None = None,
     export: Path | None = None,
     export_best: bool = False,
+    continue_to: int | None = None,
     xla_report: bool = False,
     profile: Path | None = None,
 ) -> None:
@@ -46,6 +47,8 @@ def train(
         export: Folder to write the trained model and its tokenizer to, as transformers' AutoModelForCausalLM
             and AutoTokenizer load them.
         export_best: Export the checkpoint of least held-out loss in place of the last weights.
+        continue_to: Train for so many steps in place of the trial's, on from a checkpoint of that in
+            --checkpoints; for schedules constant and wsd.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
@@ -56,13 +59,22 @@ def train(
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     trial = _trial_of(config, trial)
     run.require_parts(trial.data.batch_size)
+    shorter = trial
+    if continue_to is not None:
+        from mup_tpu.training.continuation import longer
+
+        trial = longer(trial, continue_to)
+        if checkpoints is None:
+            raise ConfigError("--continue-to needs --checkpoints, to go on from")
     if export is not None:
         try:
             export.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"export {export} cannot be written: {error.strerror}") from None
     if checkpoints is not None:
-        checkpoints = _folder_of(trial, checkpoints)
+        root, checkpoints = checkpoints, _folder_of(trial, checkpoints)
+        if continue_to is not None:
+            _begin(root, shorter, trial, checkpoints, console)
     result = _train(trial, run, results, checkpoints, profile, console)
     row = result.rows[0]
     if row["status"] == "preempted":
@@ -111,6 +123,21 @@ def _folder_of(trial: Trial, checkpoints: str) -> str:
     found = load_latest(checkpoints)
     is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
     return checkpoints if is_old else f"{checkpoints.rstrip('/')}/{trial_id}"
+
+
+def _begin(root: str, shorter: Trial, trial: Trial, folder: str, console: Console) -> None:
+    """Have a trial go on from where the same with fewer steps was, or say that it cannot."""
+    from mup_tpu import data
+    from mup_tpu.files import Folder
+    from mup_tpu.training.continuation import begin
+
+    fingerprint = data.load(trial.data).fingerprint
+    if not begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder):
+        console.print(
+            f"no checkpoint in {root} to go on from: it trains from the start",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _train(
