@@ -108,6 +108,54 @@ def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, capfd):
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
+GENERATE = """
+import json, sys
+sys.modules["mup_tpu"] = None  # importing it fails
+from transformers import AutoModelForCausalLM, AutoTokenizer
+TEXT = sys.argv[1]
+for folder in sys.argv[2:]:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer([TEXT, TEXT[:5]], return_tensors="pt", padding=True)
+    out = model.generate(**ids, max_new_tokens=4)
+    alone = model.generate(**tokenizer(TEXT[:5], return_tensors="pt"), max_new_tokens=4)
+    said = {"ids": ids.input_ids[0].tolist(), "text": tokenizer.decode(ids.input_ids[0]),
+            "new": tokenizer.batch_decode(out[:, ids.input_ids.shape[1]:]),
+            "alone": tokenizer.decode(alone[0, -4:]), "from_nothing": model.generate()[0].tolist()}
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+def test_exports_generate_text_where_mup_tpu_is_not_installed(corpus, tmp_path, capfd):
+    text, folders = "The Ā of ü, don't … ", [tmp_path / name for name in ("bytes", "bpe")]
+    common = ["train", *SMALL, "--corpus", corpus, "--vocab-size", 300]
+    assert outcome(capfd, *common, "--export", folders[0])[0] == 0
+    llama = ["--tokenizer", "bpe", "--architecture", "llama", "--export", folders[1]]
+    assert outcome(capfd, *common, *llama)[0] == 0
+
+    run = [sys.executable, "-I", "-c", GENERATE, text, *folders]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # transformers warns of settings that do not fit; of padding it warns where nothing is given at all.
+    warned = [line for line in done.stderr.splitlines() if "[transformers]" in line]
+    assert all("may be padded" in line for line in warned), warned
+    for folder, line in zip(folders, done.stdout.splitlines(), strict=True):
+        config = DataConfig(corpus=str(corpus), tokenizer=folder.name, vocab_size=300)
+        trained_with, said = load(config).tokenizer, json.loads(line)
+        assert said["ids"] == trained_with.encode([text])[0].tolist()
+        assert said["text"] == text
+        assert said["new"][0] and said["new"][1] == said["alone"]
+        assert said["from_nothing"][0] == trained_with.separator and len(said["from_nothing"]) > 1
+
+
+def test_an_export_that_cannot_be_written_is_said_before_training(corpus, tmp_path, capfd):
+    (tmp_path / "file").write_text("mine")
+    code, out, error = outcome(capfd, "train", *SMALL, "--corpus", corpus, "--export", tmp_path / "file")
+    assert code == 2 and "step" not in out
+    assert f"export {tmp_path / 'file'} cannot be written: File exists" in error
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, capfd):
     command = ["train", *SMALL, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
     _, first, _ = outcome(capfd, *command)
@@ -217,6 +265,49 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     assert run("runs", tmp_path / "r") == (2, sentence)
     assert run(*command, "--results", tmp_path / "both", stderr=None)[0] == 2
     assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(corpus, tmp_path, capfd):
+    file, results = tmp_path / "sweep.toml", tmp_path / "results"
+    wsd = 'steps = 12\nwarmup = 3\nschedule = "wsd"\ncooldown = 4'
+    file.write_text(SWEEP_TOML.format(corpus=str(corpus)).replace("steps = 12", wsd))
+    command = ["sweep", file, "--results", results, "--checkpoint-every", 5]
+    assert outcome(capfd, *command)[0] == 0
+    before = load_runs(results)
+    code, out, err = outcome(capfd, *command, "--continue-to", 20)
+    assert code == 0, err
+    assert "4 trials, 0 stored, 4 to run" in out and "from the start" not in out
+    logs = "".join(log.read_text() for log in (results / "logs").iterdir())
+    assert "goes on from step 8 of 20" in logs
+    runs = load_runs(results)
+    assert runs.value_counts("steps_planned").to_dict() == {12: 4, 20: 4}
+    pd.testing.assert_frame_equal(runs[runs["steps_planned"] == 12].reset_index(drop=True), before)
+    assert "4 stored, 0 to run" in outcome(capfd, *command, "--continue-to", 20)[1]
+
+    for given, sentence in (
+        (["--continue-to", 12], "continue_to 12 is not allowed: it must be above the trial's steps, 12"),
+        (["--continue-to", 20, "--halving"], "continue_to needs halving false"),
+        (["--continue-to", 20, "--until-settled"], "continue_to and until_settled were both given"),
+        (["--continue-to", 20, "--checkpoint-every", 0], "continue_to needs checkpoint_every"),
+    ):
+        code, _, error = outcome(capfd, *command, *given)
+        assert (code, sentence in error) == (2, True), error
+
+
+def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, capfd):
+    common = ["train", *SMALL, "--corpus", corpus, "--schedule", "constant", "--warmup", 3]
+    kept = [*common, "--checkpoints", tmp_path / "c"]
+    assert outcome(capfd, *kept)[0] == 0
+    code, out, err = outcome(capfd, *kept, "--continue-to", 20)
+    assert code == 0 and "goes on from step 12 of 20" in out, err
+    _, whole, _ = outcome(capfd, *common, "--steps", 20)
+    assert whole.splitlines()[-1].split(" nat/token")[0] in out
+    code, out, _ = outcome(capfd, *kept)  # the shorter one is still there, at its end
+    assert code == 0 and "goes on from step 12 of 12" in out
+    code, out, _ = outcome(capfd, *kept, "--seed", 1, "--continue-to", 20)
+    assert code == 0 and "to go on from: it trains from the start" in out
+    assert "--continue-to needs --checkpoints" in outcome(capfd, *common, "--continue-to", 20)[2]
 
 
 def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
@@ -499,6 +590,10 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, capfd):
 
 
 BAD_TRIALS = {
+    "more micro-batches than sequences": (
+        ["--batch-size", "4", "--micro-batches", "5"],
+        "micro_batches 5 is not allowed: batch_size 4 has 4 sequences to split, so at most 4",
+    ),
     "unknown parametrization": (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
     "width": (["--width", "100"], "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128"),
     "zero learning rate": (["--learning-rate", "0"], "learning_rate 0 is not allowed"),

@@ -124,6 +124,13 @@ HUGE = 10**40
             lambda: Trial().replace(steps=10**9, batch_size=2**20, sequence_length=2**20),
             "steps 1000000000 of batch_size 1048576 and sequence_length 1048576 are more than 2\\^63 tokens",
         ),
+        (lambda: TrainConfig(cooldown=0.3), "cooldown 0.3 needs schedule 'wsd', not 'cosine'"),
+        (lambda: TrainConfig(schedule="wsd", cooldown=0), "cooldown 0 is not allowed"),
+        (lambda: TrainConfig(schedule="wsd", cooldown=2.5), "cooldown 2.5 is neither a fraction below 1"),
+        (
+            lambda: TrainConfig(steps=100, schedule="wsd", cooldown=95),
+            "cooldown 95 is 95 steps and warmup 0.1 is 10, but the run has steps 100",
+        ),
         (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
         (lambda: RunOptions(log_every=HUGE), "log_every 1000.* is not allowed: it must be at most"),
         (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),

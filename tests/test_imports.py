@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "training": TRAINING,
     "parametrize": MODEL | {"analysis"},
     "tpu_compiler": TRAINING | {"tpus"},
-    "tuning": TRAINING | {"store", "analysis"},
+    "tuning": TRAINING | {"store", "analysis", "tpus"},
     "parts": {"errors"},
     "store": CONFIGURATION | {"files", "parts"},
     "analysis": CONFIGURATION | {"store"},

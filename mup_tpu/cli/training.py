@@ -29,6 +29,7 @@ def train(
     checkpoints: str | None = None,
     export: Path | None = None,
     export_best: bool = False,
+    continue_to: int | None = None,
     xla_report: bool = False,
     profile: Path | None = None,
 ) -> None:
@@ -43,8 +44,11 @@ def train(
         checkpoints: Folder (or fsspec URL) to checkpoint to and to go on from, every tenth of the run unless
             --checkpoint-every; each trial has a folder in it. The last two are kept, and the best of those
             that --eval-every evaluated.
-        export: Folder to write the trained model to, as a stock Hugging Face model.
+        export: Folder to write the trained model and its tokenizer to, as transformers' AutoModelForCausalLM
+            and AutoTokenizer load them.
         export_best: Export the checkpoint of least held-out loss in place of the last weights.
+        continue_to: Train for so many steps in place of the trial's, on from a checkpoint of that in
+            --checkpoints; for schedules constant and wsd.
         profile: File for a trace of two log intervals, after two for warming up; Perfetto opens it.
         xla_report: Say what XLA did: compilations, executions, transfers (--device xla).
     """
@@ -54,8 +58,23 @@ def train(
     if export_best and not (export and checkpoints and run.eval_every):
         raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
     trial = _trial_of(config, trial)
+    run.require_parts(trial.data.batch_size)
+    shorter = trial
+    if continue_to is not None:
+        from mup_tpu.training.continuation import longer
+
+        trial = longer(trial, continue_to)
+        if checkpoints is None:
+            raise ConfigError("--continue-to needs --checkpoints, to go on from")
+    if export is not None:
+        try:
+            export.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"export {export} cannot be written: {error.strerror}") from None
     if checkpoints is not None:
-        checkpoints = _folder_of(trial, checkpoints)
+        root, checkpoints = checkpoints, _folder_of(trial, checkpoints)
+        if continue_to is not None:
+            _begin(root, shorter, trial, checkpoints, console)
     result = _train(trial, run, results, checkpoints, profile, console)
     row = result.rows[0]
     if row["status"] == "preempted":
@@ -106,6 +125,21 @@ def _folder_of(trial: Trial, checkpoints: str) -> str:
     return checkpoints if is_old else f"{checkpoints.rstrip('/')}/{trial_id}"
 
 
+def _begin(root: str, shorter: Trial, trial: Trial, folder: str, console: Console) -> None:
+    """Have a trial go on from where the same with fewer steps was, or say that it cannot."""
+    from mup_tpu import data
+    from mup_tpu.files import Folder
+    from mup_tpu.training.continuation import begin
+
+    fingerprint = data.load(trial.data).fingerprint
+    if not begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder):
+        console.print(
+            f"no checkpoint in {root} to go on from: it trains from the start",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def _train(
     trial: Trial,
     run: RunOptions,
@@ -143,7 +177,9 @@ def _train(
 
 
 def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None, console: Console) -> None:
-    """Write the trained weights, or those of the best checkpoint of a folder, as a stock model."""
+    """Write a stock model of the trained weights, or of a folder's best checkpoint, and its tokenizer."""
+    from mup_tpu import data
+    from mup_tpu.data.tokenizer import save_stock
     from mup_tpu.models.weights import export_stock
     from mup_tpu.training.checkpoint import load_best
 
@@ -154,7 +190,9 @@ def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | Non
         weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
         which = f" of step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f},"
     sequence_length = trial.data.sequence_length
-    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, path)
+    tokenizer = data.load(trial.data).tokenizer
+    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, tokenizer.separator, path)
+    save_stock(tokenizer, sequence_length, out)
     console.print(f"exported a stock model{which} to {out}", highlight=False, soft_wrap=True)
 
 

@@ -35,6 +35,7 @@ def sweep(
     where: SweepOptions = SweepOptions(),
     until: SequenceOptions = SequenceOptions(),
     dry: DryRunOptions = DryRunOptions(),
+    continue_to: int | None = None,
 ) -> None:
     """Run what is missing of a sweep described in a TOML file, and store it.
 
@@ -49,10 +50,12 @@ def sweep(
         where: Where the sweep runs.
         until: Whether runs are bought until the verdict is settled.
         dry: Whether to say what would run in place of running it.
+        continue_to: Train all trials for so many steps in place of the file's, on from the checkpoints that
+            --checkpoint-every kept of those; for schedules constant and wsd. The store keeps both rows.
     """
     from mup_tpu.config_io import load_sweep
 
-    run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry)
+    run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry, continue_to)
 
 
 def run_and_show(
@@ -62,6 +65,7 @@ def run_and_show(
     run: RunOptions,
     until: SequenceOptions,
     dry: DryRunOptions,
+    continue_to: int | None = None,
 ) -> None:
     """Run a sweep, whole or until it is settled, then print its optima and verdict and draw its figures."""
     from mup_tpu.tuning.this_machine import start_server
@@ -69,6 +73,8 @@ def run_and_show(
     sweep.trials()  # what is not allowed is said before anything starts
     folder = results or f"results/{sweep.experiment}"
     if dry.dry_run or dry.dry_run_on:
+        if continue_to is not None:
+            raise ConfigError("continue_to and dry_run were both given: give one of them")
         say_what_would_run(sweep, folder, where, run, until, dry)
         return
     if not Path(folder, "store.json").exists():  # or there may be nothing left to run
@@ -80,14 +86,15 @@ def run_and_show(
         threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
     console = make_console()
     try:
-        outcome = run_either(sweep, folder, where, run, until, console)
+        outcome = run_either(sweep, folder, where, run, until, console, continue_to)
     except KeyboardInterrupt:
         console.print(f"stopped; what had finished is stored in {folder}, run the same command to go on")
         raise
     if outcome:
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}", highlight=False)
-    show_and_judge(outcome, folder, lambda: replay.show(folder))
+    rows = () if continue_to is None else (f"steps_planned={continue_to}",)
+    show_and_judge(outcome, folder, lambda: replay.show(folder, replay.TableOptions(where=rows)))
 
 
 def say_what_would_run(
@@ -122,7 +129,9 @@ def say_what_would_run(
     def vocab_size(trial: Trial) -> int:
         return corpora.of(trial).vocab_size
 
-    sizes = forecast.forecast(missing, sweep.scale_axis.fields, vocab_size, machine, dry.mfu, where)
+    sizes = forecast.forecast(
+        missing, sweep.scale_axis.fields, vocab_size, machine, dry.mfu, where, run.micro_batches
+    )
     each = " on each device" if machine.devices > 1 else ""
     table = Table("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
     for row in sizes:
@@ -167,16 +176,24 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], N
 
 
 def run_either(
-    sweep: Sweep, folder: str, where: SweepOptions, run: RunOptions, until: SequenceOptions, console: Console
+    sweep: Sweep,
+    folder: str,
+    where: SweepOptions,
+    run: RunOptions,
+    until: SequenceOptions,
+    console: Console,
+    continue_to: int | None = None,
 ) -> Counter[str]:
     """Run what is missing of a sweep's grid, or buy runs of it until it is settled."""
     if until.until_settled:
+        if continue_to is not None:
+            raise ConfigError("continue_to and until_settled were both given: give one of them")
         from mup_tpu.tuning.sequence import run_until_settled
 
         return run_until_settled(sweep, folder, until, where, run, console)
     from mup_tpu.tuning.sweep import run_sweep
 
-    return run_sweep(sweep, folder, where, run, console)
+    return run_sweep(sweep, folder, where, run, console, continue_to)
 
 
 def search(

@@ -23,6 +23,9 @@ class RunOptions:
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
     execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
+    micro_batches: int = described(1, least=1)
+    """Parts that each batch goes through the network in, one after the other, before the one update of all:
+    a batch then need not fit in memory. Sums are taken in another order; bf16 rounds each part's gradient."""
     compile: bool = False
     """Put the step through torch.compile: half a minute at the start of every width."""
     threads: int = described(0, most=1024)
@@ -43,6 +46,24 @@ class RunOptions:
         require_positive(self, "log_every")
         for name in ("threads", "eval_every", "checkpoint_every"):
             require_positive(self, name, allow_zero=True)
+
+    def require_parts(self, batch_size: int, devices: int = 1) -> None:
+        """Check that there is a sequence for each part of a batch.
+
+        Args:
+            batch_size: sequences a step.
+            devices: that a batch is split over.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        most = batch_size // devices
+        if self.micro_batches > most:
+            each = f" on each of {devices} devices" if devices > 1 else ""
+            raise ConfigError(
+                f"micro_batches {self.micro_batches} is not allowed: batch_size {batch_size} has {most} "
+                f"sequences{each} to split, so at most {most}"
+            )
 
 
 @dataclass(frozen=True)

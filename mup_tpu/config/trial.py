@@ -261,10 +261,13 @@ class TrainConfig:
     """Optimizer steps."""
     warmup: float = described(0.1, label="warm-up", unit="share of the steps, or steps")
     """Linear warm-up: a fraction of the steps if below 1, else a number of steps."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """Learning rate after warm-up: constant, or falling to final_lr_fraction of its peak, in "wsd" (warm-up,
+    stable, decay) during the cooldown alone."""
+    cooldown: float = described(0.2, label="cooldown", unit="share of the steps, or steps")
+    """The last part of schedule "wsd": a fraction of the steps if below 1, else a number of steps."""
     final_lr_fraction: float = 0.1
-    """Share of the peak learning rate left at the last step (linear and cosine)."""
+    """Share of the peak learning rate left at the last step (all but constant)."""
     seed: int = 0
     """Seed of the init."""
     loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
@@ -284,10 +287,15 @@ class TrainConfig:
             require_positive(self, name)
         for name in ("warmup", "base_batch_size", "base_steps"):
             require_positive(self, name, allow_zero=True)
-        if self.warmup >= 1 and self.warmup != int(self.warmup):
-            raise ConfigError(
-                f"warmup {self.warmup} is neither a fraction below 1 nor a whole number of steps"
-            )
+        require_positive(self, "cooldown")
+        for name in ("warmup", "cooldown"):
+            value = getattr(self, name)
+            if value >= 1 and value != int(value):
+                raise ConfigError(f"{name} {value} is neither a fraction below 1 nor a whole number of steps")
+        if self.schedule == "wsd":
+            self._require_room_for_cooldown()
+        elif self.cooldown != type(self).cooldown:
+            raise ConfigError(f"cooldown {self.cooldown:g} needs schedule 'wsd', not {self.schedule!r}")
         if self.warmup_steps >= self.steps and self.warmup_steps > 0:
             raise ConfigError(
                 f"warmup {self.warmup:g} is {self.warmup_steps} steps, but the run has steps {self.steps}: "
@@ -296,10 +304,23 @@ class TrainConfig:
         if not 0 < self.final_lr_fraction <= 1:
             raise ConfigError(f"final_lr_fraction {self.final_lr_fraction} is not above 0 and at most 1")
 
+    def _require_room_for_cooldown(self) -> None:
+        both = self.warmup_steps + self.cooldown_steps
+        if both > self.steps:
+            raise ConfigError(
+                f"cooldown {self.cooldown:g} is {self.cooldown_steps} steps and warmup {self.warmup:g} is "
+                f"{self.warmup_steps}, but the run has steps {self.steps}: together they must not be longer"
+            )
+
     @property
     def warmup_steps(self) -> int:
         """Warm-up in steps."""
         return round(self.warmup * self.steps) if self.warmup < 1 else int(self.warmup)
+
+    @property
+    def cooldown_steps(self) -> int:
+        """Cooldown of schedule "wsd" in steps, at least one."""
+        return max(1, round(self.cooldown * self.steps)) if self.cooldown < 1 else int(self.cooldown)
 
 
 @dataclass(frozen=True)

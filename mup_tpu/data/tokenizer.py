@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ class Tokenizer(Protocol):
     def to_json(self) -> str | None:
         """What `load_tokenizer` needs besides the separator, if anything."""
 
+    def stock(self) -> Any:
+        """The same as a `tokenizers.Tokenizer`, which adds no tokens of its own to a text."""
+
 
 class ByteTokenizer:
     """UTF-8 bytes; byte 0, which no text holds, stands between documents."""
@@ -48,6 +52,26 @@ class ByteTokenizer:
 
     def to_json(self) -> None:
         """Nothing is needed."""
+
+    def stock(self) -> Any:
+        """A byte-level BPE without merges, whose token of a byte is that byte.
+
+        Byte 0 goes by U+0000 in place of the alphabet's U+0100: as a special token it is looked for in texts,
+        which may well hold that letter.
+        """
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        # ByteLevel's alphabet (Radford et al. 2019): printable bytes as they are, all others from U+0100 on.
+        printable = [b for b in range(256) if not (b <= 0x20 or 0x7F <= b <= 0xA0 or b == 0xAD)]
+        others = [b for b in range(256) if b not in printable]
+        letters = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+        separator = "\0"
+        vocabulary = {letter: b for letter, b in letters.items() if b} | {separator: 0}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([separator])
+        return tokenizer
 
 
 class SubwordTokenizer:
@@ -136,6 +160,14 @@ class SubwordTokenizer:
         """The library's tokenizer.json."""
         return self._tokenizer.to_str()
 
+    def stock(self) -> Any:
+        """The library's, without what a pretrained one may put around a text: training had none of it."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.to_json())
+        tokenizer.post_processor = None
+        return tokenizer
+
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
     """The tokenizer of a configuration; a BPE sees the training documents alone.
@@ -153,6 +185,31 @@ def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokeniz
 def load_tokenizer(content: str | None, separator: int) -> Tokenizer:
     """The tokenizer that was kept with tokens: what its `to_json` gave, and its separator."""
     return ByteTokenizer() if content is None else SubwordTokenizer.from_json(content, separator)
+
+
+def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None:
+    """Write what transformers' AutoTokenizer loads; its special tokens are all the one that ends a document.
+
+    As plain files: `save_pretrained` of transformers 5 names a class that transformers 4 has not.
+
+    Args:
+        tokenizer: the trained model's.
+        sequence_length: most tokens that the model takes.
+        folder: that of its config.json.
+    """
+    stock = tokenizer.stock()
+    stock.save(str(folder / "tokenizer.json"))
+    ends = stock.id_to_token(tokenizer.separator)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": ends,
+        "eos_token": ends,
+        "pad_token": ends,
+        "padding_side": "left",  # or a text shorter than others of a batch would go on after padding
+        "model_max_length": sequence_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:

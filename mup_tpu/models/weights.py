@@ -49,7 +49,12 @@ def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def export_stock(
-    trial: Trial, weights: Mapping[str, Tensor], vocab_size: int, sequence_length: int, path: str | Path
+    trial: Trial,
+    weights: Mapping[str, Tensor],
+    vocab_size: int,
+    sequence_length: int,
+    separator: int,
+    path: str | Path,
 ) -> Path:
     """Write a checkpoint folder that transformers' stock class loads with no code of ours.
 
@@ -58,12 +63,18 @@ def export_stock(
         weights: its trained weights by name.
         vocab_size: tokens of the vocabulary.
         sequence_length: positions.
-        path: folder to write config.json and model.safetensors to.
+        separator: token between documents: texts begin after it and end with it.
+        path: folder to write config.json, generation_config.json and model.safetensors to.
     """
+    from transformers import GenerationConfig
+
     exported = folded(trial, {name: p.detach().to("cpu", torch.float32) for name, p in weights.items()})
     model = architecture_of(trial.model).stock(trial.model, vocab_size, sequence_length)
     missing, unexpected = model.load_state_dict(exported, strict=False)
     assert not unexpected and set(missing) <= set(model._tied_weights_keys or ()), (missing, unexpected)
     model.tie_weights()
+    ends = {name: separator for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.config.update(ends)
+    model.generation_config = GenerationConfig(**ends)
     model.save_pretrained(path)
     return Path(path)

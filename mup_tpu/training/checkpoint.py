@@ -59,13 +59,14 @@ def save(
     meta: Mapping[str, Any],
     evaluation_loss: float | None = None,
 ) -> None:
-    """Write the checkpoint of `step`; then drop all but the last `KEEP` and the best.
+    """Write the checkpoint of `step`; then drop all but the last `KEEP`, the best and what is open.
 
     Args:
         path: the pack's folder of checkpoints, or its fsspec URL.
         step: steps done.
         tensors: by name, from any device.
-        meta: plain values for meta.json; `trial_ids` tells one pack's checkpoints from another's.
+        meta: plain values for meta.json; `trial_ids` tells one pack's checkpoints from another's, `is_open`
+            says that a longer run can go on from it.
         evaluation_loss: held-out loss of the pack's best member at this very step, if it was evaluated.
 
     Raises:
@@ -183,8 +184,28 @@ def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
     """
     with _read_errors(path):
         folder = Folder(path)
+        return _first_whole(folder, _by_loss(read_metas(folder)))
+
+
+def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
+    """What the checkpoints of a folder say of themselves, by name; without those that are damaged.
+
+    Raises:
+        StoreError: the folder is there but cannot be read.
+    """
+    with _read_errors(str(folder)):
         metas = {name: _meta(folder, name) for name in _steps(folder)}
-        return _first_whole(folder, _by_loss({name: meta for name, meta in metas.items() if meta}))
+    return {name: meta for name, meta in metas.items() if meta}
+
+
+def load(folder: Folder, name: str) -> Checkpoint | None:
+    """One checkpoint by its name, or None, with a warning, where it is damaged.
+
+    Raises:
+        StoreError: the folder is there but cannot be read.
+    """
+    with _read_errors(str(folder)):
+        return _first_whole(folder, [name])
 
 
 def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
@@ -206,7 +227,7 @@ def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
 
 
 def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
-    """Keep the last of this pack up to the one just written, and its best.
+    """Keep the last of this pack up to the one just written, its best, and that which longer runs go on from.
 
     Later ones are damaged, or the pack would have gone on from them.
     """
@@ -216,7 +237,8 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
         for name, meta in metas.items()
         if meta and meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
     }
-    kept = {*list(own)[-KEEP:], *_by_loss(own)[:1]}
+    open_ones = [name for name, meta in own.items() if meta.get("is_open")]
+    kept = {*list(own)[-KEEP:], *_by_loss(own)[:1], *open_ones}
     folder.remove(*(name for name in metas if name not in kept))
 
 

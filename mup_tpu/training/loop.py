@@ -24,6 +24,7 @@ from mup_tpu.devices import Device, get_device
 from mup_tpu.errors import StoreError, first_line
 from mup_tpu.signals import handling
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
+from mup_tpu.training.continuation import open_steps
 from mup_tpu.training.halving import RECENT, behind_best, rungs
 from mup_tpu.training.memory import check_fits, half_fits
 from mup_tpu.training.meter import Meter, start_meter
@@ -85,9 +86,11 @@ class PackRun:
         self.device: Device = get_device(options.device).arrange(len(trials), batch_size, options.mesh)
         execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # or a pack that ran out of memory would still hold it, through its error's traceback
-        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution)
+        parts = options.micro_batches
+        options.require_parts(batch_size, self.device.mesh.data)
+        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
         with half_fits(len(trials)):
-            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile)
+            self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
         self.total = trials[0].train.steps
         # Where reading a loss stalls the device, evaluations are when to do it (else now and then).
         seldom = 0 if options.eval_every else 10 * options.log_every
@@ -101,6 +104,8 @@ class PackRun:
         self.wall_time = 0.0
         self._preempted = False
         self._checkpoints = CheckpointWriter(checkpoints) if checkpoints is not None else None
+        checkpointed = checkpoints is not None and options.checkpoint_every
+        self._open_until = min(map(open_steps, trials)) if checkpointed else 0
         if checkpoints is not None:
             self._resume(checkpoints)
 
@@ -141,6 +146,7 @@ class PackRun:
                 done = self.pack.steps_done
                 evaluates = self._falls_on(self.options.eval_every, done) and done < self.total
                 saves = self._falls_on(self.options.checkpoint_every, done) and done < self.total
+                saves |= done == self._open_until
                 preempted = self._preempted and done < self.total
                 halves = done in self._rungs and done < self.total
                 if not (self._is_looked_at(done) or preempted):
@@ -196,7 +202,7 @@ class PackRun:
         """Whether losses are read after so many steps: log point, evaluation, checkpoint, rung or end."""
         o = self.options
         often = any(self._falls_on(n, done) for n in (self._read_every, o.eval_every, o.checkpoint_every))
-        return often or done in self._rungs or done == self.total
+        return often or done in self._rungs or done in (self._open_until, self.total)
 
     def _stretches(self, start: int, step_s: float) -> list[range]:
         """The steps from `start` on in parts to hand over at once: losses are read only between two of them.
@@ -349,7 +355,7 @@ class PackRun:
         return [trial.trial_id(self.dataset.fingerprint) for trial in self.pack.trials]
 
     def save(self) -> None:
-        """Checkpoint the pack as it stands, if it is checkpointed at all and not at its end.
+        """Checkpoint the pack as it stands, if it is checkpointed at all, and at its end if it can go on.
 
         On return it is written.
 
@@ -363,7 +369,9 @@ class PackRun:
     def _save(self) -> None:
         """As `save`, but it is written while training goes on."""
         done = self.pack.steps_done
-        if self._checkpoints is None or not 0 < done < self.total or not any(self.pack.live):
+        is_open = done == self._open_until
+        at_end = done == self.total and not is_open
+        if self._checkpoints is None or not done or at_end or not any(self.pack.live):
             return
         meta = {
             "trial_ids": self._trial_ids(),
@@ -373,6 +381,7 @@ class PackRun:
             "reasons": self.reasons,
             "validation": self.validation,
             "wall_time": self.wall_time,
+            "is_open": is_open,
         }
         tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
         evaluated = [point["loss"] for point in self.validation if point["step"] == done]

@@ -29,6 +29,7 @@ def estimate_pack_bytes(
     execution: Execution,
     mesh: MeshShape = ONE_DEVICE,
     by_xla: bool = False,
+    micro_batches: int = 1,
 ) -> int:
     """Peak memory of training a pack of so many trials like this one, in bytes on each device, without what
     the process has.
@@ -40,18 +41,21 @@ def estimate_pack_bytes(
         execution: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
         mesh: how many ways members and batches are split over devices.
         by_xla: whether XLA compiles the step.
+        micro_batches: parts that a batch goes through the network in.
     """
     d, declaration = trial.data, declare(trial.model, vocab_size, trial.data.sequence_length)
     kept = declaration.activations
     members = math.ceil(members / mesh.trial)
     number = 8 if trial.train.precision == "float64" else 4
-    tokens = math.ceil(d.batch_size / mesh.data) * d.sequence_length
+    tokens = math.ceil(d.batch_size / mesh.data / micro_batches) * d.sequence_length
     state = sum(
         declaration.parameters[name].size
         for names in state_slots(trial, declaration.parameters).values()
         for name in names
     )
     held = declaration.total + state
+    if micro_batches > 1 and execution == "vmap":
+        held += declaration.total  # the sum of gradients, beside those of a part
     bf16 = trial.train.precision == "bf16"
     pairs = declaration.heads * d.sequence_length
     if by_xla and execution == "vmap":
@@ -72,7 +76,14 @@ def estimate_pack_bytes(
     return int(number * (members * held + alive * (declaration.total + at_once)))
 
 
-def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, execution: Execution) -> None:
+def check_fits(
+    trial: Trial,
+    vocab_size: int,
+    members: int,
+    device: Device,
+    execution: Execution,
+    micro_batches: int = 1,
+) -> None:
     """Fail before a pack is made that would not fit in what is free now; a single trial is tried in any case.
 
     Raises:
@@ -81,7 +92,7 @@ def check_fits(trial: Trial, vocab_size: int, members: int, device: Device, exec
 
     def needed(members: int) -> int:
         by_xla = device.torch_device.type == "xla"
-        return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla)
+        return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla, micro_batches)
 
     # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
     free = device.free_memory_bytes()

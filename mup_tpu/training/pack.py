@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
@@ -64,6 +65,7 @@ class Pack:
         device: where it runs.
         execution: "loop" or "vmap"; None takes the device's.
         compile: put the step through torch.compile (slow to start, worth it on accelerators).
+        micro_batches: parts that each batch goes through the network in, one after the other.
 
     Raises:
         ConfigError: the trials are not of one shape.
@@ -76,6 +78,7 @@ class Pack:
         device: Device,
         execution: Execution | None = None,
         compile: bool = False,
+        micro_batches: int = 1,
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
@@ -108,6 +111,7 @@ class Pack:
         self.scalings = [parameter_scalings(t, vocab_size, sequence_length) for t in trials]
         self._dtype = _DTYPES[first.train.precision]
         self._compile = torch.compile if compile else lambda f, **_: f
+        self._micro_batches = micro_batches
         parameters, shapes = self.declaration.parameters, self.declaration.shapes
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
@@ -141,6 +145,7 @@ class Pack:
         self._clip_limits_R = self._place(_tensor([t.optimizer.grad_clip or math.inf for t in trials]))
         if self.execution == "loop":
             self._member_loss = self._compile(self._loss, dynamic=False)
+            self._whole_member_loss = self._over_parts(self._member_loss)
             rows = range(len(self._rows))
             self._leaves = [
                 {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()} for r in rows
@@ -163,10 +168,10 @@ class Pack:
         else:
             self._optimizer = StackedOptimizer(trials, self.declaration.parameters, scalings, self._place)
             per_shard, by_member = self.device.per_shard, (0, 0, None)
-            self._gradients_and_losses = self._compile(
-                per_shard(vmap(grad_and_value(self._loss), in_dims=by_member))
+            self._gradients_and_losses, self._losses = (
+                per_shard(self._over_parts(self._compile(vmap(function, in_dims=by_member))))
+                for function in (grad_and_value(self._loss), self._loss)
             )
-            self._losses = self._compile(per_shard(vmap(self._loss, in_dims=by_member)))
             self._steps = self.device.repeated(self._stacked_step)
             self._evaluations = self.device.repeated(self._stacked_losses)
 
@@ -194,6 +199,31 @@ class Pack:
         vocabulary_V = torch.arange(self.vocab_size, device=targets_N.device, dtype=targets_N.dtype)
         is_target_NV = targets_N[:, None] == vocabulary_V
         return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
+
+    def _parts(self, tokens_BT1: Tensor) -> Iterator[tuple[Tensor, float]]:
+        """The micro-batches of a batch, each with its share of the sequences; of fewer sequences, so many."""
+        for part in tokens_BT1.tensor_split(min(self._micro_batches, len(tokens_BT1))):
+            yield part, len(part) / len(tokens_BT1)
+
+    def _over_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose results are means over its last argument, a batch, by its micro-batches."""
+        if self._micro_batches == 1:
+            return function
+
+        def call(*given: Any) -> Any:
+            *others, tokens_BT1 = given
+            means: list[Tensor] = []
+            for part, share in self._parts(tokens_BT1):
+                found, structure = tree_flatten(function(*others, part))
+                if means:
+                    for mean, value in zip(means, found, strict=True):
+                        mean.add_(value, alpha=share)
+                else:
+                    means = [value.mul_(share) for value in found]
+                del found  # or the next part's would be there beside it
+            return tree_unflatten(means, structure)
+
+        return call
 
     def train(self, tokens_SBT1: Tensor, steps: int) -> Tensor:
         """Train every live member on the first `steps` batches of a stack (`Device.place_stack`).
@@ -226,14 +256,16 @@ class Pack:
     def _step_in_turns(self, tokens_BT1: Tensor) -> Tensor:
         losses_R = torch.full_like(self._clip_limits_R, math.nan)
         for r in self._live_rows():
-            leaves, optimizer = self._leaves[r], self._optimizers[r]
-            loss = self._member_loss(leaves, self._member_buffers[r], tokens_BT1)
-            with _backward_in_this_thread():
-                loss.backward()
+            leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
+            for part, share in self._parts(tokens_BT1):
+                loss = self._member_loss(leaves, self._member_buffers[r], part)
+                with _backward_in_this_thread():
+                    loss.backward(torch.full_like(loss, share))
+                losses.append(loss.detach() * share)
             if optimizer.trial.optimizer.grad_clip:
                 torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(self.steps_done)
-            losses_R[r] = loss.detach()
+            losses_R[r] = torch.stack(losses).sum()
         self.steps_done += 1
         return losses_R
 
@@ -265,7 +297,8 @@ class Pack:
             return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
         losses_R = torch.full_like(self._clip_limits_R, math.nan)
         for r in self._live_rows():
-            losses = [self._member_loss(self._leaves[r], self._member_buffers[r], t) for t in tokens_NBT1]
+            own = self._leaves[r], self._member_buffers[r]
+            losses = [self._whole_member_loss(*own, tokens_BT1) for tokens_BT1 in tokens_NBT1]
             losses_R[r] = torch.stack(losses).mean()
         return losses_R
 

@@ -1,4 +1,7 @@
-"""A folder for each pack's checkpoints, beside the rows: kept until every trial of the pack has its row."""
+"""A folder for each pack's checkpoints, beside the rows: kept until every trial of the pack has its row.
+
+The one that longer runs go on from (`--continue-to`) is kept after that.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection
+from typing import Any
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.files import Folder
@@ -22,7 +26,8 @@ class CheckpointFolders:
     """
 
     def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
-        self._root = results / "checkpoints" if run.checkpoint_every else None
+        self.root = results / "checkpoints"
+        self._root = self.root if run.checkpoint_every else None
         self._trial_id = trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
@@ -39,7 +44,13 @@ class CheckpointFolders:
         """Drop the checkpoints of a pack whose rows are stored."""
         if self._root is not None:
             with contextlib.suppress(OSError):
-                self._root.remove(self._name(pack))
+                self._remove(self._name(pack))
+
+    def _remove(self, name: str) -> None:
+        assert self._root is not None
+        steps = (self._root / name).names()
+        closed = [f"{name}/{step}" for step in steps if not self._meta(name, step).get("is_open")]
+        self._root.remove(*(closed if len(closed) < len(steps) else [name]))
 
     def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
         """Drop what is left of these trials: packs of an earlier, killed call may have been others.
@@ -56,7 +67,9 @@ class CheckpointFolders:
         own = {self._trial_id(trial) for trial in trials}.intersection(done)
         with contextlib.suppress(OSError):
             names = [name for name in self._root.names() if name.partition("-")[0] in own]
-            self._root.remove(*(name for name in names if self._trial_ids(name) <= done))
+            for name in names:
+                if self._trial_ids(name) <= done:
+                    self._remove(name)
             if self._root.is_local:
                 os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
 
@@ -64,6 +77,14 @@ class CheckpointFolders:
         """The trials of a pack; none where no checkpoint of it is whole."""
         assert self._root is not None
         for step in (self._root / name).names():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                return set(json.loads(self._root.read(f"{name}/{step}/meta.json"))["trial_ids"])
+            with contextlib.suppress(KeyError, TypeError):
+                return set(self._meta(name, step)["trial_ids"])
         return set()
+
+    def _meta(self, name: str, step: str) -> dict[str, Any]:
+        """What a checkpoint says of itself; nothing where it is damaged."""
+        assert self._root is not None
+        with contextlib.suppress(OSError, ValueError):
+            meta = json.loads(self._root.read(f"{name}/{step}/meta.json"))
+            return meta if isinstance(meta, dict) else {}
+        return {}

@@ -87,6 +87,7 @@ def forecast(
     machine: Machine,
     utilisation: float,
     where: SweepOptions,
+    micro_batches: int = 1,
 ) -> list[SizeForecast]:
     """What each size of a sweep takes, the smallest first.
 
@@ -97,6 +98,7 @@ def forecast(
         machine: where.
         utilisation: share of its peak that training reaches.
         where: the size of packs.
+        micro_batches: parts that batches go through the network in.
     """
     from mup_tpu.devices.base import MeshShape
     from mup_tpu.devices.xla import choose_mesh
@@ -115,7 +117,7 @@ def forecast(
         vocabulary = vocab_size(first)
         flops = sum(training_flops(trial, vocabulary) for pack in packs for trial in pack)
         execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
-        needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.by_xla)
+        needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.by_xla, micro_batches)
         count = sum(map(len, packs))
         seconds = flops / (machine.flops * utilisation)
         found.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed))

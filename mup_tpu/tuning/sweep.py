@@ -22,6 +22,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.errors import ConfigError, Preempted, StoreError
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes, results_folder
+from mup_tpu.training.continuation import begin, longer
 from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning import local_packs, this_machine
@@ -31,7 +32,12 @@ from mup_tpu.tuning.progress import SweepProgress, count_statuses
 
 
 def run_sweep(
-    sweep: Sweep, results: str, options: SweepOptions, run: RunOptions, console: Console
+    sweep: Sweep,
+    results: str,
+    options: SweepOptions,
+    run: RunOptions,
+    console: Console,
+    continue_to: int | None = None,
 ) -> Counter[str]:
     """Run what is missing of a sweep and store it.
 
@@ -41,26 +47,46 @@ def run_sweep(
         options: where it runs.
         run: how each pack is run.
         console: for progress.
+        continue_to: steps of the trials in place of the sweep's, gone on to from checkpoints of those.
 
     Returns:
         How many trials ended how in this call; empty where nothing was missing.
 
     Raises:
-        ConfigError: a trial of the grid is not allowed, two points of its scale measure the same, or the
-            device or cluster is not there.
+        ConfigError: a trial of the grid is not allowed, or cannot be gone on with, two points of its scale
+            measure the same, or the device or cluster is not there.
         StoreError: the results folder cannot be written, or holds another experiment, other axes, or runs of
             another kind.
         DataError: the corpus cannot be used.
     """
     trials = sweep.trials()
+    if continue_to is not None:
+        _check_goes_on(sweep, run)
+        trials = [longer(trial, continue_to) for trial in trials]
     measured(sweep)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep))
-    check_alike(sweep, store)
+    check_alike(sweep, store, but=() if continue_to is None else ("steps",))
     run = replace(run, tuned=sweep.tune_axis.fields)
     purchase = store.next_purchase()
+    before = None if continue_to is None else sweep.base.train.steps
     return run_missing(
-        store, Corpora(trials), trials, sweep.scale_axis.fields, options, run, console, lambda trial: purchase
-    )
+        store, Corpora(trials), trials, sweep.scale_axis.fields, options, run, console,
+        lambda trial: purchase, steps_before=before,
+    )  # fmt: skip
+
+
+def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
+    """Check what trials need to go on to more steps, beside what `longer` does.
+
+    Raises:
+        ConfigError: an axis sets the steps, or packs are not checkpointed, or halved at shares of the steps.
+    """
+    if any("steps" in axis.fields for axis in sweep.axes):
+        raise ConfigError("continue_to sets the steps of all trials, and an axis of the sweep does so too")
+    if not run.checkpoint_every:
+        raise ConfigError("continue_to needs checkpoint_every: packs go on from checkpoints")
+    if run.halving:
+        raise ConfigError("continue_to needs halving false: it stops trials at shares of the steps")
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
@@ -122,14 +148,16 @@ def measured(sweep: Sweep) -> dict[float, dict[str, Any]]:
     return found
 
 
-def check_alike(sweep: Sweep, store: Store) -> None:
-    """What is stored must be of the sweep's kind, or every analysis of both would be refused afterwards.
+def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
+    """What is stored must be of the sweep's kind, or every analysis of both would be refused afterwards;
+    fields of `but` may differ.
 
     Raises:
         StoreError: a field that the sweep does not change along an axis has another value there.
     """
     runs = store.results()
-    changing = {field_column(field) for axis in sweep.axes for field in axis.fields} | {"seed", "corpus"}
+    fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
+    changing = {field_column(field) for field in fields} | {"seed", "corpus"}
     own = configured(sweep.base)
     for column, value in own.items():
         if column not in CONFIGURED or column in changing or not len(runs):
@@ -153,6 +181,7 @@ def run_missing(
     console: Console,
     purchase: Callable[[Trial], int | None] = lambda trial: None,
     deadline: float = math.inf,
+    steps_before: int | None = None,
 ) -> Counter[str]:
     """Run what a store misses of some trials.
 
@@ -166,6 +195,7 @@ def run_missing(
         console: for progress.
         purchase: of a sequence that a trial comes with; None where it is of none.
         deadline: by `time.monotonic`, when packs that have not ended are given up.
+        steps_before: steps of the same trials whose checkpoints are gone on from; None goes on from none.
 
     Returns:
         How many trials ended how in this call; empty where nothing was missing.
@@ -180,12 +210,16 @@ def run_missing(
         return Counter()
     if run.placement != "host" and not options.on_ray:
         raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
+    for batch_size in {trial.data.batch_size for trial in missing}:
+        run.require_parts(batch_size)
     folders = CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder)) as (packs, events),
         SweepProgress(missing, scale, console) as progress,
     ):
+        if steps_before is not None:
+            _begin_packs(packs, steps_before, corpora, folders, console)
         keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console, purchase)
         for index, event in events:
             keeper.take(index, event)
@@ -195,6 +229,28 @@ def run_missing(
     if not keeper.outcome["failed"] and time.monotonic() < deadline:
         folders.remove_done(trials, store.done)
     return keeper.outcome
+
+
+def _begin_packs(
+    packs: list[list[Trial]],
+    steps_before: int,
+    corpora: Corpora,
+    folders: CheckpointFolders,
+    console: Console,
+) -> None:
+    """Have packs go on from checkpoints of their trials with fewer steps, and say which cannot."""
+    at_start = 0
+    for pack in packs:
+        shorter = [trial.replace(steps=steps_before) for trial in pack]
+        folder = folders.of(pack)
+        assert folder is not None
+        at_start += not begin(folders.root, pack, shorter, corpora.trial_id, folder)
+    if at_start:
+        console.print(
+            f"{at_start} of {len(packs)} packs have no checkpoint of {steps_before} steps or before to go on "
+            "from, and train from the start",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 class Corpora:

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import fingerprint, load_cache
 from mup_tpu.data.corpus import is_held_out, read_documents
+from mup_tpu.data.tokenizer import ByteTokenizer, SubwordTokenizer, save_stock
 from mup_tpu.errors import DataError
 
 
@@ -56,3 +59,40 @@ def test_a_folder_without_a_tokenizer(corpus, tmp_path):
     with pytest.raises(DataError, match="tokenizer .* cannot be loaded") as caught:
         load_cache(DataConfig(corpus=str(corpus), tokenizer=str(tmp_path)))
     assert "\n" not in str(caught.value)
+
+
+@given(st.text())
+@example("".join(map(chr, range(0x180))))  # all letters of ByteLevel's alphabet, and byte 0
+def test_stock_byte_tokenizer_has_the_ids_of_training(text):
+    stock, ours = ByteTokenizer().stock(), ByteTokenizer()
+    ids = stock.encode(text).ids
+    assert ids == ours.encode([text])[0].tolist()
+    assert stock.decode(ids, skip_special_tokens=False) == text
+
+
+def test_stock_byte_tokenizer_has_a_token_for_every_byte():
+    """Those of ByteLevel's alphabet: in any order a text comes back as it was, though not by the same ids."""
+    stock = ByteTokenizer().stock()
+    assert stock.get_vocab_size() == len({stock.id_to_token(b) for b in range(256)}) == 256
+    every = bytes(range(256))
+    assert stock.decode(list(every), skip_special_tokens=False) == every.decode(errors="replace")
+
+
+def test_a_saved_stock_tokenizer_has_the_ids_of_training_whatever_a_pretrained_one_adds(corpus, tmp_path):
+    """As those of Llama do, which put a token before each text, and training does not."""
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    trained = SubwordTokenizer.train([file.read_text() for file in sorted(corpus.glob("*.txt"))[:20]], 300)
+    adds = trained.stock()
+    adds.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    pretrained = SubwordTokenizer(adds, separator=0)
+    save_stock(pretrained, 32, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert adds.encode("None of it").ids[0] == 0
+    ids = loaded("None of it")["input_ids"]
+    assert ids == pretrained.encode(["None of it"])[0].tolist() and 0 not in ids
+    ends = (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id)
+    assert ends == (0, 0, 0) and loaded.model_max_length == 32

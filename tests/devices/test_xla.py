@@ -108,6 +108,14 @@ def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_readin
 
 
 @pytest.mark.slow
+def test_micro_batches_train_as_the_batch_does_whole():
+    """Of a batch that two devices share, each of which takes its sequences one by one."""
+    found = run_program("micro", "trial=1,data=2", devices=2)
+    assert len(found["whole"]) == 8 and found["whole"][0] != found["whole"][4]
+    assert found["parts"] == pytest.approx(found["whole"], rel=1e-10)
+
+
+@pytest.mark.slow
 def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(corpus, on_cpu):
     """torch_xla cannot tell under SPMD, so that every pack failed there."""
     found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8", XLA_FLAGS=QUICK_TO_COMPILE)

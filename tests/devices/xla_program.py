@@ -3,6 +3,7 @@
 python xla_program.py MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER
 python xla_program.py unread MESH
 python xla_program.py tpu CORPUS
+python xla_program.py micro MESH
 """
 
 import contextlib
@@ -102,6 +103,23 @@ def unread_losses(mesh: str) -> dict[str, float]:
     return {"grown": grown, "gradients": gradients} | {name: after[name] - counted[name] for name in after}
 
 
+def in_parts(mesh: str) -> dict[str, Any]:
+    """Losses of three steps and an evaluation in float64, of whole batches and of batches in two parts."""
+    base = Trial().replace(
+        width=32, depth=1, base_width=16, head_size=16, sequence_length=16, batch_size=4, precision="float64",
+        grad_clip=0.1, learning_rate=0.01,
+    )  # fmt: skip
+    device = get_device("xla").arrange(2, 4, mesh)
+    tokens = torch.randint(0, 256, (3, 4, 17), generator=torch.Generator().manual_seed(0))
+    found = {}
+    for parts in (1, 2):
+        pack = Pack([base, base.replace(seed=1)], 256, device, micro_batches=parts)
+        trained = pack.read(pack.train(device.place_stack(tokens, "data", 3), 3))
+        held_out = pack.read(pack.evaluate(device.place_stack(tokens[:1], "data", 1)))
+        found[parts] = [*trained.flatten().tolist(), *held_out.tolist()]
+    return {"whole": found[1], "parts": found[2]}
+
+
 def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     """A pack trained where torch_xla says that it sees chips and has their client, which is the CPU's."""
     runtime.device_type = lambda: "TPU"
@@ -168,6 +186,8 @@ def main(mesh: str, precision: str, corpus: str, checkpoints: str, architecture:
 if __name__ == "__main__":
     if sys.argv[1] == "unread":
         print(json.dumps(unread_losses(sys.argv[2])))
+    elif sys.argv[1] == "micro":
+        print(json.dumps(in_parts(sys.argv[2])))
     elif sys.argv[1] == "tpu":
         print(json.dumps(as_on_a_tpu(sys.argv[2])))
     else:

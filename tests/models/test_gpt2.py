@@ -83,7 +83,7 @@ def exported(tmp_path_factory):
     """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""
     folders = [tmp_path_factory.mktemp("export") for _ in CONFIGS]
     for config, folder in zip(CONFIGS, folders, strict=True):
-        export_stock(Trial(model=config), weights(config), VOCAB, T, folder)
+        export_stock(Trial(model=config), weights(config), VOCAB, T, 0, folder)
     code = (
         "import sys, torch; from transformers import GPT2LMHeadModel\n"
         "for folder in sys.argv[1:]:\n"
@@ -234,7 +234,7 @@ def test_residual_factor_scales_every_branch_and_folds_into_the_export(monkeypat
         for branch in (block.attn.c_proj, block.mlp.c_proj):
             branch.register_forward_hook(lambda module, inputs, output: 0.5 * output)
     torch.testing.assert_close(stock(tokens()).logits, ours, rtol=1e-5, atol=1e-5)
-    export_stock(Trial(model=config), parameters, VOCAB, T, tmp_path)
+    export_stock(Trial(model=config), parameters, VOCAB, T, 0, tmp_path)
     exported = GPT2LMHeadModel.from_pretrained(tmp_path)
     torch.testing.assert_close(exported(tokens()).logits, ours, rtol=1e-5, atol=1e-5)
 

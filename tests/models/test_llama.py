@@ -135,7 +135,7 @@ def exported(tmp_path_factory):
     """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""
     folders = [tmp_path_factory.mktemp("export") for _ in TRIALS]
     for trial, folder in zip(TRIALS, folders, strict=True):
-        export_stock(trial, weights(trial), VOCAB, T, folder)
+        export_stock(trial, weights(trial), VOCAB, T, 0, folder)
     torch.save(tokens()[:, :-1], folders[0] / "tokens.pt")
     code = (
         "import sys, torch; from transformers import AutoModelForCausalLM\n"

@@ -28,7 +28,9 @@ def test_logits_at_init_are_those_of_the_exported_stock_model(measured, tiny, da
 
     trial = tiny.replace(width=64, parametrization="mup", seed=1)
     pack = Pack([trial], dataset.vocab_size, get_device("cpu"))
-    export_stock(trial, pack.member_parameters(0), dataset.vocab_size, trial.data.sequence_length, tmp_path)
+    export_stock(
+        trial, pack.member_parameters(0), dataset.vocab_size, trial.data.sequence_length, 0, tmp_path
+    )
     stock = GPT2LMHeadModel.from_pretrained(tmp_path)
     probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
     with torch.no_grad():
@@ -123,7 +125,7 @@ def stock_outputs(trial, weights, dataset, folder):
     """Streams between the blocks of the exported stock model, and its blocks, in float64."""
     from transformers import GPT2LMHeadModel
 
-    export_stock(trial, weights, dataset.vocab_size, trial.data.sequence_length, folder)
+    export_stock(trial, weights, dataset.vocab_size, trial.data.sequence_length, 0, folder)
     stock = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").double()
     for block, own in zip(stock.transformer.h, range(trial.model.depth), strict=True):
         prefix = f"transformer.h.{own}."  # what was exported is float32

@@ -27,6 +27,8 @@ PACKS = (
     *((model, *shape) for model in MODELS for shape in SHAPES),
     ("gpt2", 256, 8, "loop", "float32", 128, 16, "muon"),
     ("gpt2", 256, 4, "vmap", "float32", 128, 4, "muon"),
+    ("gpt2", 256, 8, "loop", "float32", 128, 64, "adamw", 8),
+    ("gpt2", 256, 4, "vmap", "float32", 128, 32, "adamw", 8),
 )
 PROGRAM = """
 import json, os, sys, torch
@@ -38,20 +40,22 @@ from mup_tpu.training.pack import Pack
 def resident(kind):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(kind))
 
-def trial_of(model, width, members, execution, precision, length, batch, optimizer="adamw"):
+def trial_of(model, width, members, execution, precision, length, batch, optimizer="adamw", parts=1):
     return Trial().replace(
         **MODELS[model], width=width, precision=precision, sequence_length=length, batch_size=batch,
         optimizer=optimizer,
     )
 
-def measure(trial, members, execution):
+def measure(trial, members, execution, parts):
     before = resident("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
-    pack = Pack([trial.replace(seed=s) for s in range(members)], 256, get_device("cpu"), execution)
+    trials = [trial.replace(seed=s) for s in range(members)]
+    pack = Pack(trials, 256, get_device("cpu"), execution, micro_batches=parts)
     tokens = torch.randint(0, 256, (trial.data.batch_size, trial.data.sequence_length + 1))
     for _ in range(2):
         pack.step(tokens)
-    print(resident("VmHWM") - before, estimate_pack_bytes(trial, 256, members, execution), flush=True)
+    estimated = estimate_pack_bytes(trial, 256, members, execution, micro_batches=parts)
+    print(resident("VmHWM") - before, estimated, flush=True)
 
 MODELS, packs = json.loads(sys.argv[1])
 torch.set_num_threads(1)
@@ -61,7 +65,7 @@ for pack in packs:  # what first uses bring, once for all
 for pack in packs:
     child = os.fork()
     if not child:
-        measure(trial_of(*pack), *pack[2:4])
+        measure(trial_of(*pack), *pack[2:4], pack[8] if len(pack) > 8 else 1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, pack
 """

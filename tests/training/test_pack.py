@@ -42,8 +42,10 @@ def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
     return [tokens_BT1.to(DEVICE.torch_device) for tokens_BT1 in drawn]
 
 
-def train(trials: list[Trial], execution: str = "loop", count: int = 20) -> tuple[Pack, torch.Tensor]:
-    pack = Pack(trials, VOCAB, DEVICE, execution)
+def train(
+    trials: list[Trial], execution: str = "loop", count: int = 20, micro_batches: int = 1
+) -> tuple[Pack, torch.Tensor]:
+    pack = Pack(trials, VOCAB, DEVICE, execution, micro_batches=micro_batches)
     return pack, torch.stack([pack.read(pack.step(batch)) for batch in batches(trials[0], count)])
 
 
@@ -131,6 +133,49 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
         torch.testing.assert_close(loop.parameters[name], stacked.parameters[name], rtol=1e-8, atol=1e-8)
     held_out = torch.stack(batches(base, 2))
     torch.testing.assert_close(loop.evaluate(held_out), stacked.evaluate(held_out), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+@pytest.mark.parametrize("optimizer", UPDATE_RULES)
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])  # 3 of 4 sequences: parts of 2, 1 and 1
+def test_micro_batches_train_as_the_batch_does_whole(execution, optimizer, micro_batches):
+    """Two members whose gradients are clipped at every step and at none."""
+    base = TINY.replace(precision="float64", optimizer=optimizer, momentum=0.5, weight_decay=0.1)
+    trials = [
+        base.replace(learning_rate=lr, grad_clip=c, seed=s) for lr, c, s in ((0.01, 0.1, 0), (0.02, 0, 1))
+    ]
+    whole, expected = train(trials, execution)
+    split, losses = train(trials, execution, micro_batches=micro_batches)
+    torch.testing.assert_close(losses, expected, rtol=1e-11, atol=1e-11)
+    for name, p in whole.parameters.items():
+        torch.testing.assert_close(split.parameters[name], p, rtol=1e-8, atol=1e-8)
+    held_out = torch.stack(batches(base, 2))
+    torch.testing.assert_close(split.evaluate(held_out), whole.evaluate(held_out), rtol=1e-9, atol=1e-9)
+    shorter = held_out[:1, :1]  # of fewer sequences than parts, as a short held-out text is
+    torch.testing.assert_close(split.evaluate(shorter), whole.evaluate(shorter), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_micro_batches_in_bf16_differ_by_the_rounding_of_their_gradients(execution):
+    """bf16 has 8 bits: a part's gradient is rounded by 2^-9, which SGD's first update shows plainly."""
+    trial = TINY.replace(precision="bf16", optimizer="sgd", learning_rate=1.0, warmup=0, grad_clip=0)
+    start = Pack([trial], VOCAB, get_device("cpu"), execution).parameters
+    whole, expected = train([trial], execution, 1)
+    split, losses = train([trial], execution, 1, micro_batches=4)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
+    for name, p in whole.parameters.items():
+        update, other = p - start[name], split.parameters[name] - start[name]
+        assert (update - other).norm() < 2**-7 * update.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_no_more_than_a_micro_batch_goes_through_the_network_at_once(execution):
+    pack = Pack([TINY], VOCAB, get_device("cpu"), execution, micro_batches=2)
+    seen = []
+    pack._network.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[0]))
+    pack.step(batches(TINY)[0])
+    pack.evaluate(torch.stack(batches(TINY, 1)))
+    assert seen == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])

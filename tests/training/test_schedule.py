@@ -50,7 +50,22 @@ def test_linear_falls_in_equal_steps_to_the_floor():
     assert falls == pytest.approx([0.5 / 9] * 9)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_wsd_is_constant_and_then_cools_down_by_one_minus_the_root_to_the_floor():
+    """Hägele et al. 2024: 1 - √((n - (N - N_decay)) / N_decay), here of the steps counted from 1."""
+    config = TrainConfig(steps=100, warmup=10, schedule="wsd", cooldown=0.25, final_lr_fraction=0.2)
+    values = factors(config)
+    assert values[:10] == pytest.approx([n / 10 for n in range(1, 11)])
+    assert set(values[10:75]) == {1.0}
+    shape = [1 - math.sqrt((n - (100 - 25)) / 25) for n in range(76, 101)]
+    assert values[75:] == pytest.approx([0.2 + 0.8 * left for left in shape])
+    assert values[-1] == pytest.approx(0.2)
+    assert (
+        factors(TrainConfig(steps=100, warmup=10, schedule="wsd", cooldown=25, final_lr_fraction=0.2))
+        == values
+    )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize("warmup", [0, 1, 0.5])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_shortest_runs_have_a_learning_rate_above_zero(schedule, warmup, steps):
