@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import click
 import pytest
 import tyro
 
@@ -153,6 +154,18 @@ def install(requirement: str) -> None:
     assert set(asked) <= set(extras), f"{requirement}: no such extra"
 
 
+def run_ray(arguments: list[str]) -> set[str]:
+    """Ray's own command line, read and not run; also the options that its command has."""
+    from ray.scripts.scripts import cli
+
+    command = cli.commands[arguments[0]]
+    try:
+        command.make_context(arguments[0], arguments[1:])
+    except click.UsageError as error:
+        raise AssertionError(f"ray {shlex.join(arguments)}: {error.format_message()}") from None
+    return {option for parameter in command.params for option in parameter.opts}
+
+
 def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
     """Hand a command's words to the parser that they are for."""
     program, *arguments = words
@@ -167,6 +180,8 @@ def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
         run_experiment(arguments[0], arguments[1:], patch)
     elif program.startswith("scripts/"):
         run_script(program, arguments, patch)
+    elif program == "ray":
+        run_ray(arguments)
     elif program == "pip":
         install(arguments[-1])
     elif program == ".venv/bin/python":
@@ -212,6 +227,7 @@ def test_every_command_of_a_page_is_understood(page, parse):
         "scripts/quickstart --nothing",
         "scripts/tpu/cluster nothing",
         "scripts/tpu/cluster submit lr_transfer --nothing",
+        "ray start --nothing",
         "pip install .[nothing]",
         "nothing --help",
     ],
@@ -261,7 +277,7 @@ def named(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def test_options_that_prose_names_are_there(monkeypatch, capsys):
-    """Of some command: --heartbeat, --tune weight_decay=0,0.01."""
+    """Of some command, or of `ray start`: --heartbeat, --tune weight_decay=0,0.01."""
     with monkeypatch.context() as patch:
         commands_there = run_ours(["doctor"], patch)
     assert "data inspect" in commands_there and "init" in commands_there
@@ -272,7 +288,7 @@ def test_options_that_prose_names_are_there(monkeypatch, capsys):
             main([*command.split(), "--help"])
     with pytest.raises(SystemExit):
         run_experiment("experiments/ablations.py", ["--help"], monkeypatch)
-    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out))
+    options = set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) | run_ray(["start", "--head"])
     for code, page in named(r"--[a-z].*"):
         missing = set(re.findall(r"(?<!\S)--[a-z][\w-]+", code)) - options
         assert not missing, f"{page}: no command has {missing}"
