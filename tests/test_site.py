@@ -79,7 +79,7 @@ def test_the_site_asks_for_nothing_over_the_network(site):
 
 def test_the_reference_shows_what_packages_export(site):
     """Docstrings are read from the code, unrun, and a name that a package takes from its rooms by __all__."""
-    for name in ("analysis", "parametrize"):
+    for name in ("analysis", "parametrize", "plots"):
         module = importlib.import_module(f"mup_tpu.{name}")
         text = (site / "docs" / "reference" / f"{name}.html").read_text(encoding="utf-8")
         assert [n for n in module.__all__ if f'id="mup_tpu.{name}.{n}"' not in text] == []

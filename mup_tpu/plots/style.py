@@ -47,6 +47,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "mup_tpu",
     "svg.fonttype": "path",
 }
+"""matplotlib's settings, under which every figure is drawn and saved."""
 _LABELS = {
     "mup": "μP",
     "sp": "SP",
