@@ -1,6 +1,6 @@
 """At equal tokens, how does the best learning rate follow the batch size, and which rule keeps it in place?
 
-python experiments/batch_transfer.py
+python experiments/batch_transfer.py --until-settled
 
 Learning rates are those of the base, batch 16. Rules of the learning rate alone only shift the axis, so that
 "none" says what they will. Held-out text is the same for all, and nothing is clipped, since the norm of a
@@ -12,12 +12,13 @@ from lr_transfer import SWEEP as TUNED
 from mup_tpu.cli import run_experiment
 from mup_tpu.config import Axis, Ladder, Sweep
 
-SEQUENCES = 12288
+SEQUENCES = 4096
 
 SWEEP = Sweep(
     experiment="batch_transfer",
     base=TUNED.base.replace(
         width=64,
+        sequence_length=64,
         base_batch_size=16,
         base_steps=SEQUENCES // 16,
         warmup=0.1,

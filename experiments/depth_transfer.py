@@ -1,6 +1,6 @@
 """Does the best learning rate of a shallow GPT-2 stay the best of a deep one, in μP and in CompleteP?
 
-python experiments/depth_transfer.py
+python experiments/depth_transfer.py --until-settled
 
 At the base width SP is μP, so that one of them stands for both. 1.5 million tokens, since at a tenth of that
 all rules look alike and deeper is worse. Init and multipliers are those of lr_transfer.py.
@@ -20,7 +20,7 @@ SWEEP = Sweep(
         steps=1500,
         warmup=0.1,
     ),
-    scale=Axis("depth", (2, 4, 8, 16)),
+    scale=Axis("depth", (2, 4, 8)),
     compare=Axis("parametrization", ("mup", "completep_half", "completep")),
     learning_rates=tuple(2.0**e for e in range(-10, -4)),
     num_seeds=2,

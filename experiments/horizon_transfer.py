@@ -1,8 +1,8 @@
 """How does the best learning rate follow the length of training, and which rule keeps it in place?
 
-python experiments/horizon_transfer.py
+python experiments/horizon_transfer.py --until-settled
 
-Learning rates are those of the base, 1000 steps. Rules of the learning rate alone only shift the axis,
+Learning rates are those of the base, 500 steps. Rules of the learning rate alone only shift the axis,
 so that "none" says what they will. Nothing is clipped, as by the authors of "completedp".
 """
 
@@ -15,14 +15,15 @@ SWEEP = Sweep(
     experiment="horizon_transfer",
     base=TUNED.base.replace(
         width=64,
+        sequence_length=64,
         batch_size=8,
         base_batch_size=8,
-        base_steps=1000,
+        base_steps=500,
         warmup=0.1,
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Axis("steps", (250, 500, 1000, 2000, 4000)),
+    scale=Axis("steps", (125, 250, 500)),
     compare=Axis("token_rule", ("none", "lr_0.32", "lr_0.5", "completedp")),
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
