@@ -3,8 +3,8 @@
     python benchmarks/tpu_memory.py     # goes on where it was ended
     python benchmarks/tpu_memory.py --architecture llama --out benchmarks/tpu_memory_llama.csv
 
-One chip of v4 and of v5e. `tests/training/test_memory.py` holds the estimate to the tables. Llama's hold 5 of
-the shapes so far.
+One chip of v4 and of v5e; the last shapes are so deep that their blocks are one loop.
+`tests/training/test_memory.py` holds the estimate to the tables. Llama's hold 5 of the shapes so far.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ SHAPES = [
     (512, 4, 128, 16, 8, 256, "float32"),
     (768, 4, 1024, 4, 1, 50257, "float32"),
     (1024, 4, 256, 16, 2, 4096, "float32"),
+    (64, 16, 128, 8, 8, 256, "float32"),
+    (256, 16, 128, 16, 2, 256, "float32"),
 ]
 
 

@@ -170,6 +170,8 @@ class Forms:
     torch.compile, which takes no autograd function there and keeps little by itself."""
     scaled_branches: bool = False
     """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
+    scanned: bool = False
+    """Whether blocks are one loop of the compiler's, for XLA under vmap."""
 
 
 class Architecture(ABC):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
+from mup_tpu.models.blocks import scan_blocks, through_blocks
 from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding, join_stream
 
 
@@ -29,6 +30,8 @@ class _Parts:
     attention: AttentionFunction
     norm: type[nn.LayerNorm]
     gelu: Callable[[], nn.Module]
+    through: Callable[..., Tensor]
+    """The residual stream through all blocks."""
 
 
 class _Attention(nn.Module):
@@ -83,15 +86,14 @@ class _Transformer(nn.Module):
         self.drop = Scale()  # stands where GPT-2 has its (unused) embedding dropout
         self.h = nn.ModuleList(_Block(width, config.heads, parts) for _ in range(config.depth))
         self.ln_f = parts.norm(width)
+        self._through = parts.through
 
     def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
         t = tokens_BT.shape[-1]
         # Rows of one matrix from here on, but within attention: where products, norms and sums differ in
         # shape, TPUs copy from one layout to the other between them.
         x_ND = self.drop(self.wte(tokens_BT) + self.wpe.weight[:t]).flatten(0, 1)
-        for block in self.h:
-            x_ND = block(x_ND, t, attention_factor, residual_factor)
-        return self.ln_f(x_ND)
+        return self.ln_f(self._through(self.h, x_ND, t, attention_factor, residual_factor))
 
 
 class ScaledGPT2(nn.Module):
@@ -131,6 +133,7 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,
         FastGelu if forms.in_blocks else functools.partial(nn.GELU, approximate="tanh"),
+        scan_blocks if forms.scanned else through_blocks,
     )
     with torch.device("meta"):
         return ScaledGPT2(config, vocab_size, sequence_length, parts, forms.scaled_branches)

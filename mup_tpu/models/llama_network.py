@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import Forms
+from mup_tpu.models.blocks import scan_blocks, through_blocks
 from mup_tpu.models.layers import Readout, Scale, embedding, join_stream
 from mup_tpu.models.llama import mlp_width
 from mup_tpu.models.llama_layers import (
@@ -42,6 +43,8 @@ class _Parts:
     join: Callable[[Tensor, Tensor, Tensor, Rotary], Tensor]
     norm: type[RMSNorm]
     swiglu: Callable[[Tensor, Tensor], Tensor]
+    through: Callable[..., Tensor]
+    """The residual stream through all layers."""
 
 
 class _Attention(nn.Module):
@@ -108,15 +111,13 @@ class _Model(nn.Module):
         self.embed_scale = Scale()
         self.layers = nn.ModuleList(_Layer(config, parts) for _ in range(config.depth))
         self.norm = parts.norm(config.width)
-        self._head_size = config.actual_head_size
+        self._head_size, self._through = config.actual_head_size, parts.through
 
     def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
         # Rows of one matrix from here on, but within attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
         turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
-        for layer in self.layers:
-            x_ND = layer(x_ND, turns, attention_factor, residual_factor)
-        return self.norm(x_ND)
+        return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor))
 
 
 class ScaledLlama(nn.Module):
@@ -149,12 +150,12 @@ def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledLlama:
         vocab_size: tokens of the vocabulary.
         forms: how it is computed.
     """
-    attention = ATTENTION[forms.attention]
+    attention, through = ATTENTION[forms.attention], scan_blocks if forms.scanned else through_blocks
     if forms.in_blocks:
-        parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu)
+        parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)
     elif forms.vmapped:
-        parts = _Parts(attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu)
+        parts = _Parts(attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu, through)
     else:
-        parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu)
+        parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu, through)
     with torch.device("meta"):
         return ScaledLlama(config, vocab_size, parts, forms.scaled_branches)

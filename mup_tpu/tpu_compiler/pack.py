@@ -77,15 +77,22 @@ def compile_pack(
 
 
 def hand_over(
-    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", timeout_s: float = 1800.0
+    trials: Sequence[Trial],
+    vocab_size: int,
+    devices: int,
+    mesh: str = "auto",
+    timeout_s: float = 1800.0,
+    scan: bool | None = None,
 ) -> str:
-    """The program of a stretch of a pack's training as torch_xla hands it over to XLA; arguments as above.
+    """The program of a stretch of a pack's training as torch_xla hands it over to XLA; arguments as above and
+    as `Pack`'s.
 
     Its process ends there, before XLA's CPU compiler takes its time.
     """
     _check_installed()
     asked = {
         "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
+        "scan": scan,
     }  # fmt: skip
     with scratch_folder() as folder:
         environment = os.environ | {

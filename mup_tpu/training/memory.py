@@ -19,7 +19,11 @@ from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.models import declare
+from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.optimizer import state_slots
+
+_SCANNED_VECTORS = 3.5
+"""Vectors of the model's width that a block of a loop keeps a token."""
 
 
 def estimate_pack_bytes(
@@ -62,7 +66,12 @@ def estimate_pack_bytes(
         form = choose_form(True, False, d.sequence_length)
         a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * pairs
         share = kept.xla_bf16 if bf16 else 1.0
-        at_once = tokens * (share * declaration.layers * a_layer + kept.xla_logits * vocab_size)
+        if declaration.layers >= SCANNED_FROM:
+            # A block keeps what it read, and the loop has all blocks' parameters stacked.
+            kept_by_layers = declaration.layers * _SCANNED_VECTORS * declaration.width
+            at_once = tokens * (kept_by_layers + kept.xla_logits * vocab_size) + declaration.total
+        else:
+            at_once = tokens * (share * declaration.layers * a_layer + kept.xla_logits * vocab_size)
         # Gradients come as what layers keep goes.
         return int(number * members * (held + max(at_once, declaration.total)))
     a_layer = kept.vectors[execution] * declaration.width

@@ -36,6 +36,7 @@ from mup_tpu.models import (
     forward_scaling,
     parameter_scalings,
 )
+from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors, state_slots
 from mup_tpu.training.pack_key import pack_key
@@ -66,6 +67,7 @@ class Pack:
         execution: "loop" or "vmap"; None takes the device's.
         compile: put the step through torch.compile (slow to start, worth it on accelerators).
         micro_batches: parts that each batch goes through the network in, one after the other.
+        scan: whether XLA has all blocks as one loop; None does from `SCANNED_FROM` blocks on.
 
     Raises:
         ConfigError: the trials are not of one shape.
@@ -79,6 +81,7 @@ class Pack:
         execution: Execution | None = None,
         compile: bool = False,
         micro_batches: int = 1,
+        scan: bool | None = None,
     ) -> None:
         if len({pack_key(trial) for trial in trials}) != 1:
             raise ConfigError("the trials of a pack must share shape, data, update rule, steps and precision")
@@ -90,6 +93,7 @@ class Pack:
         self.steps_done = 0
         first = trials[0]
         sequence_length = first.data.sequence_length
+        by_xla = device.torch_device.type == "xla" and self.execution == "vmap"
         # CPUs have forms of their own; torch.compile fuses torch's, and in bf16 ours would be too coarse.
         in_blocks = (
             device.torch_device.type == "cpu"
@@ -103,6 +107,7 @@ class Pack:
             in_blocks=in_blocks,
             vmapped=self.execution == "vmap" and not compile,
             scaled_branches=any(forward_scaling(t).residual != 1 for t in trials),
+            scanned=by_xla and (first.model.depth >= SCANNED_FROM if scan is None else scan),
         )
         self._network = architecture_of(first.model).network(
             first.model, vocab_size, sequence_length, self.forms

@@ -49,13 +49,19 @@ def run(corpus, tmp_path_factory):
     once each."""
     done = {}
 
-    def run_once(mesh: str, precision: str = "float32", architecture: str = "gpt2", optimizer: str = "adamw"):
-        key = (mesh, precision, architecture, optimizer)
+    def run_once(
+        mesh: str,
+        precision: str = "float32",
+        architecture: str = "gpt2",
+        optimizer: str = "adamw",
+        blocks: str = "in turn",
+    ):
+        key = (mesh, precision, architecture, optimizer, blocks)
         if key not in done:
             devices, shape = MESHES[mesh]
             folder = tmp_path_factory.mktemp("xla")
             flags = f"{QUICK_TO_COMPILE} --xla_dump_to={folder / 'hlo'} --xla_dump_hlo_as_text"
-            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer)
+            arguments = (shape, precision, corpus, folder / "checkpoints", architecture, optimizer, blocks)
             found = run_program(*arguments, devices=devices, XLA_FLAGS=flags)
             programs = [path.read_text() for path in (folder / "hlo").glob("*after_optimizations.txt")]
             done[key] = found, programs, folder
@@ -64,11 +70,13 @@ def run(corpus, tmp_path_factory):
     return run_once
 
 
-def run_on_cpu(corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw") -> PackResult:
+def run_on_cpu(
+    corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
+) -> PackResult:
     """The same pack on the CPU device, members in turns."""
     from mup_tpu import data
 
-    members = trials(str(corpus), "float32", architecture, optimizer)
+    members = trials(str(corpus), "float32", architecture, optimizer, blocks)
     return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
 
 
@@ -156,6 +164,21 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     expected = [row["loss"] for row in run_on_cpu(corpus, architecture).rows]
     for evaluation in found["evaluations"]:
         assert evaluation == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "architecture"), [("data", "gpt2"), ("trials", "llama")])
+def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
+    """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
+    found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
+    expected = [row["loss"] for row in run_on_cpu(corpus, architecture, blocks="scanned").rows]
+    for losses in (*found["evaluations"], found["rows"]):
+        assert losses == pytest.approx(expected, abs=5e-5)
+    assert found["first stretch"]["compilations"] == 1
+    assert found["stretches"]["compilations"] == found["fallbacks"] == 0
+    assert found["backward_threads"] == ["MainThread"]
+    assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
+    assert max(programs, key=len).count(" while(") == 3  # steps; and in each blocks, forward and backward
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Run by test_xla.py in a process of its own: a pack on PJRT_DEVICE=CPU. Prints what came of it as JSON.
 
-python xla_program.py MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER
+python xla_program.py MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
 python xla_program.py unread MESH
 python xla_program.py tpu CORPUS
 python xla_program.py micro MESH
@@ -27,6 +27,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import get_device, xla
 from mup_tpu.models.layers import OnePassLayerNorm
 from mup_tpu.models.llama_layers import OnePassRMSNorm
+from mup_tpu.training import pack as pack_module
 from mup_tpu.training.loop import PackRun, run_to_end
 from mup_tpu.training.pack import Pack
 
@@ -35,17 +36,21 @@ STEPS = 50
 STRETCH = 12
 
 
-def trials(corpus: str, precision: str, architecture: str = "gpt2", optimizer: str = "adamw") -> list[Trial]:
-    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included.
+def trials(
+    corpus: str, precision: str, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
+) -> list[Trial]:
+    """Three members, which no mesh of four devices divides; warm-up, decay and clipping included. What is
+    "scanned" has two blocks, whose branches have a factor.
 
     Llama has all that it can: norms of queries and keys, and key-value heads that are shared.
     """
+    deep = {"depth": 2, "parametrization": "completep"} if blocks == "scanned" else {"depth": 1}
     own = {"qk_norm": True, "query_group_size": 2, "head_size": 8} if architecture == "llama" else {}
     base = Trial().replace(
-        corpus=corpus, width=32, base_width=16, head_size=16, depth=1, sequence_length=16, batch_size=4,
+        corpus=corpus, width=32, base_width=16, head_size=16, base_depth=1, sequence_length=16, batch_size=4,
         steps=STEPS, warmup=0.2, schedule="linear", init_std=0.08, eval_batches=2, precision=precision,
         optimizer=optimizer,
-    ).replace(architecture=architecture, **own)  # fmt: skip
+    ).replace(architecture=architecture, **own, **deep)  # fmt: skip
     return [base.replace(learning_rate=lr, weight_decay=0.1) for lr in (0.003, 0.01, 0.03)]
 
 
@@ -138,9 +143,13 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str) -> None:
+def main(
+    mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str, blocks: str
+) -> None:
     """Count over bare steps, then train through the loop, stop half-way and go on."""
-    members = trials(corpus, precision, architecture, optimizer)
+    if blocks == "scanned":
+        pack_module.SCANNED_FROM = 2
+    members = trials(corpus, precision, architecture, optimizer, blocks)
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
     pack = Pack(members, dataset.vocab_size, device)
