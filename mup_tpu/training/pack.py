@@ -267,6 +267,7 @@ class Pack:
                 with _backward_in_this_thread():
                     loss.backward(torch.full_like(loss, share))
                 losses.append(loss.detach() * share)
+                del loss  # or what its graph holds would be there beside the next part's
             if optimizer.trial.optimizer.grad_clip:
                 torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(self.steps_done)

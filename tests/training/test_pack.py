@@ -144,8 +144,8 @@ def test_micro_batches_train_as_the_batch_does_whole(execution, optimizer, micro
     trials = [
         base.replace(learning_rate=lr, grad_clip=c, seed=s) for lr, c, s in ((0.01, 0.1, 0), (0.02, 0, 1))
     ]
-    whole, expected = train(trials, execution)
-    split, losses = train(trials, execution, micro_batches=micro_batches)
+    whole, expected = train(trials, execution, 8)
+    split, losses = train(trials, execution, 8, micro_batches)
     torch.testing.assert_close(losses, expected, rtol=1e-11, atol=1e-11)
     for name, p in whole.parameters.items():
         torch.testing.assert_close(split.parameters[name], p, rtol=1e-8, atol=1e-8)
@@ -159,7 +159,7 @@ def test_micro_batches_train_as_the_batch_does_whole(execution, optimizer, micro
 def test_micro_batches_in_bf16_differ_by_the_rounding_of_their_gradients(execution):
     """bf16 has 8 bits: a part's gradient is rounded by 2^-9, which SGD's first update shows plainly."""
     trial = TINY.replace(precision="bf16", optimizer="sgd", learning_rate=1.0, warmup=0, grad_clip=0)
-    start = Pack([trial], VOCAB, get_device("cpu"), execution).parameters
+    start = Pack([trial], VOCAB, DEVICE, execution).parameters
     whole, expected = train([trial], execution, 1)
     split, losses = train([trial], execution, 1, micro_batches=4)
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
@@ -170,7 +170,7 @@ def test_micro_batches_in_bf16_differ_by_the_rounding_of_their_gradients(executi
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 def test_no_more_than_a_micro_batch_goes_through_the_network_at_once(execution):
-    pack = Pack([TINY], VOCAB, get_device("cpu"), execution, micro_batches=2)
+    pack = Pack([TINY], VOCAB, DEVICE, execution, micro_batches=2)
     seen = []
     pack._network.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[0]))
     pack.step(batches(TINY)[0])
