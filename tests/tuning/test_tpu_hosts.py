@@ -150,7 +150,7 @@ def test_workers_with_chips_use_them_unless_their_host_or_the_driver_says_otherw
 def test_trials_of_a_search_are_told_the_same(cluster, tiny, tmp_path, monkeypatch):
     class Seen(TrialTrainable):
         def step(self):
-            with open(self._folder / "seen.json", "w") as file:
+            with open(f"{self._folder}/seen.json", "w") as file:
                 json.dump({name: os.environ[name] for name in TOLD if name in os.environ}, file)
             return super().step()
 
