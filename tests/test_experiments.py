@@ -30,4 +30,4 @@ def test_what_rules_are_compared_on_grows_and_they_answer(scale):
     sweep = SWEEPS[f"{scale}_transfer.SWEEP"]
     field = {"depth": "depth", "batch": "batch_size", "horizon": "tokens", "decay": "width"}[scale]
     grown = {getattr(trial.growth, field) for trial in sweep.trials()}
-    assert 1 in grown and len(grown) >= 4
+    assert 1 in grown and len(grown) >= 3  # fewer have no verdict

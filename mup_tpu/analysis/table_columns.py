@@ -92,8 +92,8 @@ def plain_name(name: object) -> str:
 
 
 def short_name(name: str) -> str:
-    """What figures call a column: its name without the path before it, `config/optim.lr` is lr."""
-    return re.sub(r"^.*[/.](?=[A-Za-z_])", "", name.strip())
+    """What figures call a column: its name without the path of words before it, `config/optim.lr` is lr."""
+    return re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
 
 
 def means(name: object) -> str:

@@ -7,6 +7,7 @@ import pytest
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.run_table import select
 from mup_tpu.analysis.table_columns import means, plain_name, short_name
+from mup_tpu.columns import Condition
 from mup_tpu.errors import TableError
 
 RUNS = pd.DataFrame(
@@ -100,14 +101,15 @@ def test_a_step_of_another_name_is_told_where_runs_have_several_rows():
 
 def test_where_takes_short_names_too():
     frame = named("config/d_model", "config/lr", "seed", "loss")
-    assert len(select(frame, {"d_model": "64"})) == 6
+    assert len(select(frame, [Condition.parse("d_model=64")])) == 6
     with pytest.raises(TableError, match="no column 'model'"):
-        select(frame, {"model": "64"})
+        select(frame, [Condition.parse("model=64")])
 
 
 def test_names_are_read_as_people_write_them():
     assert plain_name(" config/optim.dModel (features) ") == "optim_d_model"
     assert short_name("config/optim.lr") == "lr" and short_name("lr_1.5") == "lr_1.5"
+    assert short_name("<b>[/b]") == "<b>[/b]"
     assert [means(n) for n in ("train/loss", "a/loss", "config/x/n_embd", "widths")] == [
         "loss",
         "",
