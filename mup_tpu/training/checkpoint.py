@@ -83,9 +83,11 @@ def save(
             patiently(partial(_write, folder, f"step-{step:08d}", on_host, content))
             break
         except (OSError, SafetensorError) as error:
-            # FileExistsError: the folder was there when it was to be made, and gone when that was looked at.
+            # FileExistsError: the folder was there when it was to be made, and gone when that was looked at;
+            # or there is a file in its place.
             gone = isinstance(error, FileNotFoundError) or "No such file" in str(error)
-            if left and (gone or isinstance(error, FileExistsError)):
+            gone |= isinstance(error, FileExistsError) and not os.path.isfile(error.filename or path)
+            if left and gone:
                 continue
             if not gone:
                 raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None

@@ -6,6 +6,7 @@ The disk below can only be read. The kernel ends it with the process that made i
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NETWORK = "10.77.0"
+ROOT = Path(__file__).resolve().parents[2]
 OWN = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
 ENVIRONMENT = {"HOME": "/tmp/home", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -43,6 +45,9 @@ class Host:
     def __init__(self, name: str, number: int, logs: Path) -> None:
         self.name, self.address, self._logs, self._link = name, f"{NETWORK}.{number}", logs, f"to-{name}"
         own = "mount -t tmpfs own /tmp && mount -t tmpfs own /dev/shm && mount -o remount,bind,ro /"
+        if ROOT.is_relative_to("/tmp"):  # where its own /tmp would hide the checkout
+            kept = shlex.quote(str(ROOT))
+            own = f"mount --bind {kept} /mnt && {own} && mkdir -p {kept} && mount --move /mnt {kept}"
         boot = f"hostname {name} && {own} && mkdir -m 700 -p /tmp/home/.ray && ip link set lo up"
         init = ["sh", "-ec", f"{boot} && echo up && exec sleep infinity"]
         log = logs / f"{name}.log"

@@ -282,17 +282,22 @@ def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp
     assert load_latest(tmp_path / "pack").step == 100
 
 
-def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again_some_times(tmp_path, monkeypatch, times):
     """`os.makedirs` finds it, looks whether it is a folder, and it is gone: seen with six drivers."""
     make, calls = os.makedirs, []
 
     def found_and_gone(path, *args, **options):
         calls.append(path)
-        if len(calls) == 1:
+        if len(calls) <= times:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         make(path, *args, **options)
 
     monkeypatch.setattr(os, "makedirs", found_and_gone)
+    if times > 1:
+        with pytest.warns(UserWarning, match="was removed each of 5 times"):
+            save(tmp_path / "pack", 1, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+        return
     save(tmp_path / "pack", 1, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     assert len(calls) > 1
     assert load_latest(tmp_path / "pack").step == 1
