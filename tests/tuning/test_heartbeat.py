@@ -89,7 +89,7 @@ def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
     runs = load_runs(tmp_path)
     assert len(runs) == 2 and runs["trial_id"].is_unique
     assert not psutil.wait_procs(stopped, timeout=60)[1], "the process that hung is still there"
-    where = r" on \S+" if ray else ""
+    where = r" on \S+ \([\d.]+\)" if ray else ""
     sentence = rf"is tried again \(hung{where}: no report within the heartbeat of 30 s\)"
     assert re.search(sentence, caplog.text)
     begun = [line for log in tmp_path.glob("logs/*") for line in log.read_text().splitlines()]
