@@ -81,7 +81,7 @@ def ray_cluster(address: str | None) -> Iterator[None]:
         try:
             # The cluster's workers run the driver's code, whatever they have installed.
             ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             # It listens, so that a token is what is most likely missing, which Ray says in warnings alone.
             raise ConfigError(
                 f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
