@@ -44,10 +44,11 @@ class Host:
 
     def __init__(self, name: str, number: int, logs: Path) -> None:
         self.name, self.address, self._logs, self._link = name, f"{NETWORK}.{number}", logs, f"to-{name}"
-        own = "mount -t tmpfs own /tmp && mount -t tmpfs own /dev/shm && mount -o remount,bind,ro /"
+        own = "mount -t tmpfs own /tmp && mount -t tmpfs own /dev/shm"
         if ROOT.is_relative_to("/tmp"):  # where its own /tmp would hide the checkout
             kept = shlex.quote(str(ROOT))
             own = f"mount --bind {kept} /mnt && {own} && mkdir -p {kept} && mount --move /mnt {kept}"
+        own += " && mount -o remount,bind,ro /"
         boot = f"hostname {name} && {own} && mkdir -m 700 -p /tmp/home/.ray && ip link set lo up"
         init = ["sh", "-ec", f"{boot} && echo up && exec sleep infinity"]
         log = logs / f"{name}.log"
