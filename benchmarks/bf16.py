@@ -13,22 +13,9 @@ import tempfile
 from pathlib import Path
 
 import tyro
-from paired import compare, report
+from paired import SWEEP, compare, report
 
 from mup_tpu.store import load_runs
-
-SWEEP = """
-experiment = "bench"
-widths = [{width}]
-parametrizations = ["mup"]
-learning_rates = [0.004]
-num_seeds = {trials}
-[base.model]
-head_size = 32
-[base.train]
-steps = {steps}
-precision = "{precision}"
-"""
 
 
 def main(
@@ -55,7 +42,11 @@ def main(
         commands = {}
         for precision in ("bf16", "float32"):
             file = Path(scratch) / f"{precision}.toml"
-            file.write_text(SWEEP.format(width=width, trials=trials, steps=steps, precision=precision))
+            file.write_text(
+                SWEEP.format(
+                    width=width, learning_rates=[0.004], num_seeds=trials, steps=steps, precision=precision
+                )
+            )
             commands[precision] = [
                 [
                     sys.executable, "-m", "mup_tpu", "sweep", str(file), "--results", "{run}",

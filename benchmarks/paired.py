@@ -11,6 +11,20 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+SWEEP = """
+experiment = "bench"
+widths = [{width}]
+parametrizations = ["mup"]
+learning_rates = {learning_rates}
+num_seeds = {num_seeds}
+[base.model]
+head_size = 32
+[base.train]
+steps = {steps}
+precision = "{precision}"
+"""
+"""A sweep of one width, to be timed."""
+
 
 def run(commands: Sequence[Sequence[str]], log: Path) -> float:
     """Seconds that commands take one after the other, as whole processes; their output goes to the log.

@@ -16,23 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from paired import compare, report
+from paired import SWEEP, compare, report
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import load_cache
 from mup_tpu.files import cache_root
-
-SWEEP = """
-experiment = "bench"
-widths = [{width}]
-parametrizations = ["mup"]
-learning_rates = {learning_rates}
-[base.model]
-head_size = 32
-[base.train]
-steps = {steps}
-precision = "{precision}"
-"""
 
 
 def main(
@@ -65,7 +53,9 @@ def main(
     rates = [2.0 ** (-10 + 5 * i / max(1, trials - 1)) for i in range(trials)]
     with tempfile.TemporaryDirectory() as scratch:
         sweep = Path(scratch) / "sweep.toml"
-        sweep.write_text(SWEEP.format(width=width, learning_rates=rates, steps=steps, precision=precision))
+        sweep.write_text(
+            SWEEP.format(width=width, learning_rates=rates, num_seeds=1, steps=steps, precision=precision)
+        )
         ours = [[sys.executable, "-m", "mup_tpu", "sweep", str(sweep), "--results", "{run}"]]
         ours[0] += ["--device", device]
         ours[0] += ["--halving"] * halving

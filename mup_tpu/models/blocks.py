@@ -75,7 +75,7 @@ def scan_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
     open_rest = tuple(Tensor if isinstance(value, Tensor) else value for value in flat)
     names = tuple(name for name, _ in blocks[0].named_parameters())
     call = _Call(blocks[0], names, open_rest, structure, autocast)
-    parameters = [dict(block.named_parameters())[name] for block in blocks for name in names]
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
     out_ND, _ = _Blocks.apply(call, len(shared), x_ND, *shared, *parameters)
     return out_ND
 

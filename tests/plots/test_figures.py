@@ -1,20 +1,12 @@
 """Which figures there are, and that the same input gives the same bytes."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import analyze, check_table, load_table
+from mup_tpu.analysis import analyze, check_table
 
-REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
 FIGURES = ("transfer", "optimum", "regret", "best_loss", "collapse")
-
-
-@pytest.fixture(scope="module")
-def analysis():
-    return analyze(load_table(REFERENCE))
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -1,20 +1,10 @@
 """Loss curves, optima and collapse: the numbers of the analysis, with everything that has no place marked."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pytest
 
 from mup_tpu import plots
-from mup_tpu.analysis import Columns, analyze, check_table, load_table
-
-REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"
-
-
-@pytest.fixture(scope="module")
-def analysis():
-    return analyze(load_table(REFERENCE))
+from mup_tpu.analysis import Columns, analyze, check_table
 
 
 def test_transfer_figure_draws_every_point_and_marks_every_optimum(analysis):
