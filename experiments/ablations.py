@@ -1,34 +1,27 @@
 """What breaks transfer, and by how much: common mistakes, each a small sweep beside μP as it is meant.
 
-python experiments/ablations.py                                   runs all, or whatever of them is missing
-python experiments/ablations.py --names sqrt_attention warmup_0.9     runs some
+python experiments/ablations.py --until-settled --budget 10min        buys each sweep's runs where they decide
+python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of some
 python experiments/ablations.py --widths 128 512 2048 --num-seeds 3 --results results/ablations_h200
                                                                   on such a GPU, where more should break
+
+Init and multipliers are those of quickstart.py: at plain ones seeds differ by more than mistakes cost.
 """
 
-from mup_tpu.cli import run_ablations
-from mup_tpu.config import Sweep, Trial
+from quickstart import SWEEP as QUICKSTART
 
-BASE = Trial().replace(
-    depth=2,
-    head_size=32,
-    base_width=64,
-    init_std=0.06,
-    sequence_length=64,
-    batch_size=8,
-    steps=100,
-    warmup=0.3,
-    eval_batches=16,
-)
+from mup_tpu.cli import run_ablations
+from mup_tpu.config import Sweep
+
 GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}
 
 ABLATIONS = {
     name: Sweep(
         experiment=name,
-        base=BASE.replace(**changes),
+        base=QUICKSTART.base.replace(**changes),
         parametrizations=(parametrization,),
-        widths=(64, 128, 256),
-        learning_rates=tuple(2.0**e for e in range(-11, -4)),
+        widths=(64, 128, 256, 512),
+        learning_rates=tuple(2.0**e for e in range(-10, -2)),
         num_seeds=2,
     )
     for name, parametrization, changes in (
@@ -39,6 +32,10 @@ ABLATIONS = {
         ("sqrt_attention", "mup_sqrt_attention", GROWING_HEAD_SIZE),
         # μP's init and learning rates, but logits that grow with width.
         ("unscaled_readout", "mup_unscaled_readout", {}),
+        # Embeddings have one axis that grows; many scale them by hand as if both did.
+        ("hidden_embedding", "mup_hidden_embedding", {}),
+        # A deepcopy, or a checkpoint loaded into a new model, drops what the optimizer reads: m = 1 everywhere.
+        ("lost_multipliers", "mup_lost_multipliers", {}),
         ("untied", "mup", {"tied": False}),
         ("untied_zero_readout", "mup", {"tied": False, "readout_zero_init": True}),
         # A step shrinks weights by lr·λ (coupled) or by λ whatever the learning rate (independent): these two
@@ -48,7 +45,6 @@ ABLATIONS = {
         ("warmup_0.9", "mup", {"warmup": 0.9}),
         # μP's gradients shrink with width, Adam's ε does not.
         ("eps_1e-5", "mup", {"eps": 1e-5}),
-        ("bf16", "mup", {"precision": "bf16"}),
     )
 }
 

@@ -127,6 +127,19 @@ def _sp_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth
     return Scaling(learning_rate=m, weight_decay=1 / m) if parameter.is_embedding else Scaling()
 
 
+def _hidden_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+    """μP but for embeddings, a tied readout with them, which are scaled as if both of their axes grew."""
+    m = infshape.width_mult()
+    if parameter.is_embedding:
+        return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
+    return _mup_adamw(parameter, infshape, growth)
+
+
+def _lost_multipliers_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+    """μP's init, and SP's learning rates: what an optimizer gives a copy that lost its growing axes."""
+    return Scaling(init=_mup_adamw(parameter, infshape, growth).init)
+
+
 def _completep_adamw(alpha: float) -> Rule:
     """Dey et al. 2025, Table 1: μP, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
 
@@ -261,7 +274,7 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
         transfers=("width", "head_size", "depth"),
         follows=("width", "head_size", "depth"),
     ),
-    # Two common mistakes, here so that what they cost can be measured.
+    # Common mistakes, here so that what they cost can be measured.
     "mup_sqrt_attention": Parametrization(
         source="mup, with attention by 1/√d as in SP",
         parameters=_MUP,
@@ -271,6 +284,16 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
         source="mup, with logits as in SP",
         parameters=_MUP,
         forward=lambda g: ForwardScaling(attention=g.head_size**-0.5),
+    ),
+    "mup_hidden_embedding": Parametrization(
+        source="mup, with embeddings scaled as hidden matrices",
+        parameters={"adamw": _hidden_embedding_adamw},
+        forward=_mup_forward,
+    ),
+    "mup_lost_multipliers": Parametrization(
+        source="mup, with the learning rates of SP",
+        parameters={"adamw": _lost_multipliers_adamw},
+        forward=_mup_forward,
     ),
 }
 

@@ -203,6 +203,8 @@ TABLE = {  # docs/rules.md, "Width and depth": init, learning rate, weight decay
     "completep_zero": {"ln_1": (1, 1 / L, 0, 1 / N), "c_fc": (N**-0.5, 1 / (N * L), N, 1 / N)},
     "completedp": {"wte": (1, 1, 1, 1 / N), "lm_head": (1, 1, 1, 1 / N), "ln_f": (1, 1, 0, 1)},
     "sp_embedding": {"wte": (1, N, 1 / N, 1), "c_fc": (1, 1, 1, 1)},
+    "mup_hidden_embedding": {"wte": (N**-0.5, 1 / N, N, 1), "c_fc": (N**-0.5, 1 / N, N, 1)},
+    "mup_lost_multipliers": {"wte": (1, 1, 1, 1), "c_fc": (N**-0.5, 1, 1, 1)},
 }
 
 

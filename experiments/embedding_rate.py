@@ -1,0 +1,19 @@
+"""Is the learning rate of embeddings what μP gains over SP? SP and μP of quickstart.py beside two that change it.
+
+python experiments/embedding_rate.py --until-settled
+
+"sp_embedding" is SP with embeddings that learn m times faster; "completedp" is along the width μP with ε/m.
+"""
+
+import dataclasses
+
+from quickstart import SWEEP as QUICKSTART
+
+from mup_tpu.cli import run_experiment
+
+SWEEP = dataclasses.replace(
+    QUICKSTART, experiment="embedding_rate", parametrizations=("sp_embedding", "completedp")
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
