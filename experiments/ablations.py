@@ -20,7 +20,7 @@ ABLATIONS = {
         experiment=name,
         base=QUICKSTART.base.replace(**changes),
         parametrizations=(parametrization,),
-        widths=(64, 128, 256, 512),
+        widths=QUICKSTART.widths,
         learning_rates=tuple(2.0**e for e in range(-10, -2)),
         num_seeds=2,
     )

@@ -1,0 +1,40 @@
+"""Width, depth, batch and steps grow together: does the best learning rate of the lowest rung stay in Complete(d)P?
+
+python experiments/ladder_completedp.py --until-settled
+
+Four rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which take 64 times
+the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone.
+"""
+
+from quickstart import SWEEP as QUICKSTART
+
+from mup_tpu.cli import run_experiment
+from mup_tpu.config import Ladder, Sweep
+
+RUNGS = (
+    {"width": 64, "depth": 2, "batch_size": 4, "steps": 250},
+    {"width": 80, "depth": 2, "batch_size": 6, "steps": 260},
+    {"width": 96, "depth": 3, "batch_size": 8, "steps": 422},
+    {"width": 128, "depth": 4, "batch_size": 16, "steps": 500},
+)
+
+SWEEP = Sweep(
+    experiment="ladder_completedp",
+    base=QUICKSTART.base.replace(
+        head_size=16,
+        base_depth=2,
+        base_batch_size=4,
+        base_steps=250,
+        batch_rule="completedp",
+        token_rule="completedp",
+        weight_decay=0.1,
+        grad_clip=0.0,
+    ),
+    scale=Ladder(RUNGS),
+    parametrizations=("completedp",),
+    learning_rates=tuple(2.0**e for e in range(-10, -2)),
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    run_experiment(SWEEP, __doc__)
