@@ -34,7 +34,7 @@ ABLATIONS = {
         ("unscaled_readout", "mup_unscaled_readout", {}),
         # Embeddings have one axis that grows; many scale them by hand as if both did.
         ("hidden_embedding", "mup_hidden_embedding", {}),
-        # A deepcopy, or a checkpoint loaded into a new model, drops what the optimizer reads: m = 1 everywhere.
+        # A deepcopy, or weights loaded into a new model, drops what the optimizer reads: m = 1 for it.
         ("lost_multipliers", "mup_lost_multipliers", {}),
         ("untied", "mup", {"tied": False}),
         ("untied_zero_readout", "mup", {"tied": False, "readout_zero_init": True}),

@@ -1,4 +1,4 @@
-"""Is the learning rate of embeddings what μP gains over SP? SP and μP of quickstart.py beside two that change it.
+"""Is the learning rate of embeddings what μP gains over SP? Two rules beside those of quickstart.py.
 
 python experiments/embedding_rate.py --until-settled
 

@@ -1,9 +1,9 @@
-"""Width, depth, batch and steps grow together: does the best learning rate of the lowest rung stay in Complete(d)P?
+"""Width, depth, batch and steps grow together: does the best learning rate stay in Complete(d)P?
 
 python experiments/ladder_completedp.py --until-settled
 
-Four rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which take 64 times
-the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone.
+Four rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which takes
+about 60 times the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone.
 """
 
 from quickstart import SWEEP as QUICKSTART

@@ -1,4 +1,4 @@
-"""Width, depth, batch and steps grow together: does the best learning rate of the lowest rung stay in μP?
+"""Width, depth, batch and steps grow together: does the best learning rate stay in μP?
 
 python experiments/ladder_mup.py --until-settled
 
