@@ -1,6 +1,6 @@
 """What breaks transfer, and by how much: common mistakes, each a small sweep beside μP as it is meant.
 
-python experiments/ablations.py --until-settled --budget 10min        buys each sweep's runs where they decide
+python experiments/ablations.py --until-settled --budget 10m          buys each sweep's runs where they decide
 python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of some
 python experiments/ablations.py --widths 128 512 2048 --num-seeds 3 --results results/ablations_h200
                                                                   on such a GPU, where more should break

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import typing
 from collections.abc import Iterable
 from dataclasses import field
@@ -56,16 +57,13 @@ def on_one_line(value: Any) -> str:
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Seconds from `90s`, `30m` or `2h`.
+    """Seconds from `90s`, `30m` (or `30min`), `2h`.
 
     Raises:
         ConfigError: the text is no such time above 0; it is called `name`.
     """
-    number, unit = text[:-1], text[-1:]
-    try:
-        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    except (KeyError, ValueError):
-        seconds = 0.0
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h)", text.strip())
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2][0]] if found else 0.0
     if not 0 < seconds < math.inf:
         raise ConfigError(f"{name} {shown(text)} is not a time; write 90s, 30m or 2h")
     return seconds

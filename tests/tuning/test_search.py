@@ -424,5 +424,5 @@ def test_bad_searches_are_refused_in_one_sentence(make, sentence, tiny):
 
 
 def test_time_budgets():
-    budgets = [SearchOptions(time_budget=t).seconds for t in (None, "90s", "1.5m", "2h")]
-    assert budgets == [None, 90, 90, 7200]
+    budgets = [SearchOptions(time_budget=t).seconds for t in (None, "90s", "1.5m", "14 min", "2h")]
+    assert budgets == [None, 90, 90, 840, 7200]
