@@ -520,6 +520,10 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, capfd):
     assert widths("--where", "width<=128") == [32, 64, 128]
     code, out, _ = outcome(capfd, "referee", folder.parent)
     assert code == 0 and "| width 64 to 256 |" in out
+    page = folder.parent / "pages" / "README.md"
+    code, _, _ = outcome(capfd, "referee", folder.parent, "--out", page)
+    assert code == 0 and "](referee.png)" in page.read_text(encoding="utf-8")
+    assert {p.name for p in page.parent.iterdir()} == {"README.md", "referee.png", "referee.svg"}
     code, _, _ = outcome(capfd, "report", folder)
     assert code == 0 and note in (folder / "report.html").read_text(encoding="utf-8")
     code, out, _ = outcome(capfd, "next", folder)

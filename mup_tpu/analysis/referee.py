@@ -131,19 +131,22 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
     )
 
 
-def page(name: str, found: list[Ruling], left_out: Mapping[str, str]) -> str:
+def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: str = "") -> str:
     """The rulings as a page of Markdown.
 
     Args:
         name: of the folder.
         found: as `rulings` gives them.
         left_out: likewise.
+        figure: where `mup_tpu.plots.referee_figure` of them lies, beside the page; "" for none.
     """
     heads = (
         "way of growing", "rule", "model, update rule", "tuned", "α (95 %)", "regret, nat (95 %)", "verdict",
         "runs, hours", "sweep",
     )  # fmt: skip
     lines = [f"# {name}", _INTRODUCTION.format(name=name)]
+    if figure:
+        lines += [f"![Drift exponent of each rule with its interval, by the way of growing]({figure})", ""]
     lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for r in found:
         cost = "not known" if r.regret is None else r.regret.status

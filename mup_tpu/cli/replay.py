@@ -437,15 +437,21 @@ def referee(path: Where = "results", out: Path | None = None) -> None:
 
     Args:
         path: Folder of results folders.
-        out: File to write the page to, in Markdown, in place of printing it.
+        out: File to write the page to, in Markdown, in place of printing it; its figure, referee.png and
+            referee.svg, is written beside it.
     """
     from mup_tpu.analysis.referee import page, rulings
 
-    text = page(Path(path).name, *rulings(path))
+    found, left_out = rulings(path)
     if out is None:
-        print(text, end="")
-    else:
-        _write(f"page {out}", out.parent, out.name, text.encode())
+        print(page(Path(path).name, found, left_out), end="")
+        return
+    from mup_tpu import plots
+
+    _write(
+        f"page {out}", out.parent, out.name, page(Path(path).name, found, left_out, "referee.png").encode()
+    )
+    _save({"referee": plots.referee_figure(found)}, out.parent)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.coord_check import coordinate_check_figure, coordinate_check_figures
 from mup_tpu.plots.losses import best_loss_figure, learning_curves_figure, scaling_law_figure
+from mup_tpu.plots.referee import referee_figure
 from mup_tpu.plots.search import search_figure
 from mup_tpu.plots.style import STYLE, label, save_figure
 from mup_tpu.plots.transfer import collapse_figure, optimum_figure, transfer_figure
@@ -26,6 +27,7 @@ __all__ = [
     "label",
     "learning_curves_figure",
     "optimum_figure",
+    "referee_figure",
     "regret_figure",
     "save_figure",
     "scaling_law_figure",
