@@ -23,7 +23,7 @@ SWEEP = Sweep(
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Axis("steps", (125, 250, 500)),
+    scale=Axis("steps", (125, 180, 250, 350, 500)),
     compare=Axis("token_rule", ("none", "lr_0.32", "lr_0.5", "completedp")),
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
