@@ -23,12 +23,12 @@ from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.run_table import RunTable, load_table
+from mup_tpu.analysis.run_table import RunTable, load_table, select
 from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.columns import configured, label, write_scale
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, StoredAxes, done_of, load_planned
+from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
 from mup_tpu.tuning.plan import missing_trials
 from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
 
@@ -61,7 +61,7 @@ def run_until_settled(
         ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer
             than three scales, or the device or cluster is not there.
         StoreError: the results folder cannot be written, holds another experiment, other axes, runs of
-            another kind, or a sequence with scales that this sweep lacks.
+            another kind, or a sequence with scales that this sweep lacks, or does not ask about all scales.
         DataError: the corpus cannot be used.
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
@@ -73,6 +73,7 @@ def run_until_settled(
             f"results folder {results} plans {label(sweep.scale_axis.column)} {at} too, which this sweep "
             "lacks: give all of its scales, or another --results"
         )
+    _check_question(sweep, points, results)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(points))
     check_alike(sweep, store)
     buyer = _Buyer(sweep, points, store, run, deadline)
@@ -225,6 +226,20 @@ def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
         )
     if not any(value > 0 for value in axis.values):
         raise ConfigError(f"tune {axis.field} has no value above 0: until_settled needs one to start from")
+
+
+def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
+    """A scale that the folder does not ask about would be bought for ever: its rows are never looked at."""
+    column = sweep.scale_axis.column
+    asked = [condition for condition in load_question(results) if condition.column == column]
+    scales = pd.DataFrame({column: sorted(points)})
+    if lacking := sorted(set(points) - set(select(scales, asked)[column])):
+        at = ", ".join(write_scale(column, scale) for scale in lacking)
+        raise StoreError(
+            f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "
+            f"{label(column)} {at} too: give scales that it asks about, or have it ask about all "
+            f"(mup-tpu ask {results} --all)"
+        )
 
 
 def _cluster(options: SweepOptions) -> contextlib.AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.verdict import MOST_LOOKS
+from mup_tpu.columns import Condition
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Store, load_planned, load_runs
@@ -182,3 +183,8 @@ def test_what_a_sequence_cannot_be_is_a_sentence(sweep, tiny, tmp_path):
     Store(tmp_path / "c", "seq", planned=(32, 64, 128, 256))
     with pytest.raises(StoreError, match="plans width 256 too, which this sweep lacks"):
         settle(sweep, tmp_path / "c")
+    Store(tmp_path / "e", "seq").ask([Condition.parse("width>=64")])
+    with pytest.raises(
+        StoreError, match="asks about width from 64 on, and this sweep has width 32 too: give"
+    ):
+        settle(sweep, tmp_path / "e")
