@@ -97,8 +97,8 @@ class SearchOptions:
     """Times that a trial whose process died or that raised is tried again, from its last checkpoint."""
     heartbeat: float = 600.0
     """Seconds without an evaluation after which a trial counts as hung."""
-    tracker: Literal["none", "wandb"] = "none"
-    """Log trials to Weights & Biases too (if installed; WANDB_MODE=offline keeps them in the folder)."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
     address: str | None = None

@@ -80,6 +80,8 @@ class SweepOptions:
     """Seconds without a report (a line of a pack's log; on XLA devices they come with evaluations) after
     which a pack counts as hung: its process is ended and it is tried again. A pack in the command's own
     process cannot be watched."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
 
     def __post_init__(self) -> None:
         require_valid(self)

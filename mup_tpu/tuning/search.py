@@ -6,14 +6,12 @@ What a search knows is in its log (`search_log`), the trials themselves are in `
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import math
 import os
 import re
 import signal
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +20,6 @@ from typing import Any
 
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
-from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from rich.console import Console
@@ -30,7 +27,7 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.leftovers import scratch_folder
 from mup_tpu.signals import handling
@@ -39,6 +36,7 @@ from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.cluster import ray_cluster, slots
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
 from mup_tpu.tuning.search_progress import KEY, SearchProgress, point_of
+from mup_tpu.tuning.tracking import Tracking, require_packages
 from mup_tpu.tuning.trainable import RESULT, TrialTrainable, checkpoints_of
 
 
@@ -68,21 +66,24 @@ def run_search(
         console: for progress.
 
     Raises:
-        ConfigError: a search is there already and resume is not asked for, or the reverse; no cluster.
+        ConfigError: a search is there already and resume is not asked for, or the reverse; no cluster; a
+            tracker's package is not installed.
         StoreError: the folder cannot be written, or another search is writing it.
         DataError: the corpus cannot be used.
     """
     if run.placement == "slice":
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
+    require_packages(options.track)
     store = Store(results, search.experiment)
     folder = store.folder
     data.load(search.base.data)
     with _only_one(folder):
         log = _open_log(folder, search, options, resume)
+        tracking = Tracking(options.track, store)
         left = options.num_samples - len(log.ended)
         if left <= 0:
             return SearchOutcome(Counter(), 0)
-        keeper = _Keeper(search, store, log, folder, _scheduler(options), run.device)
+        keeper = _Keeper(search, store, log, folder, _scheduler(options), run.device, tracking)
         progress = SearchProgress(console, options.num_samples, len(log.ended))
         with (
             ray_cluster(options.address),
@@ -94,7 +95,6 @@ def run_search(
                 _tuner(search, options, run, keeper, progress, left, str(scratch)).fit()
             except tune.TuneError as error:
                 raise keeper.error or log.error or error from None
-            _keep_tensorboard(scratch / "tune", folder / "tensorboard")
         for key in log.ended:  # a worker's last breath may have checkpointed what had ended
             _remove_checkpoints(folder, key)
     return SearchOutcome(keeper.counts, options.num_samples - len(log.ended), bool(interrupted))
@@ -168,12 +168,7 @@ def _tuner(
             storage_path=scratch,
             failure_config=tune.FailureConfig(max_failures=options.max_failures),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            callbacks=[
-                keeper,
-                progress,
-                TBXLoggerCallback(),
-                *_tracker(search, options, keeper.folder, scratch),
-            ],
+            callbacks=[keeper, progress],
             verbose=0,
         ),
     )
@@ -190,11 +185,12 @@ class _Keeper(tune.Callback):
         folder: Folder,
         scheduler: TrialScheduler,
         device: str,
+        tracking: Tracking,
     ) -> None:
         self.log, self.folder, self.scheduler = log, folder, scheduler
         self.counts: Counter[str] = Counter()
         """Trials by how they ended."""
-        self._search, self._store, self._device = search, store, device
+        self._search, self._store, self._device, self._tracking = search, store, device, tracking
         self.error: StoreError | None = None
         """Why nothing can be stored any more."""
 
@@ -230,6 +226,7 @@ class _Keeper(tune.Callback):
         except StoreError as error:
             self.error = error  # Tune wraps what its callbacks raise in a stack of its own
             raise
+        self._tracking.add([row], curves)
         self.counts[row["status"]] += 1
         _remove_checkpoints(self.folder, trial.config[KEY])
 
@@ -284,26 +281,6 @@ def _tune_domain(domain: Domain) -> Any:
     return draw(domain.low, domain.high)
 
 
-def _tracker(search: Search, options: SearchOptions, folder: Folder, scratch: str) -> list[tune.Callback]:
-    """The experiment tracker asked for, beside TensorBoard.
-
-    Raises:
-        ConfigError: its package is not installed.
-    """
-    if options.tracker == "none":
-        return []
-    if importlib.util.find_spec("wandb") is None:
-        raise ConfigError("tracker 'wandb' needs the package wandb: pip install wandb")
-    from ray.air.integrations.wandb import WandbLoggerCallback
-
-    class Tracker(WandbLoggerCallback):
-        def __del__(self) -> None:
-            """Nothing: its actors end with the cluster, and this may be called when Ray is gone."""
-
-    where = folder.path if folder.is_local else scratch
-    return [Tracker(search.experiment, excludes=["row", "curves"], dir=where)]
-
-
 @contextlib.contextmanager
 def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
     """Ctrl-C once: let Tune stop, so that running trials checkpoint. Twice: KeyboardInterrupt, at once.
@@ -334,16 +311,6 @@ def _reason(trial: TuneTrial) -> str:
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)(:|$)", line)]
     reason = (errors or lines or ["its process died"])[-1]
     return "hung: no evaluation within the heartbeat" if reason.startswith("TimeoutError") else reason[:500]
-
-
-def _keep_tensorboard(made: Path, kept: Folder) -> None:
-    """Copy TensorBoard's event files out of Tune's scratch folder."""
-    for events in made.glob("*/events.out.tfevents.*"):
-        try:
-            kept.write(f"{events.parent.name}/{events.name}", events.read_bytes())
-        except OSError as error:
-            warnings.warn(f"{kept} cannot be written: {reason(error)}", stacklevel=2)
-            return
 
 
 @contextlib.contextmanager

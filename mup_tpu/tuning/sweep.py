@@ -29,6 +29,7 @@ from mup_tpu.tuning import local_packs, this_machine
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.plan import describe, make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
+from mup_tpu.tuning.tracking import Tracking, require_packages
 
 
 def run_sweep(
@@ -200,6 +201,8 @@ def run_missing(
     Returns:
         How many trials ended how in this call; empty where nothing was missing.
     """
+    require_packages(options.track)
+    tracking = Tracking(options.track, store)
     missing = missing_trials(trials, store.done(stopped=run.halving), corpora.trial_id)
     console.print(
         f"{store.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
@@ -220,7 +223,7 @@ def run_missing(
     ):
         if steps_before is not None:
             _begin_packs(packs, steps_before, corpora, folders, console)
-        keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console, purchase)
+        keeper = _Keeper(store, corpora, folders, packs, scale, run, progress, console, purchase, tracking)
         for index, event in events:
             keeper.take(index, event)
             if time.monotonic() >= deadline:
@@ -282,7 +285,9 @@ class _Keeper:
         progress: SweepProgress,
         console: Console,
         purchase: Callable[[Trial], int | None],
+        tracking: Tracking,
     ) -> None:
+        self._tracking = tracking
         self._purchase = {corpora.trial_id(t): purchase(t) for pack in packs for t in pack}
         self._store, self._corpora, self._folders, self._packs = store, corpora, folders, packs
         self._scale, self._run, self._progress, self._console = scale, run, progress, console
@@ -319,6 +324,7 @@ class _Keeper:
         pack = self._packs[index]
         rows = [{**row, "purchase": self._purchase[row["trial_id"]]} for row in result.rows]
         self._store.append(rows, result.curves)
+        self._tracking.add(rows, result.curves)
         self._progress.finished(index, result)
         statuses = count_statuses(result)
         self.outcome += statuses

@@ -1,0 +1,219 @@
+"""Stored trials in the trackers that people look at: TensorBoard, Weights & Biases, MLflow.
+
+The store is what counts; a tracker gets a copy of each trial when it ends, with its configuration as
+hyperparameters and its curve. A run there is named by its trial_id, so that a command that goes on tells it
+once. A tracker that fails is a warning, never a lost row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import pandas as pd
+
+from mup_tpu.columns import CONFIGURED
+from mup_tpu.errors import ConfigError, reason
+from mup_tpu.files import Folder
+from mup_tpu.leftovers import scratch_folder
+from mup_tpu.store import FINAL, Store, load_curves
+
+Curve = Sequence[tuple[str, int, float]]
+"""Points of a trial: tag (`train/loss`, `validation/loss`), step, and nat per token."""
+
+
+class Tracker(Protocol):
+    """Where runs are told."""
+
+    def known(self) -> set[str]:
+        """The trial_ids that it has."""
+
+    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
+        """Tell it of a trial that has ended."""
+
+
+class TensorBoard:
+    """Event files in `tensorboard/TRIAL_ID` of the results folder, with hyperparameters for the HParams tab."""
+
+    def __init__(self, folder: Folder, experiment: str) -> None:
+        self._folder = folder / "tensorboard"
+
+    def known(self) -> set[str]:
+        """Those that have a folder with a file in it."""
+        return {name for name in self._folder.names() if (self._folder / name).names()}
+
+    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
+        """Write its file, whole or not at all."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import summary_v2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        hparams = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
+        with scratch_folder() as scratch:
+            writer = EventFileWriter(str(scratch))
+            begun = summary_v2.hparams_pb(hparams, trial_id=row["trial_id"])
+            writer.add_event(Event(wall_time=time.time(), summary=begun))
+            for tag, step, value in [*curve, ("loss", int(row["steps_done"]), _loss(row))]:
+                point = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.add_event(Event(wall_time=time.time(), step=step, summary=point))
+            writer.close()
+            (file,) = Path(scratch).iterdir()
+            self._folder.write(f"{row['trial_id']}/{file.name}", file.read_bytes())
+
+
+class WandB:
+    """Runs of the project with the experiment's name; WANDB_MODE=offline keeps them in the results folder."""
+
+    def __init__(self, folder: Folder, experiment: str) -> None:
+        self._where = Path(folder.path) if folder.is_local else Path()
+        self._experiment = experiment
+
+    def known(self) -> set[str]:
+        """Those that have a folder of its own here, which runs have that were sent too."""
+        return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
+
+    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
+        """Log its curve, with what it ended at as its summary."""
+        import wandb
+
+        run = wandb.init(
+            project=self._experiment,
+            dir=str(self._where),
+            id=row["trial_id"],
+            resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
+            name=f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}",
+            config={**settings, "trial_id": row["trial_id"]},
+            settings=wandb.Settings(silent=True, console="off", init_timeout=30),
+        )
+        by_step: dict[int, dict[str, float]] = {}
+        for tag, step, value in curve:
+            by_step.setdefault(step, {})[tag] = value
+        for step, values in sorted(by_step.items()):
+            run.log(values, step=step)
+        run.summary.update({"loss": _loss(row), "status": row["status"]})
+        run.finish(exit_code=0 if row["status"] != "stopped" else 1)
+
+
+class MLflow:
+    """Runs of the experiment of that name, at MLFLOW_TRACKING_URI or where MLflow keeps them by default."""
+
+    def __init__(self, folder: Folder, experiment: str) -> None:
+        import mlflow
+
+        for name in ("mlflow", "alembic"):  # they tell of each table that a new database gets
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._client = mlflow.MlflowClient()
+        found = self._client.get_experiment_by_name(experiment)
+        self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
+
+    def known(self) -> set[str]:
+        """Those that a run's tag names."""
+        told, page = set[str](), None
+        while page is None or page:
+            runs = self._client.search_runs([self._experiment], page_token=page)
+            told |= {run.data.tags["trial_id"] for run in runs if "trial_id" in run.data.tags}
+            page = runs.token or ""
+        return told
+
+    def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
+        """Log its curve, what it ended at as `loss`, and its settings as parameters."""
+        from mlflow.entities import Metric, Param
+
+        run = self._client.create_run(self._experiment, tags={"trial_id": row["trial_id"]}).info.run_id
+        now = int(1000 * time.time())
+        points = [*curve, ("loss", int(row["steps_done"]), _loss(row))]
+        self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
+        for start in range(0, len(points), 1000):  # as many as it takes at once
+            part = [Metric(tag, value, now, step) for tag, step, value in points[start : start + 1000]]
+            self._client.log_batch(run, metrics=part)
+        self._client.set_tag(run, "status", row["status"])
+        self._client.set_terminated(run, "FINISHED" if row["status"] != "stopped" else "KILLED")
+
+
+TRACKERS: Mapping[str, Callable[[Folder, str], Tracker]] = MappingProxyType(
+    {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+)
+"""Trackers by the name of their package, and of the extra that installs it."""
+
+
+class Tracking:
+    """Tells trackers of the trials of a store: first those that they lack, then each that ends."""
+
+    def __init__(self, names: Sequence[str], store: Store) -> None:
+        self._trackers: dict[str, Tracker] = {}
+        self._told: dict[str, set[str]] = {}
+        for name in dict.fromkeys(names):
+            with self._or_without(name):
+                self._trackers[name] = TRACKERS[name](store.folder, store.experiment)
+                self._told[name] = self._trackers[name].known()
+        if self._trackers:
+            rows = [_without_nothing(row) for row in store.results().to_dict("records")]
+            curves = load_curves(str(store.folder))
+            self.add(rows, [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")])
+
+    def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
+        """Tell of trials that have ended for good; those that a command will train again are left out.
+
+        Args:
+            rows: of the run table.
+            curves: points of their curves.
+        """
+        points: dict[str, list[tuple[str, int, float]]] = {}
+        for p in curves:
+            point = (f"{p['split']}/loss", int(p["step"]), float(p["loss"]))
+            points.setdefault(p["trial_id"], []).append(point)
+        for row in rows:
+            if row["status"] not in FINAL:
+                continue
+            settings = {name: row[name] for name in CONFIGURED if row.get(name) is not None}
+            curve = points.get(row["trial_id"], [])
+            for name, tracker in list(self._trackers.items()):
+                if row["trial_id"] not in self._told[name]:
+                    with self._or_without(name):
+                        tracker.tell(row, settings, curve)
+                        self._told[name].add(row["trial_id"])
+
+    @contextlib.contextmanager
+    def _or_without(self, name: str) -> Iterator[None]:
+        """Trackers raise errors of any kind; one that does is told of nothing more by this command."""
+        try:
+            yield
+        except Exception as error:
+            self._trackers.pop(name, None)
+            warnings.warn(
+                f"{name} is told of no more trials: {reason(error)}; the same command, when it can be "
+                "reached, tells it of all that are stored",
+                stacklevel=2,
+            )
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Check that trackers can be told.
+
+    Raises:
+        ConfigError: a package is not installed.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"track {name!r} needs its package: pip install 'mup_tpu[{name}]'")
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    loss = row.get("loss")
+    return math.nan if loss is None else float(loss)
+
+
+def _without_nothing(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row of a table with None where it holds nothing, and plain Python values."""
+    plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
+    return {k: None if pd.isna(v) else v for k, v in plain.items()}

@@ -1,0 +1,162 @@
+"""Trackers are told of each trial once, with its settings and curve; what they hold is the table again."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mup_tpu.analysis import load_table
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.tuning.sweep import run_sweep
+from mup_tpu.tuning.tracking import Tracking
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Six finished trials of a stored sweep, one that diverged, and one that failed and will be run again."""
+    folder = tmp_path_factory.mktemp("stored")
+    runs, curves = load_runs(RESULTS / "quickstart"), load_curves(RESULTS / "quickstart")
+    chosen = runs[(runs["parametrization"] == "mup") & runs["width"].isin([64, 128, 256])]
+    chosen = chosen.groupby("width").head(3).reset_index(drop=True)
+    rows = [
+        {k: v.item() if hasattr(v, "item") else v for k, v in row.items() if v == v and v is not None}
+        for row in chosen.to_dict("records")
+    ]
+    rows[0] |= {"status": "diverged"}
+    rows[0].pop("loss")
+    rows[1] |= {"status": "failed"}
+    store = Store(folder, "quickstart")
+    store.append(rows, curves[curves["trial_id"].isin(chosen["trial_id"])].to_dict("records"))
+    return store
+
+
+def found(table):
+    runs = table.runs.sort_values(["scale", "x", "loss"])
+    return [(run.scale, run.x, run.loss) for run in runs.itertuples()]
+
+
+def expected(store):
+    return found(load_table(store.folder.path))
+
+
+def test_tensorboard_holds_the_table_and_hyperparameters(stored):
+    pytest.importorskip("tensorboard")
+    Tracking(["tensorboard"], stored)
+    told = Path(stored.folder.path, "tensorboard")
+    final = load_runs(stored.folder.path).query("status != 'failed'")
+    assert {path.name for path in told.iterdir()} == set(final["trial_id"])
+    table = load_table(told)
+    assert (table.columns.scale, table.columns.hyperparameter) == ("width", "lr")
+    np.testing.assert_allclose(found(table), expected(stored), rtol=1e-6)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    name = final["trial_id"].iloc[-1]
+    events = EventAccumulator(str(told / name))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"train/loss", "validation/loss", "loss"}
+    curve = load_curves(stored.folder.path).query(f"trial_id == '{name}' and split == 'train'")
+    points = [(e.step, pytest.approx(e.value, rel=1e-6)) for e in events.Scalars("train/loss")]
+    assert points == list(zip(curve["step"], curve["loss"], strict=True))
+
+
+def test_a_second_command_tells_nothing_twice_and_what_a_kill_left_untold(stored):
+    pytest.importorskip("tensorboard")
+    Tracking(["tensorboard"], stored)
+    told = Path(stored.folder.path, "tensorboard")
+    before = {path: path.stat().st_mtime_ns for path in told.rglob("events*")}
+    lost = next(iter(before))
+    lost.unlink()
+    Tracking(["tensorboard"], stored)
+    after = {path: path.stat().st_mtime_ns for path in told.rglob("events*")}
+    assert len(after) == len(before)
+    assert {p: t for p, t in after.items() if p in before and p != lost} == {
+        p: t for p, t in before.items() if p != lost
+    }
+
+
+@pytest.mark.slow
+def test_mlflow_holds_the_table(stored, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    try:
+        for _ in range(2):
+            Tracking(["mlflow"], stored)
+        table = load_table("mlflow:quickstart")
+        np.testing.assert_allclose(found(table), expected(stored))
+        runs = mlflow.search_runs(experiment_names=["quickstart"])
+        assert len(runs) == len(expected(stored)) and {"params.lr", "params.weight_decay"} <= set(runs)
+        client = mlflow.MlflowClient()
+        history = client.get_metric_history(runs["run_id"].iloc[0], "train/loss")
+        name = runs["tags.trial_id"].iloc[0]
+        curve = load_curves(stored.folder.path).query(f"trial_id == '{name}' and split == 'train'")
+        assert [(m.step, m.value) for m in history] == list(zip(curve["step"], curve["loss"], strict=True))
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.slow
+def test_wandb_offline_holds_each_trial_once(stored, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    one = load_runs(stored.folder.path).query("status == 'finished'").iloc[-1]
+    for _ in range(2):
+        Tracking(["wandb"], stored)
+    folders = list(Path(stored.folder.path, "wandb").glob("offline-run-*"))
+    assert len(folders) == len(expected(stored))
+    (file,) = Path(stored.folder.path, "wandb").glob(f"offline-run-*-{one['trial_id']}/*.wandb")
+    records = list(records_of(file))
+    config = {u.key: u.value_json for r in records if r.HasField("run") for u in r.run.config.update}
+    assert float(config["lr"]) == one["lr"] and int(config["width"]) == one["width"]
+    keys = {i.key or "/".join(i.nested_key) for r in records for i in r.history.item}
+    assert {"train/loss", "validation/loss"} <= keys
+    summary = {i.key or "/".join(i.nested_key): i.value_json for r in records for i in r.summary.update}
+    assert float(summary["loss"]) == pytest.approx(one["loss"]) and summary["status"] == '"finished"'
+
+
+def records_of(file):
+    """Records of an offline run: LevelDB's log format, of which its package has no reader in Python."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, begun = file.read_bytes()[7:], b""  # after the magic
+    at = 0
+    while at + 7 <= len(content):
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        begun += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part of one
+            yield Record.FromString(begun)
+            begun = b""
+        if (left := 32768 - (at + 7) % 32768) < 7:  # headers are not split over blocks
+            at += left
+
+
+def test_a_sweep_tells_of_what_it_trains_and_stores_it_whatever_a_tracker_does(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01, 0.02), parametrizations=("mup",))
+    options = SweepOptions(track=("tensorboard",))
+    run_sweep(sweep, str(tmp_path / "a"), options, RunOptions(threads=1), Console(quiet=True))
+    names = set(load_runs(tmp_path / "a")["trial_id"])
+    assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir()} == names and len(names) == 2
+    Store(tmp_path / "b", "told")
+    (tmp_path / "b" / "tensorboard").touch()  # where its folder should be
+    more = dataclasses.replace(sweep, learning_rates=(0.01,))
+    with pytest.warns(UserWarning, match="tensorboard is told of no more trials: "):
+        run_sweep(more, str(tmp_path / "b"), options, RunOptions(threads=1), Console(quiet=True))
+    assert len(load_runs(tmp_path / "b")) == 1
+
+
+def test_a_tracker_that_is_not_installed_is_a_sentence(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+    options = SweepOptions(track=("mlflow",))
+    with pytest.raises(
+        ConfigError, match=r"track 'mlflow' needs its package: pip install 'mup_tpu\[mlflow\]'"
+    ):
+        run_sweep(sweep, str(tmp_path / "c"), options, RunOptions(threads=1), Console(quiet=True))
