@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in `tensorboard/TRIAL_ID` of the results folder, and hyperparameters for the HParams tab."""
+    """Event files in `tensorboard/TRIAL_ID` of the folder, and hyperparameters for its HParams tab."""
 
     def __init__(self, folder: Folder, experiment: str) -> None:
         self._folder = folder / "tensorboard"
