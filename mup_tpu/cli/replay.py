@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mup_tpu.analysis import RunTable, TransferAnalysis
+    from mup_tpu.report import Page
 
 Where = Annotated[str, tyro.conf.Positional]
 
@@ -415,21 +416,43 @@ def _write(what: str, folder: Path | str, name: str, content: bytes) -> None:
 def report(path: Where, out: Path | None = None, table: TableOptions = TableOptions()) -> None:
     """Write one self-contained HTML file: verdict, figures, tables, how the runs were made, warnings.
 
+    Its figures answer to the pointer: a point says its loss, seeds and trials; a click on the key hides a
+    curve.
+
     Args:
-        path: Results folder (or fsspec URL), or any table, as for analyze.
+        path: Results folder (or fsspec URL) of a sweep, a search or a coordinate check; or a folder of
+            sweeps; or any table, as for analyze.
         out: The file; by default report.html in the folder, or NAME.html beside a file.
         table: How to read it.
     """
     from mup_tpu import report as rendering
     from mup_tpu.analysis.table_files import without_suffix
 
-    loaded = table.load(path)
-    html = rendering.render(table.analyze_table(loaded), loaded.stored)
+    page, is_folder = _page(path, table)
     beside = f"{without_suffix(_without_tracker(path))}.html"
-    file = str(out or (beside if loaded.stored is None else f"{path.rstrip('/')}/report.html"))
+    file = str(out or (f"{path.rstrip('/')}/report.html" if is_folder else beside))
     folder, _, name = file.rpartition("/")
-    _write(f"report {file}", folder or ".", name, html.encode())
+    _write(f"report {file}", folder or ".", name, rendering.render(page).encode())
     make_console().print(f"report: {file}", highlight=False, soft_wrap=True)
+
+
+def _page(path: str, table: TableOptions) -> tuple[Page, bool]:
+    """The report of what a path holds, and whether it is a folder of results."""
+    import pandas as pd
+
+    from mup_tpu import report as rendering
+    from mup_tpu.store import is_search, load_runs
+
+    name = Path(path).name
+    measured = Path(path) / "coord_check.parquet"
+    if _sweeps_in(path):
+        return rendering.ablations_page(name, _compared(path)), True
+    if is_search(path):
+        return rendering.search_page(name, load_runs(path)), True
+    if measured.exists():
+        return rendering.coordinate_check_page(name, pd.read_parquet(measured)), True
+    loaded = table.load(path)
+    return rendering.sweep_page(table.analyze_table(loaded), loaded), loaded.stored is not None
 
 
 def referee(path: Where = "results", out: Path | None = None) -> None:

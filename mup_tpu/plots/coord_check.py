@@ -12,7 +12,7 @@ from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.plots import style
 from mup_tpu.plots.style import styled
 
-_CHECKED = {
+CHECKED = {
     "activation": ("activation size", "rms of activation"),
     "update": ("update size", "rms of update"),
     "linearization": ("distance from linearization", "relative distance"),
@@ -38,12 +38,12 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     parametrizations = style.ordered(table["parametrization"].unique())
     last = table[table["step"] == table["step"].max()]
     layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
-    measured = [quantity for quantity in _CHECKED if (last["quantity"] == quantity).any()]
+    measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
     figure = style.new_figure(_WIDTH * len(parametrizations), _HEIGHT * len(measured))
     shape = (len(measured), len(parametrizations))
     axes = figure.subplots(*shape, sharex=True, sharey="row", squeeze=False)
     for row, quantity in zip(axes, measured, strict=True):
-        title, size = _CHECKED[quantity]
+        title, size = CHECKED[quantity]
         for ax, parametrization in zip(row, parametrizations, strict=True):
             chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
             slope_of = {layer: fitted.get((parametrization, quantity, layer), np.nan) for layer in layers}

@@ -61,15 +61,22 @@ def search_figure(trials: pd.DataFrame) -> Figure:
     return figure
 
 
+def is_logarithmic(values: pd.Series, name: str) -> bool:
+    """Whether an axis of trials is: powers are, and what spans more than a factor of 5."""
+    if values.min() <= 0:
+        return False
+    return columns.COLUMNS[name].as_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())
+
+
 def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
-    """Where trials stand on an axis: on a logarithmic one where values span more than a factor of 5."""
-    if columns.COLUMNS[name].as_power and values.min() > 0:
+    """Where trials stand on an axis; a power's axis is of its exponent."""
+    if not is_logarithmic(values, name):
+        return values
+    if columns.COLUMNS[name].as_power:
         style.log2_axis(ax)
         return np.log2(values)
-    spread = values.max() / max(values.min(), 1e-12)
-    if values.dtype.kind == "f" and values.min() > 0 and spread > 5:
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     return values

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -65,6 +67,7 @@ BAR = 1.0
 """Inches that a bar of colours takes with its numbers."""
 ACROSS = 3
 """Panels beside each other, at most: more of them go below."""
+_IS_STACKED: ContextVar[bool] = ContextVar("is_stacked", default=False)
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -92,9 +95,14 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def label(parametrization: str) -> str:
+def name(parametrization: str) -> str:
     """What people call a parametrization."""
-    return _LABELS.get(parametrization) or plain(parametrization)
+    return _LABELS.get(parametrization, parametrization)
+
+
+def label(parametrization: str) -> str:
+    """The same for matplotlib."""
+    return plain(name(parametrization))
 
 
 def plain(name: str) -> str:
@@ -112,9 +120,14 @@ def column_label(name: str) -> str:
     return plain(columns.label(name))
 
 
-def at(scale: str, value: float) -> str:
+def point(scale: str, value: float) -> str:
     """A point of a scale, named: "width 64"."""
-    return f"{column_label(scale)} {columns.write_scale(scale, value)}"
+    return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
+
+
+def at(scale: str, value: float) -> str:
+    """The same for matplotlib."""
+    return plain(point(scale, value))
 
 
 def exponent(value: float) -> str:
@@ -161,9 +174,24 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+@contextlib.contextmanager
+def stacked() -> Iterator[None]:
+    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
+    token = _IS_STACKED.set(True)
+    try:
+        yield
+    finally:
+        _IS_STACKED.reset(token)
+
+
+def most_across() -> int:
+    """Panels beside each other, at most."""
+    return 1 if _IS_STACKED.get() else ACROSS
+
+
 def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
     """Panels of a new figure, in rows of at most `ACROSS`; width and height of one, in inches."""
-    across = count if count <= ACROSS else 2 if count == 4 else ACROSS
+    across = min(count, 2 if count == 4 else ACROSS, most_across())
     rows = -(-count // across)
     figure = new_figure(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)
@@ -325,11 +353,10 @@ def _tidied(number: str) -> str:
 
 def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
     """The vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
-    known = np.array([value for value in losses if np.isfinite(value)])
-    if len(known) and known.min() > 0 and known.max() > 3 * known.min():
+    if is_wide(losses):
         ax.set_yscale("log")
         low, high = ax.get_ylim()
-        ax.yaxis.set_major_locator(FixedLocator(_log_ticks(low, high, least=5)))
+        ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high, least=5)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tidied(f"{value:g}")))
         ax.yaxis.set_minor_formatter(NullFormatter())
         ax.minorticks_off()
@@ -337,7 +364,13 @@ def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
         ax.yaxis.set_major_formatter(PlainTicks())
 
 
-def _log_ticks(low: float, high: float, least: int) -> list[float]:
+def is_wide(losses: Iterable[float]) -> bool:
+    """Whether losses differ by more than a factor of 3, for which an axis is logarithmic."""
+    known = np.array([value for value in losses if np.isfinite(value)])
+    return bool(len(known) and known.min() > 0 and known.max() > 3 * known.min())
+
+
+def log_ticks(low: float, high: float, least: int) -> list[float]:
     """Round values of a logarithmic axis: that many, or all that there are."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
@@ -349,7 +382,7 @@ def _log_ticks(low: float, high: float, least: int) -> list[float]:
 
 def size_axis(axis: Axis, low: float, high: float) -> None:
     """A logarithmic axis of parameters or FLOP: 50k, 2M, 1T."""
-    axis.set_major_locator(FixedLocator(_log_ticks(low, high, least=3)))
+    axis.set_major_locator(FixedLocator(log_ticks(low, high, least=3)))
     axis.set_major_formatter(EngFormatter(sep="", useOffset=False))
     axis.set_minor_locator(NullLocator())
 

@@ -25,7 +25,7 @@ _REACH = 1.5
 def transfer_figure(analysis: TransferAnalysis) -> Figure:
     """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
     results = style.results_of(analysis)
-    heights = [_heights(result) for result in results]
+    heights = [height_range(result) for result in results]
     share_y = style.lie_together(heights)
     share_x = style.lie_together([_reach_of_grid(result) for result in results])
     axes = style.panels(len(results), 4.6, 4.0, share_x, share_y)
@@ -40,7 +40,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlabel(style.title(analysis.hyperparameter))
         ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
         ax.yaxis.set_major_formatter(style.PlainTicks())
-        style.log2_axis(ax, _zero_x(result) if result.at_zero else None)
+        style.log2_axis(ax, zero_place(result) if result.at_zero else None)
     for ax in axes if not share_y else style.first_of_rows(axes):
         ax.set_ylabel(LOSS)
     style.key_below(_figure(axes), [*_lines_of(axes), *_marks(results, heights)])
@@ -66,7 +66,7 @@ def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
     return [handle for _, handle in sorted(found.values(), key=lambda entry: entry[0])]
 
 
-def _heights(result: TransferResult) -> tuple[float, float]:
+def height_range(result: TransferResult) -> tuple[float, float]:
     """Losses from the least to the greatest that is shown: high learning rates would flatten the valley.
 
     0.6 nat above the best and 0.35 above the worst scale's best, or a fifth and an eighth of the loss itself
@@ -87,14 +87,14 @@ def _heights(result: TransferResult) -> tuple[float, float]:
 
 
 def _reach_of_grid(result: TransferResult) -> tuple[float, float]:
-    low = _zero_x(result) if result.at_zero else min(c.x_G[0] for c in result.curves)
+    low = zero_place(result) if result.at_zero else min(c.x_G[0] for c in result.curves)
     return float(low), float(max(c.x_G[-1] for c in result.curves))
 
 
 def _draw_curves(
     ax: Axes, result: TransferResult, scales: Sequence[float], top: float, rail: float, scale_name: str
 ) -> None:
-    zero_x = _zero_x(result)
+    zero_x = zero_place(result)
     for curve, optimum in zip(result.curves, result.optima, strict=True):
         color = style.sequential(scales, curve.scale)
         shown = np.isfinite(curve.mean_G) & (curve.mean_G <= top)
@@ -107,7 +107,7 @@ def _draw_curves(
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
         ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
         offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
-        for lost, marker in zip(_lost(curve, top), "xs^", strict=True):
+        for lost, marker in zip(lost_points(curve, top), "xs^", strict=True):
             size, edge = (5, 1.6) if marker == "x" else (4, 1.0)
             ax.plot(
                 curve.x_G[lost] + offset, np.full(lost.sum(), rail), marker, color=color, ms=size, mew=edge,
@@ -129,7 +129,7 @@ def _draw_curves(
         ax.axvline(zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
 
 
-def _lost(curve: LossCurve, top: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def lost_points(curve: LossCurve, top: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Points without a place on the axis: diverged, stopped early, above it."""
     diverged, stopped = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
     above = np.isfinite(curve.mean_G) & (curve.mean_G > top) & (curve.diverged_G + curve.stopped_G == 0)
@@ -150,7 +150,9 @@ def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple) ->
 def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, float]]) -> list[Artist]:
     """Entries of the key for the marks that some panel has."""
     optima = [o for r in results for o in r.optima]
-    lost = [_lost(curve, top) for r, (_, top) in zip(results, heights, strict=True) for curve in r.curves]
+    lost = [
+        lost_points(curve, top) for r, (_, top) in zip(results, heights, strict=True) for curve in r.curves
+    ]
     hollow = {"mfc": "none"}
     is_at_edge = any(not o.is_bracketed and np.isfinite(o.loss) for o in optima)
     above_at_zero = any(z.loss > top for r, (_, top) in zip(results, heights, strict=True) for z in r.at_zero)
@@ -167,7 +169,7 @@ def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, flo
     return [style.mark(marker, text, **look) for is_there, marker, text, look in marks if is_there]
 
 
-def _zero_x(result: TransferResult) -> float:
+def zero_place(result: TransferResult) -> float:
     """Where 0 is drawn: left of the smallest other value, by more than a step of the grid."""
     return min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5
 

@@ -139,8 +139,13 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
         table: from `mup_tpu.analysis.ablations.compare`.
     """
     longest = min(3.5, 0.085 * max(map(len, table["name"]), default=0))
-    figure = style.new_figure(6.8 + longest, 0.34 * len(table) + 1.5)
-    axes = figure.subplots(1, 2, sharey=True)
+    height = 0.34 * len(table) + 1.5
+    if style.most_across() > 1:
+        figure = style.new_figure(6.8 + longest, height)
+        axes = figure.subplots(1, 2, sharey=True)
+    else:
+        figure = style.new_figure(3.6 + longest, 2 * height)
+        axes = figure.subplots(2, 1, sharey=True)
     rows = np.arange(len(table))[::-1]
     drifts = (table["verdict"] == "DRIFTS").to_numpy()
     for ax, (value, low, high), text in (
@@ -167,7 +172,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
             ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
-    names = ["\n".join(style.broken(style.plain(name), 40)) for name in table["name"]]
+    names = ["\n".join(style.broken(style.label(name), 40)) for name in table["name"]]
     axes[0].set_yticks(rows, names)
     axes[0].set_ylim(-0.7, len(table) - 0.3)
     both = (

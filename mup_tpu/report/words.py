@@ -1,77 +1,54 @@
-"""One self-contained HTML file about a run table: verdict, figures, tables, how the runs were made."""
+"""What reports and the terminal say of an analysis: sentences and cells of tables."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
+import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
-import jinja2
-import matplotlib
 import pandas as pd
-from matplotlib.figure import Figure
 
-from mup_tpu import plots
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.table_columns import means
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
-from mup_tpu.columns import CONFIGURED, label, write_scale
+from mup_tpu.columns import COLUMNS, CONFIGURED, label, write, write_scale
+from mup_tpu.plots import name
 
 Cells = dict[str, Sequence[Any]]
 """A table for people: "headings", and "rows" of as many cells."""
 
-_TITLES = {
-    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
-    "optimum": "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
-    "regret": "Regret of every smaller scale's optimum at every larger scale",
-    "best_loss": "Best loss against scale and size",
-    "collapse": "Loss above the best, curves moved by the exponent that collapses them",
-    "learning_curves": "Learning curves at the optima",
-    "sequence": "Drift exponent and its interval against what was spent, look by look",
-}
 _MADE = (
-    "dataset", "data_fingerprint", "tokens", *(name for name in CONFIGURED if name != "corpus"), "device",
-    "versions", "git_commit",
+    "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
+    "device", "versions", "git_commit",
 )  # fmt: skip
+_SNAKE = re.compile(rf"\b(?:{'|'.join(column for column in COLUMNS if '_' in column)})\b")
+"""Names of columns that no word of plain text is."""
+_MOST_VALUES = 8
+"""Values of a column that are written one by one."""
 
 
-def render(analysis: TransferAnalysis, source: pd.DataFrame | None = None) -> str:
-    """The report as HTML, with everything in it: no script, no link, no file beside it.
+def said(text: str, *columns: str) -> str:
+    """A sentence of the analysis as people read it: μP, not mup, and labels for names of columns.
 
     Args:
-        analysis: what to report.
-        source: the run table it was made from, to say how the runs were made.
+        text: the sentence, which may begin with a parametrization and a colon.
+        columns: what it may name although they could be words of plain text: lr, flops.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mup_tpu", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    figures = plots.transfer_figures(analysis).items()
-    return environment.get_template("report.html.j2").render(
-        name=analysis.name,
-        scale=label(analysis.scale),
-        hyperparameter=label(analysis.hyperparameter),
-        notes=analysis.notes,
-        results=[
-            {
-                "parametrization": plots.label(result.parametrization),
-                "verdict": result.verdict,
-                "details": details(result, analysis),
-                "optima": optima_cells(result, analysis.scale),
-                "regrets": regret_cells(result, analysis.scale),
-            }
-            for result in analysis.results
-        ],
-        figures=[{"title": _TITLES[name], "png": _png(figure)} for name, figure in figures],
-        made=how_made(source) if source is not None else [],
-        epsilon=analysis.epsilon,
-        delta=analysis.delta,
-        version=version("mup_tpu"),
-    )
+    compared, colon, rest = text.partition(": ")
+    text = f"{name(compared)}{colon}{rest}" if colon else text
+    for column in columns:
+        text = re.sub(rf"(?<!\w){re.escape(column)}(?!\w)", lambda found: label(found[0]), text)
+    return _SNAKE.sub(lambda found: label(found[0]), text)
+
+
+def number(value: float, digits: int) -> str:
+    """A number with so many digits behind the point: "-" where it is not known, never −0.00."""
+    if math.isnan(value):
+        return "-"
+    return f"{round(value, digits) + 0.0:.{digits}f}" if math.isfinite(value) else "∞" if value > 0 else "−∞"
 
 
 def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
@@ -172,24 +149,24 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
         made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
     for column in _MADE:
         if column in source:
-            values = [_readable(column, v) for v in sorted(source[column].dropna().unique().tolist())]
+            values = sorted(source[column].dropna().unique().tolist())
             if values:
-                made.append((label(column), ", ".join(dict.fromkeys(values))))
+                made.append((label(column), _written(column, values)))
     return made
+
+
+def _written(column: str, values: list[Any]) -> str:
+    """The values of a column, or where they are many their range."""
+    if len(values) > _MOST_VALUES and isinstance(values[0], int | float):
+        return f"{len(values)} values, {_readable(column, values[0])} to {_readable(column, values[-1])}"
+    return ", ".join(dict.fromkeys(_readable(column, v) for v in values))
 
 
 def _readable(column: str, value: Any) -> str:
     if column == "versions":
-        return ", ".join(f"{name} {number}" for name, number in json.loads(value).items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
+    return name(value) if column == "parametrization" else write(column, value)
 
 
 def _power(x: float) -> str:
     return f"2^{x:.2f}" if math.isfinite(x) else "−∞" if x < 0 else "∞"
-
-
-def _png(figure: Figure) -> str:
-    sink = io.BytesIO()
-    with matplotlib.rc_context(plots.STYLE):
-        figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
-    return base64.b64encode(sink.getvalue()).decode()

@@ -1,0 +1,53 @@
+"""Learning curves, each point with the runs that it is the mean of."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from mup_tpu import columns
+from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.plots import style
+from mup_tpu.plots.interactive.panel import Panel, Panels, about, hexed, named_ticks, room_for, run_names
+from mup_tpu.plots.markup import power
+
+_POINTS = 120
+"""Points of a curve that answer to the pointer: more of them lie closer than it can tell apart."""
+
+
+def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
+    """Training loss against step, at the grid point nearest to each scale's optimum.
+
+    Args:
+        analysis: what to draw.
+        runs: of the checked table that it was made from; points name them.
+    """
+    results = [r for r in style.results_of(analysis) if r.learning_curves]
+    scales = sorted({c.scale for r in results for c in r.learning_curves})
+    losses = [loss for r in results for c in r.learning_curves for loss in c.losses]
+    is_log = style.is_wide(losses)
+    low, high = room_for(losses, is_log)
+    panels = Panels()
+    for scale in scales:
+        panels.entry(style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), dash="-")
+    for result in results:
+        panel = Panel(
+            panels, style.name(result.parametrization), "step", "training loss (nat per token)",
+            (low, high), log_y=is_log,
+        )  # fmt: skip
+        if is_log:
+            named_ticks(panel.figure.yaxis, {t: f"{t:g}" for t in style.log_ticks(low, high, least=5)})
+        own = runs[runs["parametrization"] == result.parametrization]
+        for curve in result.learning_curves:
+            entry = panels.entries[style.point(analysis.scale, curve.scale)]
+            here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]
+            panel.line(entry, curve.steps, curve.losses)
+            head = f"{entry.name}, {columns.label(analysis.hyperparameter)} {power(curve.x)}"
+            every = -(-len(curve.steps) // _POINTS)
+            steps, means = curve.steps[::every], curve.losses[::every]
+            texts = (
+                about(head, f"step {step:g}: loss {loss:.4f}", run_names(here))
+                for step, loss in zip(steps, means, strict=True)
+            )
+            panel.tell(entry, steps, means, texts)
+        panel.done()
+    return panels

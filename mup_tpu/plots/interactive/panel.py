@@ -1,0 +1,314 @@
+"""A panel that answers: points say what they are under the pointer, and curves can be hidden by the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bokeh.models import (
+    BooleanFilter,
+    CDSView,
+    ColumnDataSource,
+    FixedTicker,
+    HoverTool,
+    InlineStyleSheet,
+    PlainText,
+    Range1d,
+    TapTool,
+)
+from bokeh.models.annotations import Span
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.plotting import figure
+from matplotlib.colors import to_hex
+
+from mup_tpu.plots import style
+from mup_tpu.plots.markup import powers
+
+HEIGHT = 330
+"""Of a panel, pixels; it is as wide as the page has room for it."""
+_REACH = 14
+"""Diameter around a point, pixels, in which the pointer finds it."""
+_AT_ONCE = 4
+"""Points that a tooltip tells of at most, where several lie under the pointer."""
+_RUNS = 6
+"""Runs that a tooltip names one by one, at most."""
+_DASHES = {"-": "", "--": "6 4", ":": "2 3"}
+_SHAPES = {
+    "circle": '<circle cx="14" cy="7" r="3.5"/>',
+    "square": '<path d="M10.5 3.5h7v7h-7z"/>',
+    "triangle": '<path d="M14 3l4 7h-8z"/>',
+    "inverted_triangle": '<path d="M14 11l4-7h-8z"/>',
+    "diamond": '<path d="M14 2.5l4.5 4.5-4.5 4.5-4.5-4.5z"/>',
+    "star": '<path d="M14 0l2 5 5 .3-4 3.4 1.3 5.1L14 11l-4.3 2.8L11 8.7 7 5.3 12 5z"/>',
+    "x": '<path d="M10.5 3.5l7 7m0-7l-7 7" fill="none"/>',
+    "": "",
+}
+"""Marker -> its drawing in a key, 28 by 14 pixels."""
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+MARKERS = ("circle", "square", "diamond", "triangle", "inverted_triangle")
+"""Of curves that have no order."""
+
+
+@dataclass
+class Entry:
+    """One entry of a key: what it shows, and what a click on it hides."""
+
+    name: str
+    color: str
+    swatch: str
+    """SVG."""
+    renderers: list[GlyphRenderer] = field(default_factory=list)
+    """What belongs to it in all panels; none where it explains a mark that cannot be hidden."""
+
+
+@dataclass
+class Panels:
+    """Panels beside each other under one key. They stack where the screen is narrow."""
+
+    titles: list[str] = field(default_factory=list)
+    figures: list[figure] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    across: int = style.ACROSS
+    """Panels beside each other where there is room for them."""
+    targets: list[GlyphRenderer] = field(default_factory=list)
+    """Of each panel what the pointer finds; its source's column `curve` names the entry of each point."""
+
+    def entry(
+        self, name: str, color: str, marker: str = "", dash: str | None = None, hollow: bool = False
+    ) -> Entry:
+        """The entry of a key by its name, new where it is not there.
+
+        Args:
+            name: what it says.
+            color: of its swatch.
+            marker: of its points; "" for none.
+            dash: "-", "--" or ":" where it has a line.
+            hollow: whether its points are.
+        """
+        return self.entries.setdefault(name, Entry(name, color, _swatch(color, marker, dash, hollow)))
+
+
+class Panel:
+    """One panel that is being drawn."""
+
+    def __init__(
+        self,
+        panels: Panels,
+        title: str,
+        x_label: str,
+        y_label: str,
+        y_range: tuple[float, float],
+        log_y: bool = False,
+    ) -> None:
+        self.panels = panels
+        self._found: dict[str, list[Any]] = {"x": [], "y": [], "curve": [], "about": []}
+        self.figure = figure(
+            height=HEIGHT, sizing_mode="stretch_width", tools="box_zoom,reset", active_drag=None,
+            toolbar_location="above", toolbar_inner=True, y_axis_type="log" if log_y else "linear",
+            y_range=Range1d(start=y_range[0], end=y_range[1]), min_border_right=14,
+        )  # fmt: skip
+        # A text between two $$ would be a formula, for which Bokeh asks a server; plain text is not.
+        self.figure.xaxis.axis_label = PlainText(text=x_label)
+        self.figure.yaxis.axis_label = PlainText(text=y_label)
+        _look(self.figure)
+        panels.titles.append(title)
+        panels.figures.append(self.figure)
+
+    def line(self, entry: Entry, x: Any, y: Any, width: float = 1.6, dash: str = "-") -> None:
+        """A line that an entry of the key hides."""
+        drawn = self.figure.line(
+            np.asarray(x, float), np.asarray(y, float), color=entry.color, line_width=width,
+            line_dash=[int(n) for n in _DASHES[dash].split()],
+        )  # fmt: skip
+        entry.renderers.append(drawn)
+
+    def band(self, entry: Entry, x: Any, low: Any, high: Any) -> None:
+        """A shade between two lines that an entry of the key hides."""
+        drawn = self.figure.varea(
+            *(np.asarray(v, float) for v in (x, low, high)), color=entry.color, alpha=0.16
+        )
+        entry.renderers.append(drawn)
+
+    def marks(self, entry: Entry, x: Any, y: Any, marker: str, size: float = 6, hollow: bool = False) -> None:
+        """Points that an entry of the key hides."""
+        source = ColumnDataSource({"x": np.asarray(x, float), "y": np.asarray(y, float)})
+        self.marks_of(source, entry, "x", CDSView(), marker, size, hollow)
+
+    def marks_of(
+        self,
+        source: ColumnDataSource,
+        entry: Entry,
+        x: str,
+        view: CDSView,
+        marker: str,
+        size: float,
+        hollow: bool,
+    ) -> None:
+        """The points that a view of a source shows, at its columns x and "y"."""
+        drawn = self.figure.scatter(
+            x, "y", source=source, view=view, marker=marker, size=size,
+            line_color=_edge(entry.color, marker, hollow), line_width=1.5 if hollow or marker == "x" else 0.5,
+            fill_color=None if hollow else entry.color,
+            nonselection_alpha=0.25,
+        )  # fmt: skip
+        entry.renderers.append(drawn)
+
+    def tell(self, entry: Entry, x: Iterable[float], y: Iterable[float], about: Iterable[str]) -> None:
+        """What points say under the pointer.
+
+        Args:
+            entry: of the curve that they belong to.
+            x: where they are.
+            y: likewise.
+            about: HTML.
+        """
+        for column, values in (("x", x), ("y", y), ("about", about)):
+            self._found[column] += list(values)
+        self._found["curve"] += [entry.name] * (len(self._found["x"]) - len(self._found["curve"]))
+
+    def upright(self, x: float, dash: str = "dotted") -> None:
+        """A line from top to bottom."""
+        self.figure.add_layout(
+            Span(location=float(x), dimension="height", line_dash=dash, line_color=style.INK, line_width=1.2)
+        )
+
+    def level(self, y: float) -> None:
+        """A thin line from side to side."""
+        self.figure.add_layout(
+            Span(location=float(y), dimension="width", line_color=style.INK, line_width=0.5, line_alpha=0.5)
+        )
+
+    def done(self, source: ColumnDataSource | None = None, x: str = "x") -> None:
+        """Add what the pointer finds: one renderer for all curves, so that one tooltip tells of all points
+        that lie under it. A click chooses them, and the page keeps what they say.
+
+        Args:
+            source: of the points, with columns y, curve (names of entries) and about (HTML); by default what
+                was told.
+            x: its column of the places.
+        """
+        source = source or ColumnDataSource({name: np.asarray(v) for name, v in self._found.items()})
+        shown = BooleanFilter(booleans=[True] * len(source.data["curve"]))
+        targets = self.figure.scatter(
+            x, "y", source=source, view=CDSView(filter=shown), size=_REACH, alpha=0, nonselection_alpha=0
+        )
+        self.figure.add_tools(
+            HoverTool(
+                renderers=[targets],
+                tooltips='<div class="about">@about{safe}</div>',
+                limit=_AT_ONCE,
+                point_policy="snap_to_data",
+                visible=False,
+            )  # fmt: skip
+        )
+        self.figure.add_tools(TapTool(renderers=[targets], visible=False))
+        self.panels.targets.append(targets)
+
+
+def power_ticks(
+    axis: Any, low: float, high: float, others: Mapping[float, str] = MappingProxyType({})
+) -> None:
+    """Name whole numbers on an axis of log2 as the powers that they stand for.
+
+    Args:
+        axis: of Bokeh.
+        low: least that is shown.
+        high: greatest.
+        others: names of further places.
+    """
+    ticks = list(range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1))
+    if not ticks:  # less than an octave is shown, between two powers
+        ticks = [math.floor(low), math.ceil(high)]
+    ticks = ticks[:: -(-len(ticks) // 8)]
+    names = {float(t): "2" + str(t).translate(_RAISED) for t in ticks}
+    named_ticks(axis, {**others, **names})
+
+
+def named_ticks(axis: Any, names: Mapping[float, str]) -> None:
+    """Ticks at these places alone, by these names."""
+    axis.ticker = FixedTicker(ticks=list(names))
+    axis.major_label_overrides = dict(names)
+
+
+def hexed(color: Any) -> str:
+    """A colour of matplotlib's as Bokeh and browsers take it."""
+    return to_hex(color)
+
+
+def about(*lines: str) -> str:
+    """The HTML of a tooltip, of texts; its first line is what the point is of."""
+    head, *rest = (powers(line) for line in lines if line)
+    return "<br>".join([f"<b>{head}</b>", *rest])
+
+
+def run_lines(runs: pd.DataFrame) -> list[str]:
+    """A line a run: its seed, its loss, its trial where the table names it."""
+    lines = []
+    for run in runs.sort_values("seed").head(_RUNS).to_dict("records"):
+        loss = f"{run['loss']:.4f}" if np.isfinite(run["loss"]) else _ended(run)
+        trial = f", trial {run['trial_id']}" if isinstance(run.get("trial_id"), str) else ""
+        lines.append(f"seed {run['seed']:g}: {loss}{trial}")
+    if len(runs) > _RUNS:
+        lines.append(f"and {len(runs) - _RUNS} more")
+    return lines
+
+
+def run_names(runs: pd.DataFrame) -> str:
+    """The runs that a mean is of, in one line."""
+    ordered = runs.sort_values("seed")
+    seeds = ", ".join(f"{seed:g}" for seed in ordered["seed"].head(_RUNS))
+    more = ", …" if len(runs) > _RUNS else ""
+    trials = [t for t in ordered.get("trial_id", pd.Series(dtype=str)).head(_RUNS) if isinstance(t, str)]
+    text = f"seeds {seeds}{more}" if len(runs) > 1 else f"seed {seeds}"
+    return f"{text}; {'trials' if len(trials) > 1 else 'trial'} {', '.join(trials)}{more}" if trials else text
+
+
+def _ended(run: dict[Any, Any]) -> str:
+    return "stopped early" if run.get("stopped") else "diverged"
+
+
+def _edge(color: str, marker: str, hollow: bool) -> str:
+    """Colour of a mark's edge: a star lies on curves, from which white sets it off."""
+    return "white" if marker == "star" and not hollow else color
+
+
+def _swatch(color: str, marker: str, dash: str | None, hollow: bool) -> str:
+    line = "" if dash is None else f'<path d="M1 7h26" stroke-dasharray="{_DASHES[dash]}" fill="none"/>'
+    fill = "none" if hollow else color
+    return (
+        f'<svg width="28" height="14" aria-hidden="true" fill="{fill}" stroke="{color}" stroke-width="1.6">'
+        f"{line}{_SHAPES[marker]}</svg>"
+    )
+
+
+def _look(panel: figure) -> None:
+    """Fonts, lines and room as in figures on paper."""
+    panel.toolbar.logo = None
+    panel.toolbar.autohide = True
+    panel.toolbar.stylesheets.append(InlineStyleSheet(css=":host { background: none !important; }"))
+    panel.outline_line_color = None
+    panel.background_fill_color = panel.border_fill_color = None
+    panel.grid.grid_line_alpha = 0.5
+    panel.stylesheets.append(InlineStyleSheet(css=":host { font-family: inherit; }"))
+    for axis in panel.axis:
+        axis.axis_label_text_font_style = "normal"
+        axis.axis_label_text_color = axis.major_label_text_color = "#222222"
+        axis.axis_label_text_font = axis.major_label_text_font = "system-ui, sans-serif"
+        axis.axis_label_text_font_size = axis.major_label_text_font_size = "13px"
+        axis.minor_tick_line_color = None
+
+
+def room_for(values: Iterable[float], is_log: bool = False) -> tuple[float, float]:
+    """The range of an axis that holds all finite values with some room."""
+    known = np.array([v for v in values if np.isfinite(v)] or [1.0])
+    if is_log:
+        low, high = room_for(np.log2(known))
+        return 2.0**low, 2.0**high
+    least = 1e-3 * abs(known).max() or 1e-3
+    room = max(0.06 * (known.max() - known.min()), least)
+    return float(known.min() - room), float(known.max() + room)

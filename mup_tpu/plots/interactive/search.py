@@ -1,0 +1,88 @@
+"""A search, whose trials say what they are; one that is clicked stands out in every panel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bokeh.models import CDSView, ColumnDataSource, IndexFilter
+
+from mup_tpu import columns
+from mup_tpu.plots import style
+from mup_tpu.plots.interactive.panel import Panel, Panels, about, named_ticks, power_ticks, room_for
+from mup_tpu.plots.search import is_logarithmic
+
+_KINDS = (
+    ("finished", "finished", "circle", 0, False),
+    ("stopped", "stopped early, loss at its last step", "square", 1, True),
+    ("diverged", "diverged", "x", 1, False),
+)
+"""Status, its name in the key, marker, colour, whether it is hollow."""
+
+
+def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
+    """Loss of every trial of a search against each hyperparameter it varied, the best one marked.
+
+    Args:
+        trials: from `mup_tpu.analysis.search.ranked`.
+        varied: columns of the hyperparameters.
+    """
+    has_loss = np.isfinite(trials["loss"])
+    shown = trials[
+        (has_loss & trials["status"].isin(["finished", "stopped"])) | (trials["status"] == "diverged")
+    ]
+    losses = shown["loss"][np.isfinite(shown["loss"]) & (shown["status"] != "diverged")]
+    low, high = room_for(losses)
+    rail = high + 0.02 * (high - low)
+    heights = np.where(shown["status"] == "diverged", rail, shown["loss"])
+    top = rail + 0.04 * (high - low) if (shown["status"] == "diverged").any() else high
+    panels, texts = Panels(), [_about(trial, varied) for trial in shown.to_dict("records")]
+    names = shown["status"].map({status: name for status, name, *_ in _KINDS})
+    curves = [f"{n} ({(names == n).sum()})" for n in names]
+    # One source a panel would not do: what is clicked in one is chosen in all that share it.
+    places = {column: _place(shown[column], column) for column in varied}
+    source = ColumnDataSource({**places, "y": heights, "curve": np.array(curves), "about": np.array(texts)})
+    for column in varied:
+        panel = Panel(panels, "", columns.title(column), style.LOSS, (low, top))
+        for status, name, marker, color, hollow in _KINDS:
+            chosen = np.flatnonzero(shown["status"] == status)
+            if not len(chosen):
+                continue
+            entry = panels.entry(f"{name} ({len(chosen)})", style.categorical(color), marker, None, hollow)
+            view = CDSView(filter=IndexFilter(indices=chosen.tolist()))
+            panel.marks_of(source, entry, column, view, marker, 7, hollow)
+        best = np.flatnonzero(shown["status"] == "finished")[:1]
+        if len(best):
+            panel.marks(
+                panels.entry("best", style.INK, "star"), places[column][best], heights[best], "star", 18
+            )
+        if top > high:
+            panel.level(rail)
+        _ticks(panel, shown[column], column)
+        panel.done(source, column)
+    return panels
+
+
+def _about(trial: dict[Any, Any], varied: list[str]) -> str:
+    """What a trial says of itself."""
+    loss = f"loss {trial['loss']:.4f}" if np.isfinite(trial["loss"]) else "no loss"
+    head = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
+    seed = f", seed {trial['seed']:g}" if "seed" in trial else ""
+    values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)
+    return about(head, loss + seed, f"{trial['status']} after {trial['steps_done']:g} steps", *values)
+
+
+def _place(values: pd.Series, column: str) -> np.ndarray:
+    return np.log2(values.to_numpy(float)) if is_logarithmic(values, column) else values.to_numpy(float)
+
+
+def _ticks(panel: Panel, values: pd.Series, column: str) -> None:
+    if not is_logarithmic(values, column):
+        return
+    low, high = np.log2(values.min()), np.log2(values.max())
+    if columns.COLUMNS[column].as_power:
+        power_ticks(panel.figure.xaxis, low, high)
+        return
+    ticks = style.log_ticks(float(values.min()), float(values.max()), least=3)
+    named_ticks(panel.figure.xaxis, {float(np.log2(t)): f"{t:g}" for t in ticks})

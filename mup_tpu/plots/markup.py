@@ -1,0 +1,23 @@
+"""Texts of this package as HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+
+
+def powers(text: str) -> str:
+    """HTML of a text: its letters are not markup, numbers behind ^ are raised, and a minus is a minus.
+
+    Examples:
+        >>> powers("lr* ∝ width^-0.03 (-0.16 to 0.09) <b>")
+        'lr* ∝ width<sup>−0.03</sup> (−0.16 to 0.09) &lt;b&gt;'
+    """
+    written = re.sub(r"(?<![\w-])-(?=\d)", "−", html.escape(text))
+    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"<sup>\1</sup>", written)
+
+
+def power(x: float) -> str:
+    """2 to some power, with two digits; "0" and "∞" at the ends."""
+    return f"2^{x:.4g}" if math.isfinite(x) else "0" if x < 0 else "∞"

@@ -1,0 +1,77 @@
+"""Reports of coordinate checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences, slopes
+from mup_tpu.columns import label
+from mup_tpu.plots import name as name_of
+from mup_tpu.plots import ordered
+from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, interactive
+from mup_tpu.report.words import number, said
+
+_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
+
+
+def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
+    """The report of a coordinate check: what grows, every layer's line and slope, setting by setting.
+
+    Args:
+        name: of the folder.
+        table: measurements, as `mup_tpu.training.coord_check.measure` returns.
+
+    Raises:
+        TableError: Bokeh is not installed, or it is no such table.
+    """
+    scale, lead, sections = label(scale_of(table)), [], []
+    for part in by_setting(table).values():
+        setting = _setting(part)
+        compared = ordered(part["parametrization"].unique())
+        found = sorted(sentences(part), key=lambda sentence: compared.index(sentence.partition(": ")[0]))
+        grow = [said(sentence) for sentence in found]
+        lead.append(Box(setting or "What the slopes come to", grow))
+        title = f"Sizes against {scale}, a line a layer; none should rise"
+        blocks: list[Block] = [Interactive(title, interactive().coordinate_check_panels(part)), _slopes(part)]
+        sections.append(Section(setting or "Figure", blocks))
+    return Page(
+        f"{name}: do activations and updates keep their size as {scale} grows?",
+        lead,
+        sections,
+        f"A slope is the exponent of a layer's size in {scale}, fitted over all seeds after the last step; a "
+        "positive one means that it grows without bound. Intervals are 95 %.",
+    )
+
+
+def _setting(part: pd.DataFrame) -> str:
+    """The update rule and the tying of a part; "" where the table does not say."""
+    if not {"optimizer", "tied"} <= set(part):
+        return ""
+    rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
+    return f"{_RULES.get(rule, rule)}, {'tied' if tied else 'untied'} embeddings"
+
+
+def _slopes(part: pd.DataFrame) -> Table:
+    """A row a layer, a column a parametrization and quantity: slope with its interval."""
+    fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
+    fitted = {(f["layer"], f["quantity"], f["parametrization"]): f for f in fits}
+    compared = ordered(part["parametrization"].unique())
+    keys = [
+        (quantity, name)
+        for quantity in dict.fromkeys(part["quantity"])
+        for name in compared
+        if any(key[1:] == (quantity, name) for key in fitted)
+    ]
+    rows = [
+        [layer, *(_slope(fitted[layer, *key]) if (layer, *key) in fitted else "-" for key in keys)]
+        for layer in dict.fromkeys(part["layer"])
+    ]
+    headings = ["layer", *(f"{name_of(compared)}, {quantity}" for quantity, compared in keys)]
+    return Table(headings, rows, "Slopes")
+
+
+def _slope(fit: dict[Any, Any]) -> str:
+    known = number(fit["slope"], 2)
+    return known if known == "-" else f"{known} ({number(fit['low'], 2)} to {number(fit['high'], 2)})"

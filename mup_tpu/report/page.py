@@ -1,0 +1,172 @@
+"""A page of a report: its parts, and how they become one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jinja2
+import matplotlib
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from mup_tpu import plots
+from mup_tpu.errors import TableError, reason
+from mup_tpu.plots.markup import powers
+
+if TYPE_CHECKING:
+    from mup_tpu.plots.interactive import Panels
+
+
+@dataclass(frozen=True)
+class Box:
+    """What to take home, set apart."""
+
+    kind: ClassVar[str] = "box"
+    sentence: str
+    details: Sequence[str] = ()
+    commands: Sequence[str] = ()
+    """What may stand at the end of a detail that is a command line, and is shown as it is."""
+    decision: str = ""
+    """TRANSFERS or DRIFTS, which have colours."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    is_note: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; on a narrow screen it scrolls by itself."""
+
+    kind: ClassVar[str] = "table"
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Names and values."""
+
+    kind: ClassVar[str] = "values"
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that stands still; on a narrow screen its panels are below each other."""
+
+    kind: ClassVar[str] = "picture"
+    title: str
+    wide: str
+    """PNG, base64."""
+    narrow: str
+    """Likewise; "" where the wide one has one panel."""
+
+    @classmethod
+    def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
+        """Draw a figure for either screen."""
+        figure = draw()
+        specs = [ax.get_subplotspec() for ax in figure.axes]
+        if not any(spec.get_gridspec().ncols > 1 for spec in specs if spec is not None):
+            return cls(title, _png(figure), "")
+        with plots.stacked():
+            return cls(title, _png(figure), _png(draw()))
+
+
+@dataclass(frozen=True)
+class Interactive:
+    """Panels that answer to the pointer."""
+
+    kind: ClassVar[str] = "interactive"
+    title: str
+    panels: Panels
+
+
+Block = Box | Text | Table | Values | Picture | Interactive
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page under a heading."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report."""
+
+    title: str
+    lead: Sequence[Block]
+    """What comes first."""
+    sections: Sequence[Section]
+    foot: str
+    """How to read it."""
+
+
+def render(page: Page) -> str:
+    """The HTML of a page, with everything in it: no link, no file beside it."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mup_tpu.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["powers"] = lambda text: Markup(powers(text))
+    blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
+    shown = [block.panels for block in blocks if isinstance(block, Interactive)]
+    library, script, places = _embedded(shown) if shown else ("", "", {})
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        library=Markup(library),
+        script=Markup(script),
+        place=lambda figure: Markup(places[figure.id]),
+        version=version("mup_tpu"),
+    )
+
+
+def interactive() -> Any:
+    """The module `mup_tpu.plots.interactive`.
+
+    Raises:
+        TableError: Bokeh is not installed.
+    """
+    try:
+        from mup_tpu.plots import interactive
+    except ImportError as error:
+        raise TableError(
+            f"this report needs the package bokeh ({reason(error)}): pip install 'mup_tpu[report]'"
+        ) from None
+    return interactive
+
+
+def _embedded(shown: Sequence[Panels]) -> tuple[str, str, dict[str, str]]:
+    """Bokeh's library without what we do not use, the script that draws all panels, and by the id of each
+    figure the element that it is drawn in.
+    """
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    figures = [figure for panels in shown for figure in panels.figures]
+    script, elements = components(figures, wrap_plot_info=True)
+    library = Resources(mode="inline", components=["bokeh"], log_level="warn").render_js()
+    return library, script, {f.id: element for f, element in zip(figures, elements, strict=True)}
+
+
+def _png(figure: Figure) -> str:
+    sink = io.BytesIO()
+    with matplotlib.rc_context(plots.STYLE):
+        figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
+    return base64.b64encode(sink.getvalue()).decode()

@@ -1,0 +1,57 @@
+"""Reports of searches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.search import ranked, varied
+from mup_tpu.columns import label, write
+from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, Text, Values, interactive
+from mup_tpu.report.words import how_made
+
+_BEST = 10
+"""Trials in the table."""
+
+
+def search_page(name: str, runs: pd.DataFrame) -> Page:
+    """The report of a search: its best trial, every trial against each hyperparameter, how they were made.
+
+    Args:
+        name: of the search.
+        runs: its rows.
+
+    Raises:
+        TableError: Bokeh is not installed.
+    """
+    trials, searched = ranked(runs), varied(runs)
+    finished = trials[(trials["status"] == "finished") & np.isfinite(trials["loss"])]
+    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+    figures: list[Block] = [Text("No two trials differ in what was searched.")]
+    if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
+        title = "Loss of every trial against each hyperparameter"
+        figures = [Interactive(title, interactive().search_panels(trials, searched))]
+    headings = ["trial", "loss (nat)", *(label(column) for column in searched)]
+    rows = [
+        [str(trial["trial_id"]), f"{trial['loss']:.4f}", *(write(c, trial[c]) for c in searched)]
+        for trial in finished.head(_BEST).to_dict("records")
+    ]
+    return Page(
+        f"{name}: a search of {len(trials)} trials",
+        [_best(finished, searched, counts)],
+        [
+            Section("Figure", figures),
+            Section(f"The best of {len(finished)} finished trials", [Table(headings, rows)]),
+            Section("How the runs were made", [Values(how_made(runs))]),
+        ],
+        "A trial that was stopped early is shown with the loss of its last step, which cannot be compared "
+        "with that of a finished one.",
+    )
+
+
+def _best(finished: pd.DataFrame, searched: list[str], counts: str) -> Box:
+    if finished.empty:
+        return Box("No trial has finished.", [counts])
+    best = finished.iloc[0]
+    values = ", ".join(f"{label(column)} {write(column, best[column])}" for column in searched)
+    return Box(f"The best trial: loss {best['loss']:.4f} nat per token", [values, f"trials: {counts}"])

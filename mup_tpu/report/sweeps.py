@@ -1,0 +1,153 @@
+"""Reports of sweeps and ladders, and of several sweeps beside each other."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+
+from mup_tpu import plots
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.columns import label
+from mup_tpu.report.page import (
+    Block,
+    Box,
+    Interactive,
+    Page,
+    Picture,
+    Section,
+    Table,
+    Text,
+    Values,
+    interactive,
+)
+from mup_tpu.report.words import details, how_made, number, optima_cells, regret_cells, said
+
+_TITLES = {
+    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
+    "optimum": "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
+    "regret": "Regret of every smaller scale's optimum at every larger scale",
+    "best_loss": "Best loss against scale and size",
+    "collapse": "Loss above the best, curves moved by the exponent that collapses them",
+    "learning_curves": "Learning curves at the optima",
+    "sequence": "Drift exponent and its interval against what was spent, look by look",
+}
+_RULE = (
+    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
+    "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
+    "{epsilon:g} nat; INCONCLUSIVE otherwise. In a sequence of looks, each of which could end it, TRANSFERS "
+    "asks for that interval 1.2 times as wide and for the regret's 99 % bound, DRIFTS for two looks in a row "
+    "unless it is plain. Intervals are 95 %, from a parametric bootstrap."
+)
+
+
+def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
+    """The report of a sweep: its verdicts, figures, optima and regrets.
+
+    Args:
+        analysis: what to report.
+        table: what it was made from, whose runs points of figures name.
+
+    Raises:
+        TableError: Bokeh is not installed.
+    """
+    scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
+    results = [(plots.name(result.parametrization), result) for result in analysis.results]
+    optima = [_table(name, optima_cells(result, analysis.scale)) for name, result in results]
+    regrets = [
+        _table(name, regret_cells(result, analysis.scale)) for name, result in results if result.regrets
+    ]
+    sections = [Section("Figures", _figures(analysis, table)), Section("Optima", optima)]
+    if regrets:
+        said_first = Text(f"What training at a larger {scale} loses by taking a smaller one's optimum.")
+        sections.append(Section("Regret", [said_first, *regrets]))
+    if table.stored is not None:
+        sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
+    return Page(
+        f"{analysis.name}: does {tuned} transfer across {scale}?",
+        [
+            *(_verdict(result, analysis, table.command) for result in analysis.results),
+            *(
+                Text(f"Note: {said(note, analysis.scale, analysis.hyperparameter)}.", is_note=True)
+                for note in analysis.notes
+            ),
+        ],
+        sections,
+        _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta),
+    )
+
+
+def _verdict(result: TransferResult, analysis: TransferAnalysis, command: str | None) -> Box:
+    """A verdict with what follows from it; what would settle it is a command line, or a sentence."""
+    read = partial(_read, columns=(analysis.scale, analysis.hyperparameter))
+    settle = result.verdict.settle
+    commands = (settle,) if command and settle.startswith(command) else ()
+    lines = [line if commands and settle in line else read(line) for line in details(result, analysis)]
+    return Box(read(result.verdict.sentence), lines, commands, result.verdict.decision)
+
+
+def _read(text: str, columns: tuple[str, str]) -> str:
+    return said(text, *columns).replace(" && ", "; ")
+
+
+def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
+    """Those that answer to the pointer where that helps to read them; the others stand still."""
+    panels = {
+        "transfer": interactive().transfer_panels,
+        "learning_curves": interactive().learning_curve_panels,
+    }
+    blocks: list[Block] = []
+    for name, draw in plots.drawings(analysis).items():
+        if name in panels:
+            blocks.append(Interactive(_TITLES[name], panels[name](analysis, table.runs)))
+        else:
+            blocks.append(Picture.of(_TITLES[name], partial(draw, analysis)))
+    return blocks
+
+
+def _table(title: str, cells: dict) -> Table:
+    return Table(cells["headings"], cells["rows"], title)
+
+
+def ablations_page(name: str, table: pd.DataFrame) -> Page:
+    """The report of several sweeps beside each other.
+
+    Args:
+        name: of the folder that holds them.
+        table: from `mup_tpu.analysis.ablations.compare`.
+    """
+    counts = table["verdict"].value_counts()
+    summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
+    headings = ("sweep", "drift exponent α", "95 %", "regret (nat)", "95 %", "best loss, largest", "verdict")
+    rows = [
+        (
+            plots.name(row["name"]),
+            number(row["alpha"], 2),
+            _between(row["low"], row["high"], 2),
+            number(row["regret"], 3),
+            _between(row["regret_low"], row["regret_high"], 3),
+            number(row["best_loss"], 3),
+            row["verdict"],
+        )
+        for row in table.to_dict("records")
+    ]
+    title = (
+        "Drift exponent and regret of each sweep, with 95 % intervals; what is in the shade does not matter"
+    )
+    return Page(
+        f"{name}: what each change does to transfer",
+        [Box(f"{len(table)} sweeps: {summary}")],
+        [
+            Section("Figure", [Picture.of(title, partial(plots.ablations_figure, table))]),
+            Section("Sweeps, the worst regret first", [Table(headings, rows)]),
+        ],
+        "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
+    )
+
+
+def _between(low: float, high: float, digits: int) -> str:
+    """An interval."""
+    ends = (number(low, digits), number(high, digits))
+    return "-" if ends == ("-", "-") else " to ".join(ends)

@@ -1,0 +1,197 @@
+"""A report is one file with everything in it, and says what the analysis says."""
+
+import html
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu import report
+from mup_tpu.analysis import analyze, coord_check, load_table
+from mup_tpu.analysis.ablations import compare
+from mup_tpu.cli import main
+from mup_tpu.errors import TableError
+from mup_tpu.report.words import said
+from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
+
+RESULTS = Path(__file__).parents[2] / "results"
+REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_owt_digitised.csv"
+
+
+def text_of(page: str) -> str:
+    """What a page says, with powers as 2^-6 and hyphens for minus signs."""
+    shown = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
+    shown = re.sub(r"<sup>(.*?)</sup>", r"^\1", shown)
+    return html.unescape(re.sub(r"<[^>]*>", "", shown)).replace("−", "-")
+
+
+def of_table(path: Path) -> str:
+    table = load_table(path)
+    return report.render(report.sweep_page(analyze(table), table))
+
+
+def test_verdicts_come_first_and_in_full(quickstart, sweep_html):
+    text = text_of(sweep_html)
+    for result in quickstart[0].results:
+        sentence = said(result.verdict.sentence, "lr")
+        assert sentence.startswith({"mup": "μP: TRANSFERS", "sp": "SP: DRIFTS"}[result.parametrization])
+        assert text.index(sentence.replace("−", "-")) < text.index("Figures")
+        assert all(said(line) in text for line in report.details(result, quickstart[0]))
+
+
+def test_names_are_those_that_people_use(sweep_html):
+    text = text_of(sweep_html)
+    assert "learning rate* ∝ width^-0.03" in text and "parametrizationμP, SP" in text
+    assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", text.partition("How the runs were made")[0])
+
+
+def test_nothing_is_loaded_from_elsewhere(sweep_html):
+    page = re.sub(r"<script.*?</script>", "", sweep_html, flags=re.DOTALL)
+    assert not re.search(r"<script[^>]* src|<link|@import", sweep_html.partition("<script")[0] + page)
+    assert all(
+        source.startswith("data:image/png;base64,") for source in re.findall(r'src(?:set)?="([^"]*)', page)
+    )
+    assert len(re.findall(r"<img ", page)) == 5
+    assert len(re.findall(r'<figure class="interactive"', page)) == 2
+
+
+def test_figures_of_several_panels_have_a_second_form_for_a_narrow_screen(sweep_html):
+    """Regret, best loss, collapse and sequence have two panels; the figure of optima has one."""
+    assert len(re.findall(r"<source media", sweep_html)) == 4
+
+
+def test_how_the_runs_were_made(sweep_html):
+    for value in ("sotu", "80 finished", "validation_final", "cosine", "torch 2"):
+        assert value in sweep_html
+
+
+def test_text_from_a_table_is_not_markup(tmp_path):
+    """Nor ends it a script, nor is it a formula, for which a server would be asked."""
+    hostile = "</script><b>sp</b>$$x$$"
+    file = tmp_path / "runs.csv"
+    rows = [f"{w},{2.0**x},{2.5 + abs(x + 7)},{hostile}" for w in (64, 128) for x in range(-9, -4)]
+    file.write_text("width,lr,loss,parametrization\n" + "\n".join(rows))
+    page = of_table(file)
+    assert "<b>sp</b>" not in page and hostile not in page
+    assert "&lt;b&gt;sp&lt;/b&gt;" in page
+
+
+def test_a_table_without_a_store_says_nothing_of_how_it_was_made():
+    assert "git commit" not in of_table(REFERENCE)
+
+
+def test_a_verdict_ends_in_what_to_do(quickstart):
+    """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
+    analysis, _ = quickstart
+    advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
+    sp, mup = advice["sp"], advice["mup"]
+    regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
+    assert mup.startswith("take learning rate 2^-6.1 from width 64 to 384: expected cost ")
+    assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
+    assert sp == "do not take learning rate 2^-6.1 from width 64 to 384: 2^-7.6 is the optimum there"
+
+
+def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
+    """Powers in a command line stay as they are typed."""
+    folder = RESULTS / "lr_transfer"
+    table = load_table(folder)
+    analysis = analyze(table)
+    settle = next(r.verdict.settle for r in analysis.results if r.verdict.settle)
+    page = report.render(report.sweep_page(analysis, table))
+    assert f"to settle it: <code>{html.escape(settle)}</code>" in page
+    rows = [f"{w},{2.0**x},{2.5 + 0.01 * (x + 7) ** 2}" for w in (64, 128) for x in range(-9, -4)]
+    (tmp_path / "runs.csv").write_text("width,lr,loss\n" + "\n".join(rows))
+    assert "to settle it: add learning rate 2<sup>" in of_table(tmp_path / "runs.csv")
+
+
+def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
+    axes = StoredAxes(scale=StoredAxis("flops", ("width", "depth")))
+    rows = [
+        {
+            "trial_id": f"{w}-{x}-{seed}", "parametrization": "mup", "width": w, "depth": w // 32,
+            "flops": 1e7 * w**2, "lr": 2.0**x, "seed": seed, "status": "finished",
+            "loss": 2.0 + 64 / w + 0.05 * (x + 7) ** 2 + 0.001 * seed,
+        }
+        for w in (32, 64, 128)
+        for x in range(-9, -4)
+        for seed in (0, 1)
+    ]  # fmt: skip
+    Store(tmp_path / "family", "family", axes).append(rows)
+    main(["report", str(tmp_path / "family")])
+    assert "report.html" in capsys.readouterr().out.replace("\n", "")
+    text = text_of((tmp_path / "family" / "report.html").read_text(encoding="utf-8"))
+    assert "family: does learning rate transfer across compute?" in text
+    assert "learning rate* ∝ compute^" in text and "10.2 GFLOP" in text and "164 GFLOP" in text
+
+
+def test_a_search_says_its_best_trial_and_what_became_of_the_others():
+    runs = load_runs(RESULTS / "tune_small")
+    page = report.render(report.search_page("tune_small", runs))
+    text = text_of(page)
+    best = runs[runs["status"] == "finished"].sort_values("loss").iloc[0]
+    assert "tune_small: a search of 48 trials" in text and "trials: 34 stopped, 14 finished" in text
+    assert f"The best trial: loss {best['loss']:.4f} nat per token" in text
+    assert f"learning rate {best['lr']:.3g}, warm-up {best['warmup']:.4g}" in text
+    assert text.index(best["trial_id"]) < text.index("How the runs were made")
+    assert "48 values" in text  # not each of them
+
+
+def test_a_search_in_which_nothing_ended_well_is_still_a_page():
+    runs = load_runs(RESULTS / "tune_small").assign(status="diverged", loss=np.inf)
+    text = text_of(report.render(report.search_page("lost", runs)))
+    assert "No trial has finished." in text and "48 diverged" in text
+
+
+def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
+    names = ("mup", "sp", "warmup_0.9")
+    table = compare({name: analyze(RESULTS / "ablations" / name) for name in names})
+    text = text_of(report.render(report.ablations_page("ablations", table)))
+    worst = table.iloc[0]
+    assert worst["name"] == "sp" and "3 sweeps: 1 DRIFTS, 2 INCONCLUSIVE" in text
+    row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
+    assert row in text and "μP" in text and "warmup_0.9" in text
+
+
+def test_a_coordinate_check_says_what_grows_and_every_slope():
+    measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
+    part = coord_check.by_setting(measured)["adamw_tied"]
+    text = text_of(report.render(report.coordinate_check_page("coord_check", part)))
+    assert "do activations and updates keep their size as width grows?" in text
+    assert "AdamW, tied embeddings" in text
+    for sentence in coord_check.sentences(part):
+        assert said(sentence).replace("−", "-") in text
+    fitted = coord_check.slopes(part).query("layer == 'logits' and parametrization == 'sp'")
+    for slope, low, high in fitted[["slope", "low", "high"]].itertuples(index=False):
+        assert f"{slope:.2f} ({low:.2f} to {high:.2f})" in text
+
+
+def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
+    measured = pd.read_parquet(RESULTS / "coord_check_depth" / "coord_check.parquet")
+    (tmp_path / "check").mkdir()
+    measured.query("parametrization == 'mup'").to_parquet(tmp_path / "check" / "coord_check.parquet")
+    sweeps = tmp_path / "sweeps"
+    for name in ("mup", "sp"):
+        shutil.copytree(RESULTS / "ablations" / name, sweeps / name)
+    folders = {
+        RESULTS / "tune_small": "a search of",
+        tmp_path / "check": "as depth grows",
+        sweeps: "2 sweeps",
+    }
+    for folder, says in folders.items():
+        out = tmp_path / f"{folder.name}.html"
+        main(["report", str(folder), "--out", str(out)])
+        assert says in out.read_text(encoding="utf-8")
+    assert capsys.readouterr().out.count("report: ") == 3
+
+
+def test_without_bokeh_a_report_says_what_to_install(quickstart, monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("mup_tpu.plots.interactive")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("mup_tpu.plots.interactive", raising=False)
+    monkeypatch.setitem(sys.modules, "bokeh.models", None)
+    with pytest.raises(TableError, match=r"needs the package bokeh .*: pip install 'mup_tpu\[report\]'"):
+        report.sweep_page(*quickstart)
