@@ -1,4 +1,4 @@
-"""Reports in a real browser: on a phone and on a desk, under a pointer and under a finger, with no network."""
+"""Reports in a real browser: on a phone and on a desk, under a pointer and under a finger, and no network."""
 
 from __future__ import annotations
 
