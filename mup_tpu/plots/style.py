@@ -295,7 +295,9 @@ def _break_texts(figure: Figure) -> None:
         width = (figure.get_figwidth() - BAR * bars) / spec.get_gridspec().ncols
         height = figure.get_figheight() / spec.get_gridspec().nrows
         for text, room in (
-            (ax.title, width - 0.5), (ax.xaxis.label, width - 0.7), (ax.yaxis.label, height - 0.9)
+            (ax.title, width - (1.3 if bars else 0.5)),  # a bar's numbers may be right of it
+            (ax.xaxis.label, width - 0.7),
+            (ax.yaxis.label, height - 0.9),
         ):  # fmt: skip
             _break(text, max(room, 1.0))
 

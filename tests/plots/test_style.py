@@ -9,6 +9,7 @@ import pytest
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.scaling_law import fit_scaling_law
+from mup_tpu.plots import interactive
 from mup_tpu.plots.style import PlainTicks
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
@@ -136,11 +137,31 @@ def marks_outside(ax):
 @pytest.mark.parametrize("name", TABLES)
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))
-    analysis = analyze(check_table(swept(**TABLES[name]), columns))
+    table = check_table(swept(**TABLES[name]), columns)
+    analysis = analyze(table)
     figures = plots.transfer_figures(analysis)
     several = {"optimum", "regret", "best_loss", "collapse"}
     assert several & set(figures) == (set() if name == "one scale" else several)
     assert {kind: faults(figure) for kind, figure in figures.items()} == {kind: [] for kind in figures}
+    panels = interactive.transfer_panels(analysis, table.runs)
+    assert len(panels.figures) == len(analysis.results)
+    for figure, targets in zip(panels.figures, panels.targets, strict=True):
+        heights = targets.data_source.data["y"].astype(float)
+        assert ((figure.y_range.start < heights) & (heights < figure.y_range.end)).all()
+
+
+def test_everything_can_be_read_where_panels_are_below_each_other():
+    analysis = analyze(
+        check_table(swept(**TABLES["long names"]), Columns(scale=TABLES["long names"]["scale"]))
+    )
+    with plots.stacked():
+        figures = [
+            plots.regret_figure(analysis),
+            plots.best_loss_figure(analysis),
+            plots.collapse_figure(analysis),
+        ]
+    assert [len({ax.get_position().x0.round(3) for ax in figure.axes[:2]}) for figure in figures] == [1, 1, 1]
+    assert [faults(figure) for figure in figures] == [[], [], []]
 
 
 def test_everything_in_a_figure_of_a_sequence_can_be_read():

@@ -151,9 +151,9 @@ def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, pages
     assert len(runs) >= 1
     (result,) = (r for r in quickstart[0].results if r.parametrization == "sp")
     curve = next(c for c in result.curves if c.scale == 64)
-    assert f"loss {curve.mean_G[list(curve.x_G).index(-8)]:.4f}" in told.inner_text()
+    assert f"loss {curve.mean_G[list(curve.x_G).index(-8)]:.6g} ± " in told.inner_text()
     for run in runs.itertuples():
-        assert f"seed {run.seed}: {run.loss:.4f}, trial {run.trial_id}" in told.inner_text()
+        assert f"seed {run.seed}: loss {run.loss:.6g}, trial {run.trial_id}" in told.inner_text()
     assert page.complaints == []
     page.context.close()
 
@@ -189,7 +189,7 @@ def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser,
     page.touchscreen.tap(*page.evaluate(POINT, [0, f"<b>trial {trial['trial_id']}"]))
     kept = page.locator(".panel").first.locator(".chosen")
     kept.wait_for()
-    for text in (trial["trial_id"], f"loss {trial['loss']:.4f}", "seed 0", "stopped after", "init σ"):
+    for text in (trial["trial_id"], f"loss {trial['loss']:.6g}", "seed 0", "stopped after", "init σ"):
         assert text in kept.inner_text()
     chosen = "(all) => all.map((each) => model(each.dataset.targets).data_source.selected.indices.length)"
     assert page.eval_on_selector_all(".panel", chosen) == [1] * 6

@@ -7,7 +7,16 @@ import pandas as pd
 from mup_tpu import columns
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots import style
-from mup_tpu.plots.interactive.panel import Panel, Panels, about, hexed, named_ticks, room_for, run_names
+from mup_tpu.plots.interactive.panel import (
+    Panel,
+    Panels,
+    about,
+    hexed,
+    loss_text,
+    named_ticks,
+    room_for,
+    run_names,
+)
 from mup_tpu.plots.markup import power
 
 _POINTS = 120
@@ -45,7 +54,7 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
             every = -(-len(curve.steps) // _POINTS)
             steps, means = curve.steps[::every], curve.losses[::every]
             texts = (
-                about(head, f"step {step:g}: loss {loss:.4f}", run_names(here))
+                about(head, f"step {step:g}: {loss_text(loss)}", run_names(here))
                 for step, loss in zip(steps, means, strict=True)
             )
             panel.tell(entry, steps, means, texts)

@@ -246,13 +246,17 @@ def about(*lines: str) -> str:
     return "<br>".join([f"<b>{head}</b>", *rest])
 
 
+def loss_text(loss: float, error: float | None = None) -> str:
+    """A loss with its standard error, to six digits: more than float32 carries would say nothing."""
+    return f"loss {loss:.6g}" + ("" if error is None else f" ± {error:.2g}")
+
+
 def run_lines(runs: pd.DataFrame) -> list[str]:
     """A line a run: its seed, its loss, its trial where the table names it."""
     lines = []
     for run in runs.sort_values("seed").head(_RUNS).to_dict("records"):
-        loss = f"{run['loss']:.4f}" if np.isfinite(run["loss"]) else _ended(run)
-        trial = f", trial {run['trial_id']}" if isinstance(run.get("trial_id"), str) else ""
-        lines.append(f"seed {run['seed']:g}: {loss}{trial}")
+        loss = loss_text(run["loss"]) if np.isfinite(run["loss"]) else _ended(run)
+        lines.append(", ".join([f"seed {_name(run['seed'])}: {loss}", *_trial(run)]))
     if len(runs) > _RUNS:
         lines.append(f"and {len(runs) - _RUNS} more")
     return lines
@@ -260,12 +264,19 @@ def run_lines(runs: pd.DataFrame) -> list[str]:
 
 def run_names(runs: pd.DataFrame) -> str:
     """The runs that a mean is of, in one line."""
-    ordered = runs.sort_values("seed")
-    seeds = ", ".join(f"{seed:g}" for seed in ordered["seed"].head(_RUNS))
+    named = runs.sort_values("seed").head(_RUNS).to_dict("records")
     more = ", …" if len(runs) > _RUNS else ""
-    trials = [t for t in ordered.get("trial_id", pd.Series(dtype=str)).head(_RUNS) if isinstance(t, str)]
-    text = f"seeds {seeds}{more}" if len(runs) > 1 else f"seed {seeds}"
-    return f"{text}; {'trials' if len(trials) > 1 else 'trial'} {', '.join(trials)}{more}" if trials else text
+    runs_of = "; ".join(", ".join([f"seed {_name(run['seed'])}", *_trial(run)]) for run in named)
+    return runs_of + more
+
+
+def _name(seed: Any) -> str:
+    return seed if isinstance(seed, str) else f"{seed:g}"
+
+
+def _trial(run: dict[Any, Any]) -> list[str]:
+    """The name of a run's trial, where the table has one."""
+    return [f"trial {run['trial_id']}"] if pd.notna(run.get("trial_id")) and run["trial_id"] != "" else []
 
 
 def _ended(run: dict[Any, Any]) -> str:

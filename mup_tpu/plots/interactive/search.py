@@ -10,7 +10,15 @@ from bokeh.models import CDSView, ColumnDataSource, IndexFilter
 
 from mup_tpu import columns
 from mup_tpu.plots import style
-from mup_tpu.plots.interactive.panel import Panel, Panels, about, named_ticks, power_ticks, room_for
+from mup_tpu.plots.interactive.panel import (
+    Panel,
+    Panels,
+    about,
+    loss_text,
+    named_ticks,
+    power_ticks,
+    room_for,
+)
 from mup_tpu.plots.search import is_logarithmic
 
 _KINDS = (
@@ -66,7 +74,7 @@ def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
 
 def _about(trial: dict[Any, Any], varied: list[str]) -> str:
     """What a trial says of itself."""
-    loss = f"loss {trial['loss']:.4f}" if np.isfinite(trial["loss"]) else "no loss"
+    loss = loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
     head = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
     seed = f", seed {trial['seed']:g}" if "seed" in trial else ""
     values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)

@@ -9,7 +9,16 @@ from mup_tpu import columns
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.plots import style
-from mup_tpu.plots.interactive.panel import Entry, Panel, Panels, about, hexed, power_ticks, run_lines
+from mup_tpu.plots.interactive.panel import (
+    Entry,
+    Panel,
+    Panels,
+    about,
+    hexed,
+    loss_text,
+    power_ticks,
+    run_lines,
+)
 from mup_tpu.plots.markup import power
 from mup_tpu.plots.transfer import height_range, lost_points, zero_place
 
@@ -82,7 +91,7 @@ def _draw_curve(
             panel.marks(entry, x_G[lost], np.full(lost.sum(), rail), marker, 7, hollow=True)
             panel.panels.entry(text, style.INK, marker, None, hollow=True)
     for x, y, error, is_shown in zip(x_G, y_G, error_G, shown, strict=True):
-        loss = f"loss {y:.4f} ± {error:.4f}" if np.isfinite(y) else "no loss: half of its runs were lost"
+        loss = loss_text(y, error) if np.isfinite(y) else "no loss: half of its runs were lost"
         lines = run_lines(runs[np.isclose(runs["x"], x)])
         text = about(f"{entry.name}, {tuned} {power(x)}", loss, *lines)
         panel.tell(entry, [x], [y if is_shown else rail], [text])
@@ -98,7 +107,7 @@ def _draw_zeros(
         y = zero.loss if is_shown else rail
         panel.marks(entry, [x], [y], "diamond" if is_shown else "triangle", 8, hollow=True)
         panel.panels.entry("at 0", style.INK, "diamond", None, hollow=True)
-        loss = f"loss {zero.loss:.4f} ± {zero.error:.4f}, {zero.runs} runs"
+        loss = f"{loss_text(zero.loss, zero.error)}, {zero.runs} runs"
         panel.tell(entry, [x], [y], [about(f"{entry.name}, {tuned} 0", loss)])
     if result.at_zero:
         panel.upright(x + 0.5, "dashed")
@@ -115,7 +124,7 @@ def _draw_optimum(panel: Panel, entry: Entry, curve: LossCurve, optimum: Optimum
         panel.line(entry, [max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])], [loss] * 2, 4)
         text = f"{power(x)} (95 %: {power(optimum.low)} to {power(optimum.high)})"
     panel.marks(entry, [x], [loss], "star", 16, hollow=not is_sure)
-    panel.tell(entry, [x], [loss], [about(f"{entry.name}: best {tuned}", text, f"loss {loss:.4f}")])
+    panel.tell(entry, [x], [loss], [about(f"{entry.name}: best {tuned}", text, loss_text(loss))])
     if is_sure:
         panel.panels.entry("optimum, 95 %", style.INK, "star", "-")
     else:
