@@ -126,15 +126,18 @@ def measured(sweep: Sweep) -> dict[float, dict[str, Any]]:
 
     Raises:
         ConfigError: two of them measure the same.
+        DataError: the corpus cannot be used.
     """
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
-    for point in axis.points:
-        trial = sweep.base.replace(**point)
-        declaration = declare(trial.model, trial.data.vocab_size, trial.data.sequence_length)
+    trials = [sweep.base.replace(**point) for point in axis.points]
+    corpora = Corpora(trials)
+    for point, trial in zip(axis.points, trials, strict=True):
+        vocab_size = corpora.of(trial).vocab_size  # of the data, as in rows: bytes have 256 whatever is asked
+        declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
         values = {
             **configured(trial),
             "params_non_embedding": declaration.non_embedding,
-            "flops": training_flops(trial, trial.data.vocab_size),
+            "flops": training_flops(trial, vocab_size),
         }
         at = describe(trial, axis.fields)
         size = float(values[axis.column])

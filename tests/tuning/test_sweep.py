@@ -24,7 +24,7 @@ from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.report import PackFailure, PackResult, Report
 from mup_tpu.tuning import cluster, local_packs, ray_packs
-from mup_tpu.tuning.sweep import run_sweep
+from mup_tpu.tuning.sweep import measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """All cores for one pack: packs run in this process."""
@@ -314,6 +314,16 @@ def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path)
     row = run_to_end(train_pack([alone], data.load(alone.data), RunOptions(threads=1))).rows[0]
     stored = runs.set_index("trial_id").loc[row["trial_id"]]
     assert stored["loss"] == row["loss"]
+
+
+@pytest.mark.parametrize("measured_by", ["params", "flops", "tokens"])
+def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured_by):
+    """With the vocabulary of the data: a sequence looks for its rows there."""
+    points = ({"width": 32, "steps": 2}, {"width": 64, "steps": 3})
+    sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(threads=1), Console(quiet=True))
+    runs = load_runs(tmp_path)
+    assert set(runs[sweep.scale_axis.column]) == set(measured(sweep)) and len(runs) == 2
 
 
 def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
