@@ -55,6 +55,11 @@ class TableError(MupTpuError):
     """A run table cannot be analysed as it is."""
 
 
+def not_installed(package: str) -> str:
+    """What installs a package that training needs, for a sentence that begins with who needs it."""
+    return f"needs {package}, which is not installed: pip install 'mup_tpu[train]'"
+
+
 def reason(error: BaseException) -> str:
     """Why something failed, in one line: what the system or the first line of the error says."""
     said = str(getattr(error, "strerror", None) or error).strip()

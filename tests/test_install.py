@@ -1,6 +1,7 @@
 """Installing: the set-up scripts, the pins that must fit each other, and what `pip install .` gives."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -120,6 +121,36 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     assert not missing, f"not in the wheel: {missing}"
 
 
+EACH_IN_A_FORK = """
+import json, os, sys, tempfile
+import matplotlib.figure, pandas, pyarrow.parquet, scipy.stats  # once for all
+from mup_tpu.cli import main
+answers = []
+for command in sys.argv[1:]:
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if not child:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            try:
+                main(command.split())
+                code = 0
+            except SystemExit as end:
+                code = end.code
+            except BaseException as error:
+                print(repr(error), file=sys.stderr)
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        answers.append((command, code, said.read()))
+print(json.dumps(answers))
+"""
+"""Commands, each in a process that has imported what is light already; prints its exit code and output."""
+
+
 @pytest.mark.slow
 def test_plain_install_answers_each_command_that_trains_with_what_to_install(replay_python, tmp_path):
     (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
@@ -127,15 +158,24 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
         'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'
     )
     commands = (
-        "train", "sweep sweep.toml", "search search.toml", "coord-check", "data inspect --corpus sotu",
-        "data prepare --corpus sotu --out shards", f"transfer {ROOT / 'results' / 'tune_small'} --width 512",
+        "train", "train --checkpoints kept --export out", "sweep sweep.toml", "sweep sweep.toml --dry-run",
+        "sweep sweep.toml --until-settled", "sweep sweep.toml --ray", "search search.toml", "coord-check",
+        "data inspect --corpus sotu", "data prepare --corpus sotu --out shards",
+        f"transfer {ROOT / 'results' / 'tune_small'} --width 512",
     )  # fmt: skip
+    asked = [replay_python, "-c", EACH_IN_A_FORK, *commands]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answers = {command: (code, said) for command, code, said in json.loads(done.stdout)}
+    assert tuple(answers) == commands
     sentence = r"error: this command needs \w+, which is not installed: pip install 'mup_tpu\[train\]'\n"
-    for command in commands:
-        asked = [replay_python.parent / "mup-tpu", *command.split()]
-        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2, (command, done.stderr)
-        assert re.fullmatch(sentence, done.stderr), (command, done.stderr)
+    for command, (code, said) in answers.items():
+        assert code == 2, (command, said)
+        assert re.fullmatch(sentence, said), (command, said)
+    python = [replay_python, "-c", "import mup_tpu.parametrize"]
+    done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install 'mup_tpu[train]'"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
     # A cluster's address: ray itself is looked for only where there is one to ask.
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
     doctor = [replay_python.parent / "mup-tpu", "doctor"]

@@ -34,7 +34,7 @@ from mup_tpu.config import (
     unknown_key,
 )
 from mup_tpu.config_search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, MupTpuError, reason
+from mup_tpu.errors import ConfigError, MupTpuError, not_installed, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -224,10 +224,15 @@ def run_search_experiment(search: Search, description: str | None) -> None:
     guard(lambda: tyro.cli(experiment, description=description, config=(tyro.conf.OmitArgPrefixes,)))
 
 
-def _training_packages() -> set[str]:
-    """What the extra `train` installs, by the names that are imported, which are the packages' own."""
-    asked = importlib.metadata.requires("mup_tpu") or []
-    return {
+def _is_for_training(package: str) -> bool:
+    """Whether the extra `train` installs a package: it is imported by the package's own name."""
+    try:
+        asked = importlib.metadata.requires("mup_tpu") or []
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # a checkout that was not installed says nothing of extras
+        return package != "mup_tpu"
+    return package in {
         re.split(r"\W", line, maxsplit=1)[0] for line in asked if "extra == 'train'" in line.replace('"', "'")
     }
 
@@ -248,9 +253,9 @@ def guard(call: Callable[[], Any]) -> None:
         _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _training_packages():
+        if not _is_for_training(missing):
             raise
-        _fail(f"this command needs {missing}, which is not installed: pip install 'mup_tpu[train]'", 2)
+        _fail(f"this command {not_installed(missing)}", 2)
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # Ctrl-C reaches a reader of ours too
             make_console(stderr=True).print("stopped", style="yellow")

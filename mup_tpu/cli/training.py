@@ -149,12 +149,13 @@ def _train(
     console: Console,
 ) -> PackResult:
     """Train a trial under a live line of its progress, and store what comes of it."""
-    import torch
+    with console.status("importing torch"):
+        import torch
 
-    from mup_tpu import data
-    from mup_tpu.store import Store
-    from mup_tpu.training.loop import PackRun, run_to_end
-    from mup_tpu.training.report import Report
+        from mup_tpu import data
+        from mup_tpu.store import Store
+        from mup_tpu.training.loop import PackRun, run_to_end
+        from mup_tpu.training.report import Report
 
     if checkpoints is not None and not run.checkpoint_every:
         run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
@@ -162,8 +163,9 @@ def _train(
     dataset = data.load(trial.data)
     if run.threads:
         torch.set_num_threads(run.threads)
-    with console.status("starting") as status, _log_lines(console, results):
+    with console.status("initialising parameters") as status, _log_lines(console, results):
         training = PackRun([trial], dataset, run, checkpoints)
+        status.update(training.first_report_waits_for)
         with training.preemptible(), _profiler(profile) as next_interval:
 
             def show(report: Report) -> None:

@@ -188,10 +188,12 @@ def run_either(
     if until.until_settled:
         if continue_to is not None:
             raise ConfigError("continue_to and until_settled were both given: give one of them")
-        from mup_tpu.tuning.sequence import run_until_settled
+        with console.status("importing"):
+            from mup_tpu.tuning.sequence import run_until_settled
 
         return run_until_settled(sweep, folder, until, where, run, console)
-    from mup_tpu.tuning.sweep import run_sweep
+    with console.status("importing"):
+        from mup_tpu.tuning.sweep import run_sweep
 
     return run_sweep(sweep, folder, where, run, console, continue_to)
 
@@ -224,10 +226,12 @@ def search_and_show(
 ) -> None:
     """Run a search, then print how it ended, its best trial, and how to go on."""
     from mup_tpu.columns import write
-    from mup_tpu.tuning.search import run_search
-    from mup_tpu.tuning.transfer import best_trials
 
     console = make_console()
+    with console.status("importing ray"):
+        from mup_tpu.tuning.search import run_search
+        from mup_tpu.tuning.transfer import best_trials
+
     folder = results or f"results/{search.experiment}"
     outcome = run_search(search, folder, options, run, resume, console)
     ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))

@@ -2,12 +2,12 @@
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.batches import CachedDataset, TokenDataset, prefetch
-from mup_tpu.data.cache import load_cache
+from mup_tpu.data.cache import is_tokenised, load_cache
 from mup_tpu.data.shards import is_prepared
 from mup_tpu.data.stream import ShardDataset, World
 from mup_tpu.errors import DataError
 
-__all__ = ["TokenDataset", "World", "load", "prefetch"]
+__all__ = ["TokenDataset", "World", "describe_load", "load", "prefetch"]
 
 
 def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
@@ -28,3 +28,16 @@ def load(config: DataConfig, progress: bool = True, world: World = World()) -> T
             f"corpus {config.corpus!r} is read whole by one host; for {world.hosts}, prepare shards of it"
         )
     return CachedDataset(config, load_cache(config, progress))
+
+
+def describe_load(config: DataConfig) -> str:
+    """What `load` would do now, in a few words.
+
+    Raises:
+        DataError: the corpus is not there.
+    """
+    if is_prepared(config.corpus):
+        return f"opening shards of {config.corpus}"
+    if is_tokenised(config):
+        return "reading tokens"
+    return f"tokenising {config.corpus}"

@@ -83,6 +83,16 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
     return TokenCache(name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
 
 
+def is_tokenised(config: DataConfig) -> bool:
+    """Whether the tokens of a corpus are in the cache already, as far as can be told without reading them.
+
+    Raises:
+        DataError: the corpus is not there.
+    """
+    name = _known(config)
+    return name is not None and token_folder(name).exists()
+
+
 def token_folder(fingerprint: str) -> Path:
     """Where the tokens of a fingerprint lie, made or not."""
     return cache_root() / "tokens" / fingerprint

@@ -61,6 +61,8 @@ class Device(Protocol):
     mesh: MeshShape
     reads_cheaply: bool
     """Whether losses may be read at every log point; where not, they are read at evaluations."""
+    compiles: bool
+    """Whether the step of each shape is compiled before it runs for the first time."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
         """This device, made ready for packs of so many members; they are padded to fill `mesh.trial`."""

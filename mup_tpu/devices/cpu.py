@@ -29,6 +29,7 @@ class CpuDevice:
     execution: Execution = "loop"
     mesh: MeshShape = MeshShape()
     reads_cheaply: bool = True
+    compiles: bool = False
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CpuDevice:
         """Itself: one device holds every pack.

@@ -22,6 +22,7 @@ class CudaDevice:
     execution: Execution = "vmap"
     mesh: MeshShape = MeshShape()
     reads_cheaply: bool = True
+    compiles: bool = False
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CudaDevice:
         """Itself: one device holds every pack.

@@ -43,6 +43,7 @@ class XlaDevice:
     mesh: MeshShape = MeshShape()
     execution: Execution = "vmap"
     reads_cheaply: bool = False
+    compiles: bool = True
     _mesh: Any = field(default=None, repr=False, compare=False)
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:

@@ -10,6 +10,13 @@ that deepcopy, `.to()`, `torch.compile`, FSDP and a round trip of the state dict
 `docs/your_own_model.md` says what can be told of a module, and what must be said.
 """
 
+import importlib.util
+
+from mup_tpu.errors import not_installed
+
+if missing := [name for name in ("torch", "mup") if importlib.util.find_spec(name) is None]:
+    raise ModuleNotFoundError(f"mup_tpu.parametrize {not_installed(missing[0])}", name=missing[0])
+
 from mup_tpu.parametrize.check import CoordinateCheck, coord_check
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.module import ModuleParametrization

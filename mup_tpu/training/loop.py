@@ -109,6 +109,12 @@ class PackRun:
         if checkpoints is not None:
             self._resume(checkpoints)
 
+    @property
+    def first_report_waits_for(self) -> str:
+        """What is done between the start of `steps` and its first report, in a few words."""
+        compiles = self.options.compile or self.device.compiles
+        return "compiling, then first steps" if compiles else "first steps"
+
     def steps(self) -> Iterator[Report | PackResult]:
         """Train, report, finish; however it ends, no checkpoint is left half-written."""
         try:

@@ -82,6 +82,14 @@ class PackStarted:
 
 
 @dataclass(frozen=True)
+class PackPreparing:
+    """What a pack is doing before its first report."""
+
+    doing: str
+    """A few words, such as "importing torch"."""
+
+
+@dataclass(frozen=True)
 class PackResult:
     """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
 
@@ -108,7 +116,7 @@ class PackFailure:
     reason: str
 
 
-PackEvent = PackStarted | Report | PackResult | PackFailure | PackSplit
+PackEvent = PackStarted | PackPreparing | Report | PackResult | PackFailure | PackSplit
 """What there is to know of a pack in another process; after the last three it says no more."""
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rich.console import Console
+from rich.text import Text
 
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
@@ -57,8 +59,12 @@ class Slots:
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str | None) -> Iterator[None]:
+def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:
     """A connection to a cluster, or a cluster of this machine alone; one that is there already is used.
+
+    Args:
+        address: of the cluster to join; None starts one.
+        console: says on a terminal that it starts, which takes many seconds; None says nothing.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -71,26 +77,32 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        start_here(**common)
-    else:
-        import mup_tpu
-
-        check_reachable(address)
-        try:
-            # The cluster's workers run the driver's code, whatever they have installed.
-            ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            # It listens, so that a token is what is most likely missing, which Ray says in warnings alone.
-            raise ConfigError(
-                f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
-                "(Ray warns of that), it is that of ~/.ray/auth_token or RAY_AUTH_TOKEN"
-            ) from None
+    doing = Text("starting Ray" if address is None else f"joining the Ray cluster at {address}")
+    with (console or Console(quiet=True)).status(doing):
+        _connect(address)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        start_here(**common)
+        return
+    import mup_tpu
+
+    check_reachable(address)
+    try:
+        # The cluster's workers run the driver's code, whatever they have installed.
+        ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        # It listens, so that a token is what is most likely missing, which Ray says in warnings alone.
+        raise ConfigError(
+            f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
+            "(Ray warns of that), it is that of ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from None
 
 
 def start_here(**options: Any) -> None:

@@ -13,7 +13,6 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,8 +20,17 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import MupTpuError, PackTooLarge, Preempted, first_line
 from mup_tpu.signals import handling
-from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
+from mup_tpu.training.report import (
+    PackEvent,
+    PackFailure,
+    PackPreparing,
+    PackResult,
+    PackSplit,
+    PackStarted,
+    Report,
+)
 from mup_tpu.tuning.heartbeat import Heartbeats, Lost
+from mup_tpu.tuning.pack_events import pack_events
 from mup_tpu.tuning.plan import split_pack
 from mup_tpu.tuning.this_machine import is_cpu, start_process
 
@@ -83,10 +91,9 @@ def _in_this_process(
         while waiting:
             index = waiting.pop(0)
             yield index, PackStarted()
+            pack = packs[index]
             try:
-                for event in _train(
-                    packs[index], load(packs[index][0].data), checkpoints(packs[index]), options
-                ):
+                for event in pack_events(pack, load, options, checkpoints(pack), preemptible=True):
                     yield index, event
             except PackTooLarge as error:
                 parts = split_pack(packs, index, error)
@@ -96,18 +103,6 @@ def _in_this_process(
                 raise
             except Exception as error:  # as in a process of its own: the others go on
                 yield index, PackFailure(first_line(error))
-
-
-def _train(
-    pack: list[Trial], dataset: data.TokenDataset, checkpoints: str | None, options: RunOptions
-) -> Iterator[Report | PackResult]:
-    """One pack's events, the last without its tensors: their memory must be free before the next pack's."""
-    from mup_tpu.training.loop import PackRun
-
-    training = PackRun(pack, dataset, options, checkpoints)
-    with training.preemptible():
-        for event in training.steps():
-            yield replace(event, pack=None) if isinstance(event, PackResult) else event
 
 
 _LAST_LOG_S = 30.0
@@ -172,7 +167,7 @@ class _Crew:
                 event = Lost(f"its process died (exit code {worker.process.exitcode})")
             else:
                 self._heartbeats.heard(connection)
-                if not isinstance(event, Report):
+                if not isinstance(event, PackPreparing | Report):
                     self._forget(connection)
                     self._idle.append(worker)
             yield index, event
@@ -209,8 +204,7 @@ def _work(
         while True:
             pack, checkpoints = connection.recv()
             try:
-                dataset = load(pack[0].data)
-                for event in _train(pack, dataset, checkpoints, options):
+                for event in pack_events(pack, load, options, checkpoints, preemptible=True):
                     connection.send(event)
             except MupTpuError as error:
                 connection.send(error)
@@ -249,8 +243,10 @@ def _side_by_side(
             while waiting and crew.busy < count and not ending:
                 index = waiting.pop(0)
                 attempts[index] += 1
-                crew.start(index, packs[index], checkpoints(packs[index]))
                 yield index, PackStarted()
+                # A new process is there once the server that it is forked from has imported torch.
+                yield index, PackPreparing("importing torch")
+                crew.start(index, packs[index], checkpoints(packs[index]))
             for index, event in crew.events():
                 if isinstance(event, Lost):
                     failure = None if ending else event.outcome(packs[index], attempts[index])

@@ -6,19 +6,40 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
 from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
 from mup_tpu.tuning.plan import describe, work
 
+_UNSTARTED = "waiting for a worker"
+
+
+@dataclass
+class _Running:
+    """A pack that a worker has."""
+
+    pack: list[Trial]
+    doing: str = "starting"
+    """Before its first report."""
+    report: Report | None = None
+
+    @property
+    def trained(self) -> float:
+        """Share of its steps that are done."""
+        return self.report.step / self.report.steps if self.report else 0.0
+
 
 class SweepProgress:
     """How many trials of each size are done and diverged, the rate, and the time left.
+
+    A bar is as long as the share of the steps that are done; the trials beside it are those that are stored.
+    Until the first report of a size it says what that waits for.
 
     Args:
         trials: those to run.
@@ -32,24 +53,29 @@ class SweepProgress:
         self.total = Counter(describe(trial, scale) for trial in trials)
         self.done: Counter[str] = Counter()
         self.diverged: Counter[str] = Counter()
-        self._running: dict[int, tuple[list[Trial], Report | None]] = {}
+        self._running: dict[int, _Running] = {}
         self._cost = {size: work(trial) for size, trial in sizes.items()}
         self._began = time.monotonic()
         self._rates: list[Rates] = []
         """Of each pack that has ended, over all of its training."""
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("trials"),
+            TextColumn("{task.fields[stored]}/{task.total} trials", justify="right"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
         self._tasks = {
-            size: self._bars.add_task(size, total=self.total[size], note="", start=False) for size in sizes
+            size: self._bars.add_task(size, total=self.total[size], stored=0, note=_UNSTARTED)
+            for size in sizes
         }
+        self._begun = set[str]()
+
+    def __rich__(self) -> Progress:
+        """The bars, as they are shown."""
+        return self._bars
 
     def __enter__(self) -> SweepProgress:
         self._bars.start()
@@ -60,22 +86,32 @@ class SweepProgress:
 
     def started(self, pack_index: int, pack: list[Trial]) -> None:
         """A pack has gone to a worker."""
-        self._running[pack_index] = (pack, None)
-        self._bars.start_task(self._tasks[describe(pack[0], self._scale)])
+        self._running[pack_index] = _Running(pack)
+        size = describe(pack[0], self._scale)
+        if size not in self._begun:
+            self._begun.add(size)
+            self._bars.reset(self._tasks[size])  # its time until then was that of waiting
+        self._refresh(size)
+
+    def preparing(self, pack_index: int, doing: str) -> None:
+        """A pack says what its first report waits for."""
+        running = self._running[pack_index]
+        running.doing = doing
+        self._refresh(describe(running.pack[0], self._scale))
 
     def reported(self, pack_index: int, report: Report) -> None:
         """A pack has come further."""
-        pack, _ = self._running[pack_index]
-        self._running[pack_index] = (pack, report)
-        self._refresh(describe(pack[0], self._scale))
+        running = self._running[pack_index]
+        running.report = report
+        self._refresh(describe(running.pack[0], self._scale))
 
     def split(self, pack_index: int) -> None:
         """A pack did not fit in memory; its parts will start as packs of their own."""
-        del self._running[pack_index]
+        self._refresh(describe(self._running.pop(pack_index).pack[0], self._scale))
 
     def finished(self, pack_index: int, result: PackResult) -> None:
         """A pack has ended and is stored."""
-        pack, _ = self._running.pop(pack_index)
+        pack = self._running.pop(pack_index).pack
         size, statuses = describe(pack[0], self._scale), count_statuses(result)
         self.done[size] += len(pack)
         self.diverged[size] += statuses["diverged"]
@@ -104,26 +140,31 @@ class SweepProgress:
         return " · ".join(parts)
 
     def _refresh(self, size: str) -> None:
-        packs = [(p, r) for p, r in self._running.values() if describe(p[0], self._scale) == size]
-        partial = sum(len(p) * r.step / r.steps for p, r in packs if r)
-        rate = sum(r.rates.tokens_per_second for _, r in packs if r)
-        notes = [f"{rate / 1000:.0f}k tokens/s"] if rate else []
+        packs = [r for r in self._running.values() if describe(r.pack[0], self._scale) == size]
+        reports = [r.report for r in packs if r.report]
+        if reports:
+            rate = sum(report.rates.tokens_per_second for report in reports)
+            notes = [f"{rate / 1000:.0f}k tokens/s"]
+        else:
+            notes = [", ".join(dict.fromkeys(r.doing for r in packs)) or _UNSTARTED]
         if self.diverged[size]:
             notes.append(f"{self.diverged[size]} diverged")
-        notes.append(f"{self._time_left()} left")
+        if (left := self._time_left()) is not None:
+            notes.append(f"{left} left")
         self._bars.update(
             self._tasks[size],
-            completed=int(self.done[size] + partial),
+            completed=self.done[size] + sum(len(r.pack) * r.trained for r in packs),
+            stored=self.done[size],
             note=" · ".join(notes) if self.done[size] < self.total[size] else "",
         )
 
-    def _time_left(self) -> str:
-        """From the share of the work that is done."""
+    def _time_left(self) -> str | None:
+        """From the share of the work that is done; None where none is."""
         total = sum(n * self._cost[size] for size, n in self.total.items())
         done = sum(n * self._cost[size] for size, n in self.done.items())
-        done += sum(len(p) * work(p[0]) * r.step / r.steps for p, r in self._running.values() if r)
+        done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
         if done <= 0:
-            return "?"
+            return None
         seconds = (time.monotonic() - self._began) * (total - done) / done
         return format_seconds(seconds)
 

@@ -18,7 +18,7 @@ import ray
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, PackTooLarge, first_line
-from mup_tpu.training.report import PackEvent, PackFailure, PackSplit, PackStarted, Report
+from mup_tpu.training.report import PackEvent, PackFailure, PackPreparing, PackSplit, PackStarted, Report
 from mup_tpu.tuning.cluster import Slots, slots
 from mup_tpu.tuning.heartbeat import MAX_ATTEMPTS, Heartbeats, Lost
 from mup_tpu.tuning.plan import split_pack
@@ -88,7 +88,7 @@ class _Workers:
             except ray.exceptions.RayTaskError as error:
                 too_large = isinstance(error.cause, PackTooLarge)
                 event = error.cause if too_large else PackFailure(first_line(error.cause or error))
-            if isinstance(event, Report):
+            if isinstance(event, PackPreparing | Report):
                 self._heartbeats.heard(stream)
             elif isinstance(event, Lost):
                 self._lost(stream)

@@ -86,7 +86,7 @@ def run_search(
         keeper = _Keeper(search, store, log, folder, _scheduler(options), run.device, tracking)
         progress = SearchProgress(console, options.num_samples, len(log.ended))
         with (
-            ray_cluster(options.address),
+            ray_cluster(options.address, console),
             scratch_folder() as scratch,
             progress,
             _stop_on_interrupt(console) as interrupted,

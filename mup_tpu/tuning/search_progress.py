@@ -52,8 +52,8 @@ class SearchProgress(tune.Callback):
             self._live.stop()
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event."""
-        self._update(trial, "running")
+        """Tune's event; before its first result a trial's worker imports torch, reads text and compiles."""
+        self._update(trial, "starting")
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any

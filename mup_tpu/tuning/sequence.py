@@ -78,7 +78,7 @@ def run_until_settled(
     check_alike(sweep, store)
     buyer = _Buyer(sweep, points, store, run, deadline)
     outcome: Counter[str] = Counter()
-    with _cluster(options):
+    with _cluster(options, console):
         while True:
             plans = buyer.plans()
             _show(plans, buyer.columns, console)
@@ -242,13 +242,13 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         )
 
 
-def _cluster(options: SweepOptions) -> contextlib.AbstractContextManager[None]:
+def _cluster(options: SweepOptions, console: Console) -> contextlib.AbstractContextManager[None]:
     """One connection to Ray for the whole sequence, where it runs there."""
     if not options.on_ray:
         return contextlib.nullcontext()
     from mup_tpu.tuning.cluster import ray_cluster
 
-    return ray_cluster(options.address)
+    return ray_cluster(options.address, console)
 
 
 def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:

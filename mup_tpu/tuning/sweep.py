@@ -23,7 +23,15 @@ from mup_tpu.errors import ConfigError, Preempted, StoreError
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import begin, longer
-from mup_tpu.training.report import PackEvent, PackFailure, PackResult, PackSplit, PackStarted, Report
+from mup_tpu.training.report import (
+    PackEvent,
+    PackFailure,
+    PackPreparing,
+    PackResult,
+    PackSplit,
+    PackStarted,
+    Report,
+)
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning import local_packs, this_machine
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
@@ -221,7 +229,7 @@ def run_missing(
     folders = CheckpointFolders(store.folder, corpora.trial_id, run)
     runner = _with_ray if options.on_ray else _on_this_machine
     with (
-        runner(missing, options, run, folders, str(store.folder)) as (packs, events),
+        runner(missing, options, run, folders, str(store.folder), console) as (packs, events),
         SweepProgress(missing, scale, console) as progress,
     ):
         if steps_before is not None:
@@ -306,6 +314,8 @@ class _Keeper:
         match event:
             case PackStarted():
                 self._progress.started(index, self._packs[index])
+            case PackPreparing():
+                self._progress.preparing(index, event.doing)
             case Report():
                 self._progress.reported(index, event)
             case PackSplit():
@@ -342,11 +352,17 @@ class _Keeper:
 
 @contextlib.contextmanager
 def _with_ray(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: CheckpointFolders, results: str
+    trials: list[Trial],
+    options: SweepOptions,
+    run: RunOptions,
+    folders: CheckpointFolders,
+    results: str,
+    console: Console,
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
-    from mup_tpu.tuning import cluster, ray_packs
+    with console.status("importing ray"):
+        from mup_tpu.tuning import cluster, ray_packs
 
-    with cluster.ray_cluster(options.address):
+    with cluster.ray_cluster(options.address, console):
         run = replace(run, threads=run.threads or cluster.threads(len(trials)))
         slots = cluster.slots(run)
         execution = slots.execution if run.execution == "auto" else run.execution
@@ -359,10 +375,17 @@ def _with_ray(
 
 @contextlib.contextmanager
 def _on_this_machine(
-    trials: list[Trial], options: SweepOptions, run: RunOptions, folders: CheckpointFolders, results: str
+    trials: list[Trial],
+    options: SweepOptions,
+    run: RunOptions,
+    folders: CheckpointFolders,
+    results: str,
+    console: Console,
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
     workers, threads = this_machine.room(len(trials), run)
-    packs = make_packs(trials, workers, local_packs.execution(run), options.pack_size)
+    with console.status("looking for the device"):  # torch is imported to find an accelerator
+        execution = local_packs.execution(run)
+    packs = make_packs(trials, workers, execution, options.pack_size)
     run = replace(run, threads=threads)
     with contextlib.closing(
         local_packs.run_packs(packs, run, workers, folders.of, results, options.heartbeat)

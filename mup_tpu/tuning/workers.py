@@ -7,7 +7,7 @@ slice that loses a host ends as a whole, so that its pack is tried again as that
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import os
 import socket
 import time
@@ -18,8 +18,10 @@ import ray
 from ray.util import get_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackPreparing, PackResult, Report
+from mup_tpu.tuning.pack_events import pack_events
 from mup_tpu.tuning.tpu_hosts import SliceKind, slices, take_chips
 
 _RESERVE_S = 5.0
@@ -36,7 +38,9 @@ class PackWorker:
         """The host that the worker has its place on."""
         return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
 
-    def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
+    def run(
+        self, trials: list[Trial], checkpoints: str | None
+    ) -> Iterator[PackPreparing | Report | PackResult]:
         """Train one pack."""
         yield from self._train(trials, checkpoints, writes=True)
 
@@ -47,16 +51,12 @@ class PackWorker:
 
     def _train(
         self, trials: list[Trial], checkpoints: str | None, writes: bool
-    ) -> Iterator[Report | PackResult]:
-        from mup_tpu import data
+    ) -> Iterator[PackPreparing | Report | PackResult]:
         from mup_tpu.training.host_log import host_log
-        from mup_tpu.training.loop import PackRun
 
+        load = functools.partial(data.load, progress=False)
         with host_log(self._results, capture_warnings=True):
-            dataset = data.load(trials[0].data, progress=False)
-            for event in PackRun(trials, dataset, self._options, checkpoints, writes).steps():
-                # The pack's tensors stay here: rows and curves are all that the store needs.
-                yield dataclasses.replace(event, pack=None) if isinstance(event, PackResult) else event
+            yield from pack_events(trials, load, self._options, checkpoints, writes=writes)
 
 
 class SliceWorker:
@@ -112,7 +112,9 @@ class SliceWorker:
         ]
         ray.get([host.ready.remote() for host in self._hosts])
 
-    def run(self, trials: list[Trial], checkpoints: str | None) -> Iterator[Report | PackResult]:
+    def run(
+        self, trials: list[Trial], checkpoints: str | None
+    ) -> Iterator[PackPreparing | Report | PackResult]:
         """Train one pack on all hosts."""
         first, *others = self._hosts
         events: Any = first.run.options(num_returns="streaming").remote(trials, checkpoints)
@@ -124,9 +126,9 @@ class SliceWorker:
                 if ready[0] is not events:
                     ray.get(ready)
                     continue
-                event: Report | PackResult = ray.get(next(events))
+                event: PackPreparing | Report | PackResult = ray.get(next(events))
                 yield event
-                if isinstance(event, Report):
+                if not isinstance(event, PackResult):
                     running.append(events)
         except ray.exceptions.RayActorError:
             os._exit(1)  # the others wait for the lost host for ever, so that this worker is lost as a whole

@@ -22,7 +22,7 @@ from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.training.report import PackFailure, PackResult, Report
+from mup_tpu.training.report import PackFailure, PackPreparing, PackResult, PackStarted, Report
 from mup_tpu.tuning import cluster, local_packs, ray_packs
 from mup_tpu.tuning.sweep import measured, run_sweep
 
@@ -151,17 +151,19 @@ def test_a_dead_worker_is_replaced_and_a_raising_pack_is_stored_as_failed(local_
     too_wide = [tiny.replace(width=2**20, seed=s) for s in range(2)]
     packs = [[tiny.replace(steps=800)], [other], [tiny.replace(seed=1)], too_wide]
     shutil.rmtree(vanished)
-    killed, last = False, {}
+    killed, last, words = False, {}, []
     options = RunOptions(threads=1)
     with cluster.ray_cluster(None):
         for index, event in ray_packs.run_packs(packs, options, cluster.slots(options)):
             last[index] = event
+            words += [event.doing] if index == 0 and isinstance(event, PackPreparing) else []
             if index == 0 and isinstance(event, Report) and not killed:
                 for process in psutil.Process().children(recursive=True):
                     if "PackWorker" in " ".join(process.cmdline()):
                         process.kill()
                 killed = True
     assert killed
+    assert words[:1] == ["importing torch"] and words[-1] == "first steps"
     assert last[0].rows[0]["status"] == last[2].rows[0]["status"] == "finished"
     assert last[0].rows[0]["steps_done"] == 800
     assert isinstance(last[1], PackFailure) and "vanished" in last[1].reason
@@ -204,8 +206,11 @@ def test_a_dead_process_is_replaced_until_it_has_died_three_times(tiny):
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 def test_a_process_that_dies_while_it_waits_for_a_pack_is_replaced(tiny):
     packs = [[tiny.replace(steps=steps, seed=s)] for s, steps in enumerate((20, 600, 20))]
-    last = {}
+    last, words = {}, []
     for index, event in local_packs.run_packs(packs, RunOptions(threads=1), 2, lambda pack: None, None):
+        if index == 0 and isinstance(event, PackPreparing):
+            assert 0 not in last or isinstance(last[0], PackStarted | PackPreparing), "after a report"
+            words.append(event.doing)
         last[index] = event
         if index == 0 and isinstance(event, PackResult):
             processes = workers_of(os.getpid())
@@ -214,6 +219,7 @@ def test_a_process_that_dies_while_it_waits_for_a_pack_is_replaced(tiny):
                 process.kill()
             psutil.wait_procs(processes, timeout=60)
     assert [last[i].rows[0]["status"] for i in range(3)] == ["finished"] * 3
+    assert words[0] == "importing torch" and words[-2:] == ["initialising parameters", "first steps"]
 
 
 @pytest.mark.slow

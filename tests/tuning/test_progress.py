@@ -1,0 +1,78 @@
+"""What a sweep shows on a terminal: trials that are stored, and what its first reports wait for."""
+
+import io
+import os
+import shutil
+
+import pytest
+from rich.console import Console
+
+from mup_tpu.config import RunOptions
+from mup_tpu.training.report import PackPreparing, PackResult, PackStarted, Report
+from mup_tpu.tuning import local_packs
+from mup_tpu.tuning.progress import SweepProgress
+
+
+def terminal() -> Console:
+    """One without colours, so that a bar has a character for each part of it that is done, and no other."""
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+
+
+@pytest.fixture(scope="module")
+def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
+    """The events of a sweep of two sizes, a pack each, run in this process; and the lines after each."""
+    corpus = shutil.copytree(tiny.data.corpus, tmp_path_factory.mktemp("new") / "corpus")
+    tiny = tiny.replace(corpus=str(corpus), width=32, steps=20)
+    packs = [[tiny.replace(width=width, seed=s) for s in range(2)] for width in (32, 64)]
+    options = RunOptions(threads=os.cpu_count() or 1, log_every=5)
+    console, found = terminal(), []
+    progress = SweepProgress([trial for pack in packs for trial in pack], ("width",), console)
+    for index, event in local_packs.run_packs(packs, options, 1, lambda pack: None, None):
+        match event:
+            case PackStarted():
+                progress.started(index, packs[index])
+            case PackPreparing():
+                progress.preparing(index, event.doing)
+            case Report():
+                progress.reported(index, event)
+            case PackResult():
+                progress.finished(index, event)
+        with console.capture() as captured:
+            console.print(progress)
+        found.append((event, captured.get().splitlines()))
+    return found
+
+
+def test_before_its_first_report_a_pack_says_what_it_waits_for(shown):
+    words, line = [], 0
+    for event, lines in shown:
+        if line == 0:
+            assert lines[1].rstrip().endswith("waiting for a worker") and "━" not in lines[1]
+        match event:
+            case PackPreparing():
+                assert event.doing in lines[line] and "━" not in lines[line]
+                words.append(event.doing)
+            case Report():
+                assert "k tokens/s · " in lines[line] and words[-1] not in lines[line]
+            case PackResult():
+                line += 1
+    if "importing torch" in words:  # unless another test of this process has imported it
+        assert words.pop(0) == "importing torch"
+    first, second = words[:3], words[3:]
+    assert first[0].startswith("tokenising ") and first[0].endswith("/corpus")
+    assert second[0] == "reading tokens"
+    assert first[1:] == second[1:] == ["initialising parameters", "first steps"]
+
+
+def test_trials_count_once_they_are_stored_while_the_bar_grows_with_their_steps(shown):
+    lengths = []
+    for event, (first, _) in shown:
+        stored = "2/2 trials" if isinstance(event, PackResult) else "0/2 trials"
+        assert stored in first
+        if isinstance(event, Report):
+            lengths.append(first.count("━") / 24)
+            assert lengths[-1] == pytest.approx(event.step / event.steps, abs=1 / 24)
+        if isinstance(event, PackResult):
+            break
+    assert len(lengths) == 4
+    assert "2/2 trials" in shown[-1][1][0] and "2/2 trials" in shown[-1][1][1]
