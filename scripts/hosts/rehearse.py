@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -57,36 +58,78 @@ def token(cluster: Cluster) -> str:
     join = [BIN / "ray", "start", f"--address={HEAD}", "--num-cpus=1"]
     code, said = cluster.workers["worker-1"].run(*join, HOME="/tmp/nobody", RAY_AUTH_MODE="token")
     check(code != 0 and "oken" in said, f"a node without a token: {code}, {said[-800:]}")
-    return "a driver without the token or with another ends with a sentence, a node without it does not join"
+    client = f"import ray; ray.init('ray://{cluster.head.address}:10001')"
+    code, said = cluster.workers["worker-1"].run(sys.executable, "-c", client, HOME="/tmp/nobody")
+    check(code != 0 and "oken" in said, f"a Ray client without a token: {code}, {said[-800:]}")
+    return "a driver without the token or with another ends with a sentence; a node or client without it is refused"
+
+
+EVERYWHERE = {"gcs_server", "monitor.py", "raylet", "worker", "driver"}
+"""Ray's processes that listen at all addresses of a host, and have no setting for another. The token keeps
+strangers out of all but monitor.py, which tells anybody figures of the autoscaler."""
 
 
 def ports(cluster: Cluster) -> str:
-    """What listens where; nothing beyond the cluster's own network, the dashboard on the head alone."""
+    """Who listens where while both workers train; who answers over HTTP without a token."""
+    with cluster.sweep("ports"):
+        found = [f"{host.name}: {listening(host)}" for host in (cluster.head, *cluster.workers.values())]
+        open_to_all = sorted(answering(cluster.workers["worker-1"], cluster.head))
+        check(open_to_all == ["monitor.py"], f"{open_to_all} of the head answer a request without a token")
+    check_table(cluster, "ports")
+    return f"{'; '.join(found)}; without a token answers {', '.join(open_to_all)} alone"
+
+
+def listeners(host: Host) -> list[tuple[str, str, int]]:
+    """Process, address and port of all that listens on a host."""
+    lines = {
+        int(line.split()[0]): line for line in host.run("ps", "axww", "-o", "pid=,args=")[1].splitlines()
+    }
     found = []
-    for host in (cluster.head, *cluster.workers.values()):
-        links = host.run("ip", "-brief", "link")[1].split("\n")
-        names = {line.split("@")[0].split()[0] for line in links if line}
-        check(names == {"lo", "eth0"}, f"{host.name} has other networks: {names}")
-        listening = [line.split() for line in host.run("ss", "-ltnpH")[1].splitlines()]
-        places: dict[str, set[str]] = {}
-        for _, _, _, at, _, *process in listening:
-            address = at.rpartition(":")[0].removeprefix("[").removesuffix("]").removeprefix("::ffff:")
-            name = process[0].split('"')[1] if process else "?"
-            places.setdefault(address.replace("*", "0.0.0.0"), set()).add(name)
-        strange = places.keys() - {host.address, "127.0.0.1", "0.0.0.0", "::1"}
-        check(not strange, f"{host.name} listens at {strange}")
-        every = ", ".join(sorted(places.get("0.0.0.0", ())))
-        found.append(f"{host.name} at all of its addresses: {every}")
-    worker = cluster.workers["worker-1"]
-    until("the head has its dashboard", lambda: reaches(cluster.head, "127.0.0.1", 8265))
-    check(not reaches(worker, cluster.head.address, 8265), "a worker reaches the head's dashboard")
-    check(reaches(worker, cluster.head.address, 6379), "a worker does not reach the head")
-    return "; ".join(found)
+    for line in host.run("ss", "-ltnpH")[1].splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        address = address.strip("[]").removeprefix("::ffff:").replace("*", "0.0.0.0")
+        name, pid = re.findall(r'"([^"]*)",pid=(\d+)', line)[0]
+        found.append((process(name, lines.get(int(pid), "")), address, int(port)))
+    return found
 
 
-def reaches(host: Host, address: str, port: int) -> bool:
-    """Whether somebody there answers the host."""
-    return host.run("bash", "-c", f"exec 3<>/dev/tcp/{address}/{port}")[0] == 0
+def process(name: str, line: str) -> str:
+    """What a process is, of its name and its command line."""
+    words = line.split()[1:]
+    for word, is_a in (("mup_tpu", "driver"), ("ray.util.client.server", "client server")):
+        if word in words:
+            return is_a
+    if name.startswith("ray::") and not name.startswith(("ray::Dash", "ray::Runtime")):
+        return "worker"
+    if name.startswith("python"):
+        return next((Path(word).name for word in words if word.endswith(".py")), name)
+    return name
+
+
+def listening(host: Host) -> str:
+    """Names at each address; fails where one is beyond the cluster's network that need not be."""
+    links = {line.split("@")[0].split()[0] for line in host.run("ip", "-brief", "link")[1].splitlines()}
+    check(links == {"lo", "eth0"}, f"{host.name} has other networks: {links}")
+    places: dict[str, set[str]] = {}
+    for name, address, _ in listeners(host):
+        places.setdefault(address, set()).add(name)
+    strange = places.keys() - {host.address, "127.0.0.1", "0.0.0.0", "::1"}
+    check(not strange, f"{host.name} listens at {strange}")
+    more = places.get("0.0.0.0", set()) - EVERYWHERE
+    check(not more, f"{host.name} listens at all of its addresses for {more}")
+    names = {host.address: "its own address", "0.0.0.0": "all addresses"}
+    return ", ".join(f"{' '.join(sorted(who))} at {names.get(at, at)}" for at, who in sorted(places.items()))
+
+
+def answering(stranger: Host, host: Host) -> set[str]:
+    """Who on a host gives another one a page over HTTP, which shows no token."""
+    request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read()"
+    return {
+        who
+        for who, at, port in listeners(host)
+        if at != "127.0.0.1"
+        and stranger.run(sys.executable, "-c", request, f"http://{host.address}:{port}/metrics")[0] == 0
+    }
 
 
 def both(cluster: Cluster) -> str:
@@ -170,7 +213,7 @@ def rehearse(names: list[str], logs: Path, steps: int) -> int:
         began = time.monotonic()
         try:
             said = REHEARSALS[name](cluster)
-        except Failed as error:
+        except (Failed, subprocess.TimeoutExpired) as error:
             failed += 1
             said = f"FAILED: {error}"
         print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
