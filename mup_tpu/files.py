@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 
 from mup_tpu.errors import reason
@@ -60,10 +62,10 @@ class Folder:
 
     def names(self) -> list[str]:
         """Files and folders in this one, sorted; none where it is not there."""
-        with _errors_as_oserror():
+        with self._asking():
             self._fs.invalidate_cache()  # others may have written since
             try:
-                paths = self._fs.ls(self._root, detail=False)
+                paths = self._fs.ls(self._root, detail=False, **self._limit())
             except FileNotFoundError:
                 return []
         # Cloud consoles make a folder of a bucket by an empty object `folder/`, which is in its own listing.
@@ -80,17 +82,17 @@ class Folder:
             return
         with self._bucket_errors():
             self._fs.invalidate_cache()
-            self._fs.ls(self._root.partition("/")[0], detail=False)
+            self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
-        with _errors_as_oserror():
+        with self._asking():
             return self._fs.cat_file(self._at(name))
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
-        with _errors_as_oserror():
-            return self._fs.size(self._at(name))
+        with self._asking():
+            return self._fs.size(self._at(name), **self._limit())
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place, over one that is there; on return it is on disk."""
@@ -100,7 +102,7 @@ class Folder:
             return
         with self._bucket_errors():
             self._make_room(name)
-            self._fs.pipe_file(self._at(name), content)
+            self._fs.pipe_file(self._at(name), content, **self._limit(len(content)))
 
     def create(self, name: str, content: bytes) -> None:
         """As `write`, of a file that is not there yet, at a URL: of several writers one alone succeeds.
@@ -111,7 +113,7 @@ class Folder:
         """
         with self._bucket_errors():
             self._make_room(name)
-            self._fs.pipe_file(self._at(name), content, mode="create")
+            self._fs.pipe_file(self._at(name), content, mode="create", **self._limit(len(content)))
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
@@ -121,7 +123,7 @@ class Folder:
             return
         with scratch_folder() as scratch:
             copy = scratch / "file"
-            with _errors_as_oserror():
+            with self._asking():
                 self._fs.get_file(self._at(name), str(copy))
             yield copy
 
@@ -135,7 +137,7 @@ class Folder:
                 yield made
                 with self._bucket_errors():
                     self._make_room(name)
-                    self._fs.put_file(str(made), target)
+                    self._fs.put_file(str(made), target, **self._limit(made.stat().st_size))
             return
         self._make_room(name)
         with partial(Path(target)) as made:
@@ -159,7 +161,7 @@ class Folder:
         self._remove(self._root)
 
     def _remove(self, path: str) -> None:
-        with _errors_as_oserror(), contextlib.suppress(FileNotFoundError):
+        with self._asking(), contextlib.suppress(FileNotFoundError):
             self._fs.rm(path, recursive=True)
 
     def _at(self, name: str) -> str:
@@ -170,9 +172,31 @@ class Folder:
             return  # it has no folders, and s3fs would make a bucket of a mistyped name
         self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
 
+    def _limit(self, size: int = 0) -> dict[str, float]:
+        """How long a bucket may take for so many bytes, as an option of fsspec's methods.
+
+        By itself s3fs waits without end for a service that hangs while it is written to.
+        """
+        return {"timeout": UNANSWERED_S + size / MIN_RATE} if self._is_bucket else {}
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Errors are OSErrors; that a bucket has been waited for long is said."""
+        waits = threading.Timer(
+            NOTICE_S, _log.warning, ["%s has not answered for %g s: still waiting", self, NOTICE_S]
+        )
+        waits.daemon = True
+        if self._is_bucket:
+            waits.start()
+        try:
+            with _errors_as_oserror():
+                yield
+        finally:
+            waits.cancel()
+
     @contextlib.contextmanager
     def _bucket_errors(self) -> Iterator[None]:
-        with _errors_as_oserror():
+        with self._asking():
             try:
                 yield
             except FileNotFoundError:
@@ -194,6 +218,10 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
     """
     with _errors_as_oserror():
         try:
+            if _EXTRAS.get(_scheme(url)) == "gcs":
+                from aiohttp import ClientTimeout  # which gcsfs brings
+
+                options = {"requests_timeout": ClientTimeout(sock_connect=10, sock_read=30)} | options
             return fsspec.url_to_fs(url, **options)
         except ImportError as error:
             if (extra := _EXTRAS.get(_scheme(url))) is None:
@@ -214,6 +242,8 @@ def checksum(path: Path) -> str:
 def as_oserror(error: Exception) -> OSError:
     """What a file system of fsspec raised as it would be on a disk: missing rights are a PermissionError."""
     first, _, rest = str(error).strip().partition("\n")
+    if isinstance(error, FSTimeoutError):
+        return ConnectionError("no answer in time")
     if _UNREACHABLE.intersection(kind.__name__ for kind in type(error).__mro__):
         return ConnectionError(reason(error))
     if isinstance(error, OSError):
@@ -224,6 +254,15 @@ def as_oserror(error: Exception) -> OSError:
 
 _UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
 """Names of what aiohttp and botocore raise where nobody answers; neither need be installed."""
+
+NOTICE_S = 15.0
+"""How long a bucket is waited for in silence."""
+
+UNANSWERED_S = 60.0
+"""How long a bucket may take for a request, beside what its bytes take at MIN_RATE."""
+
+MIN_RATE = 2**16
+"""Bytes a second below which a transfer counts as failed."""
 
 PATIENCE_S = 300.0
 """How long a service is tried that cannot be reached: less than makes a silent worker count as hung."""

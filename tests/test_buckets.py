@@ -28,6 +28,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from mup_tpu import files
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.data import load
@@ -535,6 +536,22 @@ def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog):
         with server_of(cut_above(cloud, 1_000, times=0), port):
             waits.join(60)
     assert Folder(url).read("runs/a") == b"1"
+
+
+@pytest.mark.parametrize("ask", [Folder.names, lambda folder: folder.write("a", b"1")], ids=["read", "write"])
+def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, caplog):
+    """It takes connections and never answers; by themselves s3fs waits so for 7 minutes, or without end."""
+    monkeypatch.setattr(files, "NOTICE_S", 0.2)
+    monkeypatch.setattr(files, "UNANSWERED_S", 1.0)
+    url = cloud.url()
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            reached_by(cloud.environment(endpoint)),
+            pytest.raises(ConnectionError, match="no answer in time"),
+        ):
+            ask(Folder(url))
+    assert f"{url} has not answered for 0.2 s: still waiting" in caplog.text
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from mup_tpu.data.cache import TOKENIZER_FILE, token_type
 from mup_tpu.data.shard_index import INDEX, Shard, ShardIndex
 from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
 from mup_tpu.errors import DataError, reason
-from mup_tpu.files import as_oserror, file_system
+from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
 ATTEMPTS = 10
 """Times a read is tried; with the pauses between, about a minute and a half."""
@@ -37,9 +37,6 @@ FIRST_PAUSE = 0.25
 
 PATIENCE_S = 30.0
 """Seconds that a server may take beyond what a file takes at MIN_RATE."""
-
-MIN_RATE = 2**16
-"""Bytes a second below which a read counts as failed: a server may send a byte now and then for ever."""
 
 DEADLINE_S = 300.0
 """Seconds after which a read is not tried again."""

@@ -61,7 +61,9 @@ def token(cluster: Cluster) -> str:
     client = f"import ray; ray.init('ray://{cluster.head.address}:10001')"
     code, said = cluster.workers["worker-1"].run(sys.executable, "-c", client, HOME="/tmp/nobody")
     check(code != 0 and "oken" in said, f"a Ray client without a token: {code}, {said[-800:]}")
-    return "a driver without the token or with another ends with a sentence, a node or client without is refused"
+    return (
+        "a driver without the token or with another ends with a sentence, a node or client without is refused"
+    )
 
 
 EVERYWHERE = {"gcs_server", "monitor.py", "raylet", "worker", "driver"}
