@@ -24,6 +24,12 @@ class Failed(Exception):
     """The rehearsal found what should not be."""
 
 
+def check(true: bool, what: str) -> None:
+    """Fail with a sentence where something is not so."""
+    if not true:
+        raise Failed(what)
+
+
 def sh(*words: str) -> None:
     """Run a command that must succeed."""
     subprocess.run(words, check=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -22,16 +21,11 @@ import time
 from pathlib import Path
 
 from cluster import BIN, CLOUD, HEAD, Cluster, checkpointed, hosts_of, losses
-from host import OWN, Failed, Host, until
+from host import OWN, Failed, check, until
+from ports import check_ports
 
 NO_NAMESPACES = 3
 """Exit code where this machine allows none."""
-
-
-def check(true: bool, what: str) -> None:
-    """Fail with a sentence where something is not so."""
-    if not true:
-        raise Failed(what)
 
 
 def check_table(cluster: Cluster, name: str) -> None:
@@ -58,80 +52,15 @@ def token(cluster: Cluster) -> str:
     join = [BIN / "ray", "start", f"--address={HEAD}", "--num-cpus=1"]
     code, said = cluster.workers["worker-1"].run(*join, HOME="/tmp/nobody", RAY_AUTH_MODE="token")
     check(code != 0 and "oken" in said, f"a node without a token: {code}, {said[-800:]}")
-    client = f"import ray; ray.init('ray://{cluster.head.address}:10001')"
-    code, said = cluster.workers["worker-1"].run(sys.executable, "-c", client, HOME="/tmp/nobody")
-    check(code != 0 and "oken" in said, f"a Ray client without a token: {code}, {said[-800:]}")
-    return (
-        "a driver without the token or with another ends with a sentence, a node or client without is refused"
-    )
-
-
-EVERYWHERE = {"gcs_server", "monitor.py", "raylet", "worker", "driver"}
-"""Ray's processes that listen at all addresses of a host, and have no setting for another. The token keeps
-strangers out of all but monitor.py, which tells anybody figures of the autoscaler."""
+    return "a driver without the token or with another ends with a sentence, a node without it does not join"
 
 
 def ports(cluster: Cluster) -> str:
-    """Who listens where while both workers train; who answers over HTTP without a token."""
+    """Who listens where while both workers train, and whom it asks for a token."""
     with cluster.sweep("ports"):
-        found = [f"{host.name}: {listening(host)}" for host in (cluster.head, *cluster.workers.values())]
-        open_to_all = sorted(answering(cluster.workers["worker-1"], cluster.head))
-        check(open_to_all == ["monitor.py"], f"{open_to_all} of the head answer a request without a token")
+        said = check_ports([cluster.head, *cluster.workers.values()])
     check_table(cluster, "ports")
-    return f"{'; '.join(found)}; without a token answers {', '.join(open_to_all)} alone"
-
-
-def listeners(host: Host) -> list[tuple[str, str, int]]:
-    """Process, address and port of all that listens on a host."""
-    lines = {
-        int(line.split()[0]): line for line in host.run("ps", "axww", "-o", "pid=,args=")[1].splitlines()
-    }
-    found = []
-    for line in host.run("ss", "-ltnpH")[1].splitlines():
-        address, _, port = line.split()[3].rpartition(":")
-        address = address.strip("[]").removeprefix("::ffff:").replace("*", "0.0.0.0")
-        name, pid = re.findall(r'"([^"]*)",pid=(\d+)', line)[0]
-        found.append((process(name, lines.get(int(pid), "")), address, int(port)))
-    return found
-
-
-def process(name: str, line: str) -> str:
-    """What a process is, of its name and its command line."""
-    words = line.split()[1:]
-    for word, is_a in (("mup_tpu", "driver"), ("ray.util.client.server", "client server")):
-        if word in words:
-            return is_a
-    if name.startswith("ray::") and not name.startswith(("ray::Dash", "ray::Runtime")):
-        return "worker"
-    if name.startswith("python"):
-        return next((Path(word).name for word in words if word.endswith(".py")), name)
-    return name
-
-
-def listening(host: Host) -> str:
-    """Names at each address; fails where one is beyond the cluster's network that need not be."""
-    links = {line.split("@")[0].split()[0] for line in host.run("ip", "-brief", "link")[1].splitlines()}
-    check(links == {"lo", "eth0"}, f"{host.name} has other networks: {links}")
-    places: dict[str, set[str]] = {}
-    for name, address, _ in listeners(host):
-        places.setdefault(address, set()).add(name)
-    strange = places.keys() - {host.address, "127.0.0.1", "0.0.0.0", "::1"}
-    check(not strange, f"{host.name} listens at {strange}")
-    more = places.get("0.0.0.0", set()) - EVERYWHERE
-    check(not more, f"{host.name} listens at all of its addresses for {more}")
-    names = {host.address: "its own address", "0.0.0.0": "all addresses"}
-    return ", ".join(f"{' '.join(sorted(who))} at {names.get(at, at)}" for at, who in sorted(places.items()))
-
-
-def answering(stranger: Host, host: Host) -> set[str]:
-    """Who on a host gives another one a page over HTTP, which shows no token."""
-    request = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read()"
-    return {
-        who
-        for who, at, port in listeners(host)
-        if at != "127.0.0.1"
-        and stranger.run(sys.executable, "-c", request, f"http://{host.address}:{port}/metrics")[0] == 0
-    }
+    return said
 
 
 def both(cluster: Cluster) -> str:
