@@ -123,7 +123,8 @@ def test_what_is_asked_of_the_tpu_api_is_in_its_description():
 
 def test_every_node_runs_the_ray_that_setup_installed():
     config = yaml.safe_load((TPU / "cluster.yaml").read_text())
-    assert config["setup_commands"] == ["~/mup_tpu/scripts/tpu/setup"]
+    # With the dashboard, which `scripts/tpu/cluster dashboard` tunnels.
+    assert config["setup_commands"] == ["EXTRAS=all,dashboard ~/mup_tpu/scripts/tpu/setup"]
     starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
     assert len(starts) == 4
     assert all(re.search(r"(^|=token )~/mup_tpu/\.venv/bin/ray (stop|start )", line) for line in starts)
@@ -227,6 +228,7 @@ def test_the_image_s_steps_find_their_files_and_packages(tmp_path):
     assert resolved.returncode == 0, resolved.stderr
     found = set(re.findall(r"^ \+ ([\w-]+)==", resolved.stderr, re.M))
     assert {"torch", "torch-xla", "libtpu", "ray", "google-api-python-client"} <= found
+    assert "aiohttp-cors" in found, "without Ray's dashboard no pod answers when KubeRay asks for its health"
 
 
 def test_pods_run_the_image_of_the_dockerfile():
