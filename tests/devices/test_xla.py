@@ -28,23 +28,34 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
 
 
-def run_program(*arguments: object, devices: int, **environment: str) -> dict[str, Any]:
+@pytest.fixture(scope="session")
+def run_program(tmp_path_factory):
     """What xla_program.py prints, in a process with so many devices."""
     pytest.importorskip("torch_xla")
-    command = [sys.executable, Path(__file__).with_name("xla_program.py"), *arguments]
-    result = subprocess.run(
-        [str(part) for part in command],
-        env=os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)} | environment,
-        capture_output=True,
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("xla_program.py")],
+        env=os.environ | {"PJRT_DEVICE": "CPU"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=600,
     )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    output = tmp_path_factory.mktemp("xla") / "output"
+
+    def run_program(*arguments: object, devices: int, **environment: str) -> dict[str, Any]:
+        environment["CPU_NUM_DEVICES"] = str(devices)
+        print(
+            json.dumps([environment, str(output), [str(a) for a in arguments]]), file=server.stdin, flush=True
+        )
+        code = server.stdout.readline()
+        assert code == "0\n", f"{code} {output.read_text()}"
+        return json.loads(output.read_text().splitlines()[-1])
+
+    yield run_program
+    server.communicate()  # it ends where its input does
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):
+def run(corpus, run_program, tmp_path_factory):
     """What the program printed for a mesh, precision and update rule, and the compiled programs' text; run
     once each."""
     done = {}
@@ -107,7 +118,9 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["trial=2,data=1", "trial=1,data=2"])
-def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(mesh):
+def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
+    run_program, mesh
+):
     """A hundred steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
     found = run_program("unread", mesh, devices=2)
     assert found["grown"] < 5 * found["gradients"]
@@ -116,7 +129,7 @@ def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_readin
 
 
 @pytest.mark.slow
-def test_micro_batches_train_as_the_batch_does_whole():
+def test_micro_batches_train_as_the_batch_does_whole(run_program):
     """Of a batch that two devices share, each of which takes its sequences one by one."""
     found = run_program("micro", "trial=1,data=2", devices=2)
     assert len(found["whole"]) == 8 and found["whole"][0] != found["whole"][4]
@@ -124,7 +137,7 @@ def test_micro_batches_train_as_the_batch_does_whole():
 
 
 @pytest.mark.slow
-def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(corpus, on_cpu):
+def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, corpus, on_cpu):
     """torch_xla cannot tell under SPMD, so that every pack failed there."""
     found = run_program("tpu", corpus, devices=2, TPU_ACCELERATOR_TYPE="v4-8", XLA_FLAGS=QUICK_TO_COMPILE)
     assert found["name"] == "xla:TPU"

@@ -1,9 +1,12 @@
 """Run by test_xla.py in a process of its own: a pack on PJRT_DEVICE=CPU. Prints what came of it as JSON.
 
-python xla_program.py MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
-python xla_program.py unread MESH
-python xla_program.py tpu CORPUS
-python xla_program.py micro MESH
+A process has one XLA client, but importing torch_xla takes as long as training. So this imports it once, and
+forks for each run that stdin asks for, in a line of JSON: environment, file for what it prints, arguments:
+
+MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
+unread MESH
+tpu CORPUS
+micro MESH
 """
 
 import contextlib
@@ -12,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,12 +196,36 @@ def main(
     )
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "unread":
-        print(json.dumps(unread_losses(sys.argv[2])))
-    elif sys.argv[1] == "micro":
-        print(json.dumps(in_parts(sys.argv[2])))
-    elif sys.argv[1] == "tpu":
-        print(json.dumps(as_on_a_tpu(sys.argv[2])))
+def run(arguments: list[str]) -> None:
+    """One run; it has a process to itself."""
+    kinds = {"unread": unread_losses, "micro": in_parts, "tpu": as_on_a_tpu}
+    if arguments[0] in kinds:
+        print(json.dumps(kinds[arguments[0]](*arguments[1:])))
     else:
-        main(*sys.argv[1:])
+        main(*arguments)
+
+
+def serve() -> None:
+    """Fork for each line of stdin, and answer with the exit code."""
+    for line in sys.stdin:
+        environment, output, arguments = json.loads(line)
+        child = os.fork()
+        if not child:
+            code = 1
+            with open(output, "w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            try:
+                os.environ.update(environment)
+                run(arguments)
+                sys.stdout.flush()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
