@@ -1,4 +1,5 @@
-"""Packs on Ray: one actor a slot, kept for the whole sweep so that torch is imported and warmed up once.
+"""Packs on Ray: one actor a slot, kept for the whole sweep or sequence so that torch is imported and warmed
+up once.
 
 An actor streams a pack's reports and then its rows. If its process dies or hangs, the pack is tried again on
 a new one; if a pack raises, its trials are stored as failed with the reason, and the rest goes on.
@@ -6,6 +7,7 @@ a new one; if a pack raises, its trials are stored as failed with the reason, an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -132,11 +134,42 @@ class _Workers:
         self._heartbeats.forget(stream)
         return self.busy.pop(stream)[1]
 
+    def give_up(self) -> None:
+        """End those that have a pack, and keep the others."""
+        for stream in list(self.busy):
+            self._lost(stream)
+
     def kill(self) -> None:
         """End all of them."""
-        placed = [*self.idle, *(worker for _, worker in self.busy.values())]
-        for actor in [*self.starting.values(), *(worker.actor for worker in placed)]:
+        self.give_up()
+        for actor in [*self.starting.values(), *(worker.actor for worker in self.idle)]:
             end_worker(actor)
+
+
+class KeptWorkers:
+    """Actors that stay from one run of packs to the next, if that asks for the same; ended with the block."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Any, ...] = ()
+        self._workers: _Workers | None = None
+
+    def __enter__(self) -> KeptWorkers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._workers is not None:
+            self._workers.kill()
+            self._workers = None
+
+    def of(self, options: RunOptions, room: Slots, results: str | None, heartbeat: float) -> _Workers:
+        """Those that are there, or, where they were started for something else, new ones in their place."""
+        # The strategy follows from the rest, and Ray's two of the same node are not equal.
+        needs = {name: need for name, need in room.needs.items() if name != "scheduling_strategy"}
+        asked = (options, needs, room.environment, room.slice, results, heartbeat)
+        if self._workers is None or asked != self._asked:
+            self.__exit__()
+            self._workers, self._asked = _Workers(options, room, results, heartbeat), asked
+        return self._workers
 
 
 def run_packs(
@@ -146,6 +179,7 @@ def run_packs(
     checkpoints: Callable[[list[Trial]], str | None] = lambda pack: None,
     results: str | None = None,
     heartbeat: float = SweepOptions.heartbeat,
+    kept: KeptWorkers | None = None,
 ) -> Generator[tuple[int, PackEvent]]:
     """Run packs on the cluster, yielding (pack index, event) as events come.
 
@@ -156,14 +190,16 @@ def run_packs(
         checkpoints: the folder or fsspec URL of a pack's checkpoints, or None.
         results: the folder or fsspec URL whose logs the workers keep theirs in; None keeps none.
         heartbeat: seconds without a report after which a worker counts as hung.
+        kept: where workers are taken from and stay; without, they end with the packs.
 
     Raises:
         ConfigError: workers cannot be started.
     """
     waiting = list(range(len(packs)))
     attempts: Counter[int] = Counter()
-    workers = _Workers(options, room, results, heartbeat)
-    try:
+    with contextlib.ExitStack() as at_end:
+        workers = (kept or at_end.enter_context(KeptWorkers())).of(options, room, results, heartbeat)
+        at_end.callback(workers.give_up)  # where the caller ends first
         while waiting or workers.busy:
             workers.fill(len(waiting) + len(workers.busy))
             while waiting and workers.idle:
@@ -184,8 +220,6 @@ def run_packs(
                     yield index, PackSplit(parts, str(event))
                 else:
                     yield index, event
-    finally:
-        workers.kill()
 
 
 def _room_now(options: RunOptions, before: Slots) -> Slots:

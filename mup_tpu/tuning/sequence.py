@@ -10,9 +10,9 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,9 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
 from mup_tpu.tuning.plan import missing_trials
 from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
+
+if TYPE_CHECKING:
+    from mup_tpu.tuning.ray_packs import KeptWorkers
 
 _SAME_X = 1e-6
 """Octaves within which a value counts as one that was run already."""
@@ -78,7 +81,7 @@ def run_until_settled(
     check_alike(sweep, store)
     buyer = _Buyer(sweep, points, store, run, deadline)
     outcome: Counter[str] = Counter()
-    with _cluster(options, console):
+    with _workers(options, console) as workers:
         while True:
             plans = buyer.plans()
             _show(plans, buyer.columns, console)
@@ -89,7 +92,7 @@ def run_until_settled(
                 break
             ended = run_missing(
                 store, buyer.corpora, list(trials), sweep.scale_axis.fields, options, buyer.run, console,
-                purchase=trials.__getitem__, deadline=deadline,
+                purchase=trials.__getitem__, deadline=deadline, workers=workers,
             )  # fmt: skip
             outcome += ended
             if ended["failed"] or not ended:
@@ -242,13 +245,17 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         )
 
 
-def _cluster(options: SweepOptions, console: Console) -> contextlib.AbstractContextManager[None]:
-    """One connection to Ray for the whole sequence, where it runs there."""
+@contextlib.contextmanager
+def _workers(options: SweepOptions, console: Console) -> Iterator[KeptWorkers | None]:
+    """One connection to Ray and one set of workers for the whole sequence, where it runs there."""
     if not options.on_ray:
-        return contextlib.nullcontext()
+        yield None
+        return
     from mup_tpu.tuning.cluster import ray_cluster
+    from mup_tpu.tuning.ray_packs import KeptWorkers
 
-    return ray_cluster(options.address, console)
+    with ray_cluster(options.address, console), KeptWorkers() as workers:
+        yield workers
 
 
 def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:

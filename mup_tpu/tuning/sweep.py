@@ -7,12 +7,13 @@ caching, and "three more learning rates" in one rule.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -38,6 +39,9 @@ from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.plan import describe, make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 from mup_tpu.tuning.tracking import Tracking, require_packages
+
+if TYPE_CHECKING:
+    from mup_tpu.tuning.ray_packs import KeptWorkers
 
 
 def run_sweep(
@@ -194,6 +198,7 @@ def run_missing(
     purchase: Callable[[Trial], int | None] = lambda trial: None,
     deadline: float = math.inf,
     steps_before: int | None = None,
+    workers: KeptWorkers | None = None,
 ) -> Counter[str]:
     """Run what a store misses of some trials.
 
@@ -208,6 +213,7 @@ def run_missing(
         purchase: of a sequence that a trial comes with; None where it is of none.
         deadline: by `time.monotonic`, when packs that have not ended are given up.
         steps_before: steps of the same trials whose checkpoints are gone on from; None goes on from none.
+        workers: on Ray, what stays from one call to the next; None keeps nothing.
 
     Returns:
         How many trials ended how in this call; empty where nothing was missing.
@@ -227,7 +233,7 @@ def run_missing(
     for batch_size in {trial.data.batch_size for trial in missing}:
         run.require_parts(batch_size)
     folders = CheckpointFolders(store.folder, corpora.trial_id, run)
-    runner = _with_ray if options.on_ray else _on_this_machine
+    runner = functools.partial(_with_ray, workers) if options.on_ray else _on_this_machine
     with (
         runner(missing, options, run, folders, str(store.folder), console) as (packs, events),
         SweepProgress(missing, scale, console) as progress,
@@ -352,6 +358,7 @@ class _Keeper:
 
 @contextlib.contextmanager
 def _with_ray(
+    workers: KeptWorkers | None,
     trials: list[Trial],
     options: SweepOptions,
     run: RunOptions,
@@ -368,7 +375,7 @@ def _with_ray(
         execution = slots.execution if run.execution == "auto" else run.execution
         packs = make_packs(trials, slots.count, execution, options.pack_size)
         with contextlib.closing(
-            ray_packs.run_packs(packs, run, slots, folders.of, results, options.heartbeat)
+            ray_packs.run_packs(packs, run, slots, folders.of, results, options.heartbeat, workers)
         ) as events:
             yield packs, events
 

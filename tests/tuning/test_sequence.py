@@ -100,8 +100,10 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(sweep, tmp_path, monkeypatch):
-    """One look each, so that it ends soon."""
+def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(
+    local_ray, sweep, tmp_path, monkeypatch
+):
+    """One look each, so that it ends soon; by workers that stay from purchase to purchase."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     both = dataclasses.replace(sweep, parametrizations=("sp", "mup"))
     settle(both, tmp_path, options=SweepOptions(ray=True))
@@ -109,6 +111,8 @@ def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(s
     assert set(runs["parametrization"]) == {"sp", "mup"}
     for _, own in runs.groupby("parametrization"):
         assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
+    assert runs["purchase"].max() > 1
+    assert len(list(tmp_path.glob("logs/*"))) == 2, "a purchase started workers anew"
 
 
 def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
