@@ -8,11 +8,12 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import parameter, ray_constants
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.text import Text
@@ -117,12 +118,15 @@ def start_here(**options: Any) -> None:
     folder = folder_of_this_process()
     if len(str(folder)) <= _LONGEST_FOLDER:
         options["_temp_dir"] = str(folder)
-    can_have_more_nodes = ray_constants.ENABLE_RAY_CLUSTER
+    can_have_more_nodes, parameters = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
     ray_constants.ENABLE_RAY_CLUSTER = False
+    # Two processes less, for which `ray.init` has no option: the autoscaler of one machine has nothing to do,
+    # and nobody reads what workers print.
+    parameter.RayParams = partial(parameters, no_monitor=True, include_log_monitor=False)
     try:
         start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = can_have_more_nodes
+        ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams = can_have_more_nodes, parameters
 
 
 def _keep_token_private() -> None:
