@@ -1,8 +1,6 @@
 """Several drivers that train for one results folder at once, with checkpoints: none is in another's way."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.files import Folder
 from mup_tpu.store import load_runs
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
+from mup_tpu.tuning.this_machine import start_process
 
 DRIVERS = 4
 
@@ -17,26 +16,22 @@ DRIVERS = 4
 @pytest.mark.slow
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     """Each has other packs of the same trials, and a checkpoint every third step."""
-    results, script = tmp_path / "results", tmp_path / "sweep.py"
+    results = tmp_path / "results"
     base = json.dumps(tiny.replace(steps=60).to_dict())
-    script.write_text(
-        "import json, os, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+    script = (
+        "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"base = from_dict(Trial, json.loads({base!r}))\n"
-        "n = int(sys.argv[2])\n"
         "sweep = Sweep('shared', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n"
         "              parametrizations=('mup',))\n"
         "run = RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\n"
-        "run_sweep(sweep, sys.argv[1], SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
+        "run_sweep(sweep, results, SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
     )
-    command = [sys.executable, str(script), str(results)]
-    drivers = [
-        subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True)
-        for number in range(DRIVERS)
-    ]
-    errors = [driver.communicate(timeout=500)[1] for driver in drivers]
-    codes = [driver.returncode for driver in drivers]
-    assert codes == [0] * DRIVERS, [error[-600:] for error in errors]
+    # Each in a process of its own, forked from one that has imported torch.
+    drivers = [start_process(exec, (script, {"results": str(results), "n": n})) for n in range(DRIVERS)]
+    for driver in drivers:
+        driver.join(timeout=500)
+    assert [driver.exitcode for driver in drivers] == [0] * DRIVERS, "see what they said"
     runs = load_runs(results)
     assert runs["status"].tolist() == ["finished"] * 6
     assert not (results / "checkpoints").exists()
