@@ -216,11 +216,15 @@ def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
     assert "torch" in names and "pytest" not in names and "torch-xla" not in names
     for name in names:
         for file in importlib.metadata.files(name) or []:
-            if ".." not in file.parts and file.parts[0] != "__pycache__":
-                link = tmp_path / "site" / file
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                installed, link = Path(str(file.locate())), tmp_path / "site" / file
                 link.parent.mkdir(parents=True, exist_ok=True)
                 if not link.exists():
-                    link.symlink_to(Path(str(file.locate())))
+                    link.symlink_to(installed)
+                # Or all of torch would be compiled anew; what has no source beside it is never imported.
+                compiled = link.with_name("__pycache__")
+                if not compiled.exists() and installed.with_name("__pycache__").is_dir():
+                    compiled.symlink_to(installed.with_name("__pycache__"))
     code = (
         f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'site')!r}]\n"
         "from mup_tpu.cli import main\n"
