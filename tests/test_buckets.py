@@ -4,10 +4,13 @@ They are moto and gcp-storage-emulator. Endpoint and credentials reach the comma
 user's: by the environment variables that s3fs and gcsfs read.
 """
 
+import asyncio
 import contextlib
 import http.client
 import http.server
+import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -29,6 +33,7 @@ import pytest
 from rich.console import Console
 
 from mup_tpu import files
+from mup_tpu.cli import main
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config_search import Domain, Search, SearchOptions
 from mup_tpu.data import load
@@ -125,6 +130,13 @@ def gcs_emulator() -> Iterator[Cloud]:
     server.stop()
 
 
+@pytest.fixture
+def gcsfs_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs tries six times, with pauses of 31 s in all, for which it has no setting."""
+    hurried = SimpleNamespace(sleep=lambda pause: asyncio.sleep(pause / 30))
+    monkeypatch.setattr("gcsfs.retry.asyncio", hurried)
+
+
 @pytest.fixture(scope="module", params=["moto", "gcs_emulator"])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     """Each of the clouds, reached by this process."""
@@ -133,18 +145,46 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
         yield found
 
 
-def command(cloud: Cloud, *words: object, endpoint: str = "", **more: str) -> subprocess.CompletedProcess:
-    """A command of ours, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "mup_tpu", *map(str, words)],
-        env=os.environ | cloud.environment(endpoint) | more,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@dataclass(frozen=True)
+class Ended:
+    """What has become of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def assert_one_sentence(ended: subprocess.CompletedProcess, *parts: str) -> None:
+def is_unheard(record: logging.LogRecord) -> bool:
+    """Whether no logger below the root handles it, not even by a `NullHandler`."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger and logger is not logging.root:
+        if logger.handlers:
+            return False
+        logger = logger.parent
+    return True
+
+
+def command(cloud: Cloud, *words: object, endpoint: str = "", **more: str) -> Ended:
+    """A command of ours, with this environment."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    log = logging.StreamHandler(err)
+    log.addFilter(is_unheard)  # as `logging` prints it in a process where nobody listens
+    logging.getLogger().addHandler(log)
+    with (
+        reached_by(cloud.environment(endpoint) | more),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            logging.getLogger().removeHandler(log)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def assert_one_sentence(ended: Ended | subprocess.CompletedProcess, *parts: str) -> None:
     assert ended.returncode == 2, ended.stdout + ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and all(part in errors[0] for part in parts), ended.stderr
@@ -499,7 +539,7 @@ class Unauthenticated(Quiet):
         self.reply(401, [("Content-Length", str(len(content)))], content)
 
 
-def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path):
+def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry):
     """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
     nowhere = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
@@ -521,7 +561,7 @@ def test_an_upload_that_is_cut_is_tried_again(cloud):
     assert Folder(url).read("big") == content and Folder(url).names() == ["big"]
 
 
-def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog):
+def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog, gcsfs_in_a_hurry):
     """As while a host has no network."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
@@ -555,8 +595,7 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus):
-    """Of gs:// this takes half a minute: for so long gcsfs tries."""
+def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus, gcsfs_in_a_hurry):
     folder = Folder(cloud.url())
     words = ["data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1]
     with server_of(cut_above(cloud, 100_000, times=float("inf"))) as front:
