@@ -122,11 +122,13 @@ def start_here(**options: Any) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
     # Two processes less, for which `ray.init` has no option: the autoscaler of one machine has nothing to do,
     # and nobody reads what workers print.
-    parameter.RayParams = partial(parameters, no_monitor=True, include_log_monitor=False)
+    fewer: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+    parameter.RayParams = partial(parameters, **fewer)  # type: ignore
     try:
         start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams = can_have_more_nodes, parameters
+        ray_constants.ENABLE_RAY_CLUSTER = can_have_more_nodes
+        parameter.RayParams = parameters  # type: ignore
 
 
 def _keep_token_private() -> None:
