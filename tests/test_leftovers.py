@@ -99,7 +99,7 @@ def script(tmp_path, base, ray):
         "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"base = from_dict(Trial, json.loads({json.dumps(base.to_dict())!r}))\n"
         "sweep = Sweep('small', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1)\n"
-        f"options = SweepOptions(ray={ray}, pack_size=2)\n"
+        f"options = SweepOptions(ray={ray}, pack_size=4)\n"
         "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(quiet=True))\n"
     )
     return path
