@@ -76,8 +76,16 @@ class TrialTrainable(tune.Trainable):
         self._events = self._run.steps()
 
     def step(self) -> dict[str, Any]:
-        """Train to the next evaluation or to the end."""
-        return self._thread.submit(self._advance).result(timeout=self._options.heartbeat)
+        """Train to the next evaluation or to the end.
+
+        Raises:
+            TimeoutError: that took longer than the heartbeat.
+        """
+        try:
+            return self._thread.submit(self._advance).result(timeout=self._options.heartbeat)
+        except TimeoutError:
+            self._run = None  # no checkpoint of it: the thread that would write one hangs
+            raise
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Nothing: the training loop writes checkpoints, which `setup` goes on from."""
