@@ -354,21 +354,32 @@ def full_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
-    local_ray, search_file, full_disk
+    local_ray, search_file, full_disk, capfd
 ):
     results, filler = full_disk / "results", full_disk / "filler"
+    stored = []
     options = ("--num-samples", "2", "--scheduler", "none", "--max-concurrent", "1", "--evaluations", "4")
     options += ("--max-failures", "0")
-    process = start_search(search_file, results, *options)
     log = results / "search.jsonl"
-    wait_for(process, lambda: log.exists() and '"ended"' in log.read_text())
-    before = load_runs(results)
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(b"0" * 4096)
-            file.flush()
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 2, output
+
+    def fill():
+        """Once the first of two trials has ended."""
+        deadline = time.monotonic() + 240
+        while not (log.exists() and '"ended"' in log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stored.append(load_runs(results))
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(b"0" * 4096)
+                file.flush()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["search", str(search_file), "--results", str(results), *options])
+    thread.join()
+    (before,) = stored
+    output = "".join(capfd.readouterr())
     assert "No space left on device" in output
     assert "Traceback" not in output
     assert load_runs(results)["trial_id"].tolist() == before["trial_id"].tolist()
