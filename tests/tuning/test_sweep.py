@@ -13,6 +13,7 @@ import time
 import pandas as pd
 import psutil
 import pytest
+from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from mup_tpu import data
@@ -288,20 +289,15 @@ def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
 @pytest.mark.slow
 def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
     """Its head and raylet are processes of their own; the driver joins with what --address gives."""
-    script = tmp_path / "join.py"
-    script.write_text(
-        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
-        "from ray.cluster_utils import Cluster\n"
-        "cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1})\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(tiny.to_dict())!r}))\n"
-        "sweep = Sweep('joined', base, widths=(32,), learning_rates=(0.01,), parametrizations=('mup',))\n"
-        "options = SweepOptions(address=cluster.address)\n"
-        f"run_sweep(sweep, {str(tmp_path / 'results')!r}, options, RunOptions(), Console())\n"
-        "cluster.shutdown()\n"
-    )
-    subprocess.run([sys.executable, str(script)], check=True, timeout=300)
-    assert load_runs(tmp_path / "results")["status"].tolist() == ["finished"]
+    lean = {"num_cpus": 1, "no_monitor": True, "include_log_monitor": False}
+    there = Cluster(initialize_head=True, head_node_args=lean)
+    try:
+        sweep = Sweep("joined", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
+        options = SweepOptions(address=there.address)
+        run_sweep(sweep, str(tmp_path), options, RunOptions(), Console(quiet=True))
+    finally:
+        there.shutdown()
+    assert load_runs(tmp_path)["status"].tolist() == ["finished"]
 
 
 def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
