@@ -395,13 +395,13 @@ def test_search_then_transfer_to_a_wider_model(local_ray, corpus, tmp_path, capf
         + shared.format(corpus=str(corpus))
         + '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
     )
-    code, out, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 4)
+    code, out, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 2)
     assert code == 0, err
-    assert "4 of 4 ended" in out
+    assert "2 of 2 ended" in out
     assert "best: loss " in out
-    code, _, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 4)
+    code, _, err = outcome(capfd, "search", file, "--results", results, "--num-samples", 2)
     assert code == 2
-    assert "holds a search of 4 trials; go on with --resume" in err
+    assert "holds a search of 2 trials; go on with --resume" in err
 
     code, out, err = outcome(capfd, "transfer", results, "--width", 64, "--steps", 20, "--no-ray")
     assert code == 0, err
