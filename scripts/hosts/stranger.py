@@ -18,6 +18,7 @@ METHODS = (
     "ObjectManagerService/FreeObjects",  # a raylet, at its other port
     "CoreWorkerService/GetCoreWorkerStats",  # a worker or driver
     "RayletDriver/ClusterInfo",  # the server of Ray's client
+    "ReporterService/GetTraceback",  # the dashboard's agent
 )
 PATIENCE_S = 10.0
 
