@@ -15,7 +15,7 @@ import grpc
 METHODS = (
     "NodeInfoGcsService/GetAllNodeInfo",  # the GCS
     "NodeManagerService/GetNodeStats",  # a raylet
-    "ObjectManagerService/FreeObjects",  # a raylet, at its other port
+    "ObjectManagerService/Pull",  # a raylet, at its other port
     "CoreWorkerService/GetCoreWorkerStats",  # a worker or driver
     "RayletDriver/ClusterInfo",  # the server of Ray's client
     "ReporterService/GetTraceback",  # the dashboard's agent
