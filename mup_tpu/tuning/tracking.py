@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import logging
 import math
-import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +37,9 @@ class Tracker(Protocol):
     def known(self) -> set[str]:
         """The trial_ids that it has."""
 
+    def forget(self, trial_id: str) -> None:
+        """Remove what it has of a trial, which will be told anew."""
+
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Tell it of a trial that has ended."""
 
@@ -50,6 +53,10 @@ class TensorBoard:
     def known(self) -> set[str]:
         """Those that have a folder with a file in it."""
         return {name for name in self._folder.names() if (self._folder / name).names()}
+
+    def forget(self, trial_id: str) -> None:
+        """Remove its folder."""
+        self._folder.remove(trial_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Write its file, whole or not at all."""
@@ -82,15 +89,21 @@ class WandB:
         """Those that have a folder of its own here, which runs have that were sent too."""
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
+    def forget(self, trial_id: str) -> None:
+        """Remove its folders; a run that was sent is overwritten by the next one of its id."""
+        for folder in self._where.glob(f"wandb/*run-*-{trial_id}"):
+            shutil.rmtree(folder)
+
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Log its curve, with what it ended at as its summary."""
         import wandb
 
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # or it would ask
+            raise ConfigError("nobody is logged in: `wandb login`, or WANDB_MODE=offline")
         run = wandb.init(
             project=self._experiment,
             dir=str(self._where),
             id=row["trial_id"],
-            resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
             name=f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}",
             config={**settings, "trial_id": row["trial_id"]},
             settings=wandb.Settings(silent=True, console="off", init_timeout=30),
@@ -125,6 +138,11 @@ class MLflow:
             page = runs.token or ""
         return told
 
+    def forget(self, trial_id: str) -> None:
+        """Delete runs that are tagged with it."""
+        for run in self._client.search_runs([self._experiment], f"tags.trial_id = '{trial_id}'"):
+            self._client.delete_run(run.info.run_id)
+
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Log its curve, what it ended at as `loss`, and its settings as parameters."""
         from mlflow.entities import Metric, Param
@@ -134,7 +152,11 @@ class MLflow:
         points = [*curve, ("loss", int(row["steps_done"]), _loss(row))]
         self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
         for start in range(0, len(points), 1000):  # as many as it takes at once
-            part = [Metric(tag, value, now, step) for tag, step, value in points[start : start + 1000]]
+            part = [
+                # Its databases keep the largest finite number for inf, which would be a loss like others.
+                Metric(tag, value if math.isfinite(value) else math.nan, now, step)
+                for tag, step, value in points[start : start + 1000]
+            ]
             self._client.log_batch(run, metrics=part)
         self._client.set_tag(run, "status", row["status"])
         self._client.set_terminated(run, "FINISHED" if row["status"] != "stopped" else "KILLED")
@@ -159,15 +181,23 @@ class Tracking:
         if self._trackers:
             rows = [_without_nothing(row) for row in store.results().to_dict("records")]
             curves = load_curves(str(store.folder))
-            self.add(rows, [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")])
+            points = [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")]
+            self._tell(rows, points, again=False)
 
     def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
         """Tell of trials that have ended for good; those that a command will train again are left out.
+
+        One that was told before, as stopped early, and was trained again takes the place of what it was.
 
         Args:
             rows: of the run table.
             curves: points of their curves.
         """
+        self._tell(rows, curves, again=True)
+
+    def _tell(
+        self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]], again: bool
+    ) -> None:
         points: dict[str, list[tuple[str, int, float]]] = {}
         for p in curves:
             point = (f"{p['split']}/loss", int(p["step"]), float(p["loss"]))
@@ -178,8 +208,11 @@ class Tracking:
             settings = {name: row[name] for name in CONFIGURED if row.get(name) is not None}
             curve = points.get(row["trial_id"], [])
             for name, tracker in list(self._trackers.items()):
-                if row["trial_id"] not in self._told[name]:
+                is_told = row["trial_id"] in self._told[name]
+                if again or not is_told:
                     with self._or_without(name):
+                        if is_told:
+                            tracker.forget(row["trial_id"])
                         tracker.tell(row, settings, curve)
                         self._told[name].add(row["trial_id"])
 

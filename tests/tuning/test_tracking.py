@@ -1,6 +1,7 @@
 """Trackers are told of each trial once, with its settings and curve; what they hold is the table again."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,7 @@ def stored(tmp_path_factory):
         {k: v.item() if hasattr(v, "item") else v for k, v in row.items() if v == v and v is not None}
         for row in chosen.to_dict("records")
     ]
-    rows[0] |= {"status": "diverged"}
-    rows[0].pop("loss")
+    rows[0] |= {"status": "diverged", "loss": math.inf}
     rows[1] |= {"status": "failed"}
     store = Store(folder, "quickstart")
     store.append(rows, curves[curves["trial_id"].isin(chosen["trial_id"])].to_dict("records"))
@@ -80,6 +80,39 @@ def test_a_second_command_tells_nothing_twice_and_what_a_kill_left_untold(stored
     }
 
 
+def test_a_trial_that_was_stopped_early_and_then_trained_whole_is_told_once_whole(stored, tmp_path):
+    """As with --halving, and then without."""
+    pytest.importorskip("tensorboard")
+    runs, curves = load_runs(stored.folder.path), load_curves(stored.folder.path)
+    row = runs[runs["status"] == "finished"].dropna(axis="columns").iloc[0]
+    curve = curves[curves["trial_id"] == row["trial_id"]].to_dict("records")
+    store = Store(tmp_path, "quickstart")
+    for ended in ({"status": "stopped", "steps_done": 10}, {}):
+        tracking = Tracking(["tensorboard"], store)  # by another command
+        tracking.add([{**row.to_dict(), **ended}], curve if not ended else curve[:1])
+    (file,) = (tmp_path / "tensorboard").glob("*/events*")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(file))
+    events.Reload()
+    (end,) = events.Scalars("loss")
+    assert (end.step, end.value) == (row["steps_done"], pytest.approx(row["loss"], rel=1e-6))
+
+
+def test_wandb_that_nobody_is_logged_in_to_asks_for_nothing(stored, tmp_path, monkeypatch, request):
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # it keeps what the environment was, for the next test too
+    request.addfinalizer(wandb.teardown)
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "NETRC"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    with pytest.warns(
+        UserWarning, match="wandb is told of no more trials: nobody is logged in: `wandb login`"
+    ):
+        Tracking(["wandb"], stored)
+
+
 @pytest.mark.slow
 def test_mlflow_holds_the_table(stored, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
@@ -90,6 +123,9 @@ def test_mlflow_holds_the_table(stored, tmp_path, monkeypatch):
             Tracking(["mlflow"], stored)
         table = load_table("mlflow:quickstart")
         np.testing.assert_allclose(found(table), expected(stored))
+        final = load_runs(stored.folder.path).query("status == 'finished'")
+        curves = load_curves(stored.folder.path).to_dict("records")
+        Tracking(["mlflow"], stored).add(final.iloc[:1].to_dict("records"), curves)  # as if trained again
         runs = mlflow.search_runs(experiment_names=["quickstart"])
         assert len(runs) == len(expected(stored)) and {"params.lr", "params.weight_decay"} <= set(runs)
         client = mlflow.MlflowClient()
@@ -105,9 +141,11 @@ def test_mlflow_holds_the_table(stored, tmp_path, monkeypatch):
 def test_wandb_offline_holds_each_trial_once(stored, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    one = load_runs(stored.folder.path).query("status == 'finished'").iloc[-1]
+    one = load_runs(stored.folder.path).query("status == 'finished'").dropna(axis="columns").iloc[-1]
     for _ in range(2):
         Tracking(["wandb"], stored)
+    curves = load_curves(stored.folder.path).to_dict("records")
+    Tracking(["wandb"], stored).add([one.to_dict()], curves)  # as if trained again
     folders = list(Path(stored.folder.path, "wandb").glob("offline-run-*"))
     assert len(folders) == len(expected(stored))
     (file,) = Path(stored.folder.path, "wandb").glob(f"offline-run-*-{one['trial_id']}/*.wandb")
