@@ -149,8 +149,7 @@ def _train(
     console: Console,
 ) -> PackResult:
     """Train a trial under a live line of its progress, and store what comes of it."""
-    # Not where the output is a file: one on a full disk would end the run before it has trained.
-    with console.status("importing torch") if console.is_terminal else contextlib.nullcontext():
+    with console.status("importing torch"):
         import torch
 
         from mup_tpu import data
