@@ -68,7 +68,8 @@ def run_until_settled(
         DataError: the corpus cannot be used.
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
-    points = measured(sweep)
+    corpora = Corpora()
+    points = measured(sweep, corpora)
     _check_axes(sweep, points)
     if lacking := sorted(set(load_planned(results)) - set(points)):
         at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
@@ -79,7 +80,7 @@ def run_until_settled(
     _check_question(sweep, points, results)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(points))
     check_alike(sweep, store)
-    buyer = _Buyer(sweep, points, store, run, deadline)
+    buyer = _Buyer(sweep, points, corpora, store, run, deadline)
     outcome: Counter[str] = Counter()
     with _workers(options, console) as workers:
         while True:
@@ -124,11 +125,12 @@ class _Buyer:
         self,
         sweep: Sweep,
         points: Mapping[float, dict[str, Any]],
+        corpora: Corpora,
         store: Store,
         run: RunOptions,
         deadline: float,
     ) -> None:
-        self._sweep, self._points, self._store = sweep, points, store
+        self._sweep, self._points, self._store, self.corpora = sweep, points, store, corpora
         self.run = replace(run, tuned=sweep.tune_axis.fields)
         self.columns = Columns(
             sweep.scale_axis.column, sweep.tune_axis.column, parametrization=sweep.compare_axis.column
@@ -138,8 +140,6 @@ class _Buyer:
             str(configured(sweep.base.replace(**start, **point))[self.columns.parametrization]): point
             for point in sweep.compare_axis.points
         }
-        first = [sweep.base.replace(**start, **point) for point in self._compared.values()]
-        self.corpora = Corpora([trial.replace(**at) for trial in first for at in points.values()])
         self._known = np.empty(0)
         """Values of the hyperparameter that were asked for or run; the grid has one above 0."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.columns import CONFIGURED, configured, label, write
-from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
+from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.errors import ConfigError, Preempted, StoreError
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes, results_folder
@@ -76,14 +76,15 @@ def run_sweep(
     if continue_to is not None:
         _check_goes_on(sweep, run)
         trials = [longer(trial, continue_to) for trial in trials]
-    measured(sweep)
+    corpora = Corpora(trials)
+    measured(sweep, corpora)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep))
     check_alike(sweep, store, but=() if continue_to is None else ("steps",))
     run = replace(run, tuned=sweep.tune_axis.fields)
     purchase = store.next_purchase()
     before = None if continue_to is None else sweep.base.train.steps
     return run_missing(
-        store, Corpora(trials), trials, sweep.scale_axis.fields, options, run, console,
+        store, corpora, trials, sweep.scale_axis.fields, options, run, console,
         lambda trial: purchase, steps_before=before,
     )  # fmt: skip
 
@@ -109,8 +110,8 @@ def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
         ConfigError, StoreError, DataError: as `run_sweep`.
     """
     trials = sweep.trials()
-    measured(sweep)
     corpora, done = Corpora(trials), set[str]()
+    measured(sweep, corpora)
     if "store.json" in results_folder(results).names():
         store = Store(results, sweep.experiment, StoredAxes.of(sweep))
         check_alike(sweep, store)
@@ -132,7 +133,7 @@ def run_trials(
     return run_missing(store, Corpora(trials), trials, scale, options, run, console)
 
 
-def measured(sweep: Sweep) -> dict[float, dict[str, Any]]:
+def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
     """Points of the scale by what measures them, which must tell them apart, or an analysis would take two
     for one.
 
@@ -141,9 +142,8 @@ def measured(sweep: Sweep) -> dict[float, dict[str, Any]]:
         DataError: the corpus cannot be used.
     """
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
-    trials = [sweep.base.replace(**point) for point in axis.points]
-    corpora = Corpora(trials)
-    for point, trial in zip(axis.points, trials, strict=True):
+    for point in axis.points:
+        trial = sweep.base.replace(**point)
         vocab_size = corpora.of(trial).vocab_size  # of the data, as in rows: bytes have 256 whatever is asked
         declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
         values = {
@@ -274,13 +274,18 @@ def _begin_packs(
 
 
 class Corpora:
-    """The data of some trials, which may differ in batches or in text."""
+    """The data of trials, which may differ in batches or in text, each loaded once."""
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self._datasets = {config: data.load(config) for config in dict.fromkeys(t.data for t in trials)}
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        """Load those of some trials now, so that what is wrong with them is said first."""
+        self._datasets: dict[DataConfig, data.TokenDataset] = {}
+        for trial in trials:
+            self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
         """What a trial trains on."""
+        if trial.data not in self._datasets:
+            self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]
 
     def trial_id(self, trial: Trial) -> str:
