@@ -106,10 +106,14 @@ def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scali
 
 def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """TP-V, Table 8, Adam rows: only matrices with two growing axes are scaled (as in mup.MuAdamW)."""
-    m = infshape.width_mult()
     if infshape.ninf() == 2:
-        return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
+        return _hidden_adamw(infshape.width_mult())
     return Scaling()  # embeddings, biases, norms, readout: one growing axis
+
+
+def _hidden_adamw(m: float) -> Scaling:
+    """What μP gives a matrix both of whose axes grew to m times the base's."""
+    return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
 
 
 def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
@@ -129,9 +133,8 @@ def _sp_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth
 
 def _hidden_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """μP but for embeddings, a tied readout with them, which are scaled as if both of their axes grew."""
-    m = infshape.width_mult()
     if parameter.is_embedding:
-        return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
+        return _hidden_adamw(infshape.width_mult())
     return _mup_adamw(parameter, infshape, growth)
 
 
