@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mup_tpu.config import Trial, as_word, described, require_name, require_positive, require_valid
+from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import parse_seconds
 from mup_tpu.config_io import from_dict, read_toml
 from mup_tpu.errors import ConfigError
@@ -97,7 +98,7 @@ class SearchOptions:
     """Times that a trial whose process died or that raised is tried again, from its last checkpoint."""
     heartbeat: float = 600.0
     """Seconds without an evaluation after which a trial counts as hung."""
-    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    track: tuple[TrackerName, ...] = ()
     """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""

@@ -84,12 +84,17 @@ def _wandb(project: str) -> pd.DataFrame:
         return pd.json_normalize(rows, sep="/")
 
 
+def hush_mlflow() -> None:
+    """Have MLflow not tell of each table that a new database gets."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def _mlflow(experiment: str) -> pd.DataFrame:
     """Runs of an experiment: `params.…`, and the last value of each metric as `metrics.…`."""
     path = f"mlflow:{experiment}"
     mlflow = _package(path, "mlflow", "mlflow")
-    for name in ("mlflow", "alembic"):  # they tell of each table that a new database gets
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush_mlflow()
     with _errors_in_a_sentence(path):
         if mlflow.get_experiment_by_name(experiment) is None:
             there = ", ".join(sorted(e.name for e in mlflow.search_experiments()))

@@ -10,6 +10,9 @@ import tyro
 from mup_tpu.config.values import described, parse_seconds, require_positive, require_valid, shown
 from mup_tpu.errors import ConfigError
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+"""Of `mup_tpu.tuning.tracking.TRACKERS`."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -80,7 +83,7 @@ class SweepOptions:
     """Seconds without a report (a line of a pack's log; on XLA devices they come with evaluations) after
     which a pack counts as hung: its process is ended and it is tried again. A pack in the command's own
     process cannot be watched."""
-    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    track: tuple[TrackerName, ...] = ()
     """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
 
     def __post_init__(self) -> None:

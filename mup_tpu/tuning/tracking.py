@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import math
 import shutil
 import time
@@ -123,8 +122,9 @@ class MLflow:
     def __init__(self, folder: Folder, experiment: str) -> None:
         import mlflow
 
-        for name in ("mlflow", "alembic"):  # they tell of each table that a new database gets
-            logging.getLogger(name).setLevel(logging.ERROR)
+        from mup_tpu.analysis.trackers import hush_mlflow
+
+        hush_mlflow()
         self._client = mlflow.MlflowClient()
         found = self._client.get_experiment_by_name(experiment)
         self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
@@ -179,10 +179,7 @@ class Tracking:
                 self._trackers[name] = TRACKERS[name](store.folder, store.experiment)
                 self._told[name] = self._trackers[name].known()
         if self._trackers:
-            rows = [_without_nothing(row) for row in store.results().to_dict("records")]
-            curves = load_curves(str(store.folder))
-            points = [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")]
-            self._tell(rows, points, again=False)
+            self._tell_untold(store)
 
     def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
         """Tell of trials that have ended for good; those that a command will train again are left out.
@@ -194,6 +191,18 @@ class Tracking:
             curves: points of their curves.
         """
         self._tell(rows, curves, again=True)
+
+    def _tell_untold(self, store: Store) -> None:
+        """Tell of what is stored and a tracker lacks."""
+        told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
+        table = store.results()
+        untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
+        if untold.empty:
+            return
+        rows = [_without_nothing(row) for row in untold.to_dict("records")]
+        curves = load_curves(str(store.folder))
+        points = [{str(k): v for k, v in point.items()} for point in curves.to_dict("records")]
+        self._tell(rows, points, again=False)
 
     def _tell(
         self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]], again: bool
