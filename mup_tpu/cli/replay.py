@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -185,19 +185,16 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
         table: How to read it.
         json: Print JSON alone, for machines.
     """
-    from mup_tpu.store import is_search
-
-    if is_search(path) and not json:
-        _print_ranking(path)
-        return
-    if _sweeps_in(path) and not json:
-        show_ablations(path, figures=False)
-        return
-    analysis = table.analyze(path)
     if json:
-        print(_to_json(analysis.to_dict()))
-    else:
-        _print_analysis(analysis)
+        print(_to_json(table.analyze(path).to_dict()))
+        return
+    match _kind(path):
+        case "search":
+            _print_ranking(path)
+        case "sweeps":
+            show_ablations(path, figures=False)
+        case _:
+            _print_analysis(table.analyze(path))
 
 
 def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
@@ -260,6 +257,21 @@ def show_ablations(path: str, figures: bool = True) -> None:
     make_console().print(shown)
     if figures:
         _draw_ablations(table, _figures_folder(path))
+
+
+def _kind(path: str) -> Literal["sweeps", "search", "coordinate check", "table"]:
+    """What a path holds; of what is none of the others, reading it as a table says what is wrong."""
+    from mup_tpu.store import is_search
+
+    if _sweeps_in(path):
+        return "sweeps"
+    if is_search(path):
+        return "search"
+    return "coordinate check" if _coordinate_check(path).exists() else "table"
+
+
+def _coordinate_check(path: str) -> Path:
+    return Path(path) / "coord_check.parquet"
 
 
 def _sweeps_in(path: str) -> list[Path]:
@@ -338,21 +350,19 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
     import pandas as pd
 
     from mup_tpu import plots
-    from mup_tpu.store import is_search
+    from mup_tpu.analysis.search import ranking
+    from mup_tpu.store import load_runs
 
     folder = out or _figures_folder(path)
-    measured = Path(path) / "coord_check.parquet"
-    if _sweeps_in(path):
-        _draw_ablations(_compared(path), folder)
-    elif is_search(path):
-        from mup_tpu.analysis.search import ranking
-        from mup_tpu.store import load_runs
-
-        _save({"search": plots.search_figure(ranking(load_runs(path)))}, folder)
-    elif measured.exists():
-        _save(plots.coordinate_check_figures(pd.read_parquet(measured)), folder)
-    else:
-        _draw(table.analyze(path), folder)
+    match _kind(path):
+        case "sweeps":
+            _draw_ablations(_compared(path), folder)
+        case "search":
+            _save({"search": plots.search_figure(ranking(load_runs(path)))}, folder)
+        case "coordinate check":
+            _save(plots.coordinate_check_figures(pd.read_parquet(_coordinate_check(path))), folder)
+        case _:
+            _draw(table.analyze(path), folder)
 
 
 def _figures_folder(path: str) -> Path | str:
@@ -441,18 +451,19 @@ def _page(path: str, table: TableOptions) -> tuple[Page, bool]:
     import pandas as pd
 
     from mup_tpu import report as rendering
-    from mup_tpu.store import is_search, load_runs
+    from mup_tpu.store import load_runs
 
     name = Path(path).name
-    measured = Path(path) / "coord_check.parquet"
-    if _sweeps_in(path):
-        return rendering.ablations_page(name, _compared(path)), True
-    if is_search(path):
-        return rendering.search_page(name, load_runs(path)), True
-    if measured.exists():
-        return rendering.coordinate_check_page(name, pd.read_parquet(measured)), True
-    loaded = table.load(path)
-    return rendering.sweep_page(table.analyze_table(loaded), loaded), loaded.stored is not None
+    match _kind(path):
+        case "sweeps":
+            return rendering.ablations_page(name, _compared(path)), True
+        case "search":
+            return rendering.search_page(name, load_runs(path)), True
+        case "coordinate check":
+            return rendering.coordinate_check_page(name, pd.read_parquet(_coordinate_check(path))), True
+        case _:
+            loaded = table.load(path)
+            return rendering.sweep_page(table.analyze_table(loaded), loaded), loaded.stored is not None
 
 
 def referee(path: Where = "results", out: Path | None = None) -> None:
@@ -466,14 +477,13 @@ def referee(path: Where = "results", out: Path | None = None) -> None:
     from mup_tpu.analysis.referee import page, rulings
 
     found, left_out = rulings(path)
+    text = page(Path(path).name, found, left_out, "" if out is None else "referee.png")
     if out is None:
-        print(page(Path(path).name, found, left_out), end="")
+        print(text, end="")
         return
     from mup_tpu import plots
 
-    _write(
-        f"page {out}", out.parent, out.name, page(Path(path).name, found, left_out, "referee.png").encode()
-    )
+    _write(f"page {out}", out.parent, out.name, text.encode())
     _save({"referee": plots.referee_figure(found)}, out.parent)
 
 
