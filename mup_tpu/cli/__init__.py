@@ -228,9 +228,7 @@ def _is_for_training(package: str) -> bool:
     """Whether the extra `train` installs a package: it is imported by the package's own name."""
     try:
         asked = importlib.metadata.requires("mup_tpu") or []
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # a checkout that was not installed says nothing of extras
+    except importlib.metadata.PackageNotFoundError:  # of a checkout that was not installed
         return package != "mup_tpu"
     return package in {
         re.split(r"\W", line, maxsplit=1)[0] for line in asked if "extra == 'train'" in line.replace('"', "'")

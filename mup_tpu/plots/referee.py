@@ -46,9 +46,9 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
         for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
             ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
         ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
-    for above, below in zip(found, found[1:], strict=False):
+    for row, above, below in zip(rows, found, found[1:], strict=False):
         if _way(above) != _way(below):
-            ax.axhline(rows[found.index(below)] + 0.5, color=INK, lw=0.6)
+            ax.axhline(row - 0.5, color=INK, lw=0.6)
     ax.axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
     ax.set_yticks(rows, names, fontsize=8.5)
