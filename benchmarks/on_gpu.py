@@ -27,17 +27,8 @@ ROOT = Path(__file__).parents[1]
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 TESTS = ("tests/training/test_pack.py", "tests/training/test_loop.py", "tests/optimizers", "tests/models")
 ONE_TEST = "tests/training/test_pack.py::test_trials_of_different_shape_are_refused"
-TINY = (
-    "--scale",
-    "steps=2",
-    "--tune",
-    "eval_batches=1",
-    "--compare",
-    "precision=float32",
-    "--num-seeds",
-    "1",
-)
-"""A sweep in place of a preset's: its base for two steps."""
+TINY = ("--compare", "steps=2", "--tune", "eval_batches=1", "--num-seeds", "1")
+"""Axes in place of a preset's: its base for two steps."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,8 @@ def preset(experiment: str, width: int) -> Step:
     folder = f"{experiment}_h200"
     common = (f"experiments/{experiment}.py", "--preset", "h200", "--results", f"{{results}}/{folder}")
     words = ("--device", "cuda", "--width", str(width), "--checkpoint-every", "200")
-    return Step(f"{folder}_{width}", 8, (*common, *words), (*common, "--device", "cpu", *TINY))
+    rehearsal = ("--device", "cpu", "--width", str(width // 4), "--checkpoint-every", "1", *TINY)
+    return Step(f"{folder}_{width}", 8, (*common, *words), (*common, *rehearsal))
 
 
 STEPS = (
