@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +43,7 @@ from mup_tpu.doctor import check_url
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.store import is_search, load_curves, load_runs
+from mup_tpu.tuning import local_packs
 from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -446,6 +448,16 @@ class Quiet(http.server.BaseHTTPRequestHandler):
     def answer(self, length: int) -> None:
         raise NotImplementedError
 
+    def hand_on(self, cloud: Cloud, length: int) -> None:
+        """Have a cloud answer."""
+        ahead = http.client.HTTPConnection(cloud.endpoint.removeprefix("http://"))
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        ahead.request(self.command, self.path, self.rfile.read(length), headers)
+        answer = ahead.getresponse()
+        content = answer.read()
+        self.reply(answer.status, answer.getheaders(), content)
+        ahead.close()
+
     def reply(self, status: int, headers: Iterable[tuple[str, str]], content: bytes) -> None:
         self.send_response(status)
         for name, value in headers:
@@ -469,13 +481,27 @@ def cut_above(cloud: Cloud, most: int, times: float) -> type[Quiet]:
                 left[0] -= 1
                 self.rfile.read(most)
                 return
-            ahead = http.client.HTTPConnection(cloud.endpoint.removeprefix("http://"))
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-            ahead.request(self.command, self.path, self.rfile.read(length), headers)
-            answer = ahead.getresponse()
-            content = answer.read()
-            self.reply(answer.status, answer.getheaders(), content)
-            ahead.close()
+            self.hand_on(cloud, length)
+
+    return Proxy
+
+
+def without_logs(cloud: Cloud, ended: threading.Event) -> type[Quiet]:
+    """What takes logs and is silent until the end; all else it hands on to a cloud."""
+
+    class Proxy(Quiet):
+        def handle_expect_100(self) -> bool:
+            return not self.is_held() and super().handle_expect_100()
+
+        def answer(self, length: int) -> None:
+            if not self.is_held():
+                self.hand_on(cloud, length)
+
+        def is_held(self) -> bool:
+            if "/logs/" not in urllib.parse.unquote(self.path):
+                return False
+            self.close_connection = True
+            return ended.wait()
 
     return Proxy
 
@@ -592,6 +618,18 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
         ):
             ask(Folder(url))
     assert f"{url} has not answered for 0.2 s: still waiting" in caplog.text
+
+
+@pytest.mark.slow
+def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
+    """All workers together have as long as one."""
+    monkeypatch.setattr(local_packs, "_LAST_LOG_S", 2.0)
+    url, ended = moto.url(), threading.Event()
+    with server_of(without_logs(moto, ended)) as front, reached_by(moto.environment(front)):
+        run_sweep(sweep, url, SweepOptions(), RunOptions(threads=1), Console(quiet=True))
+        assert len(load_runs(url)) == 4
+        ended.set()
+    assert re.search(rf"the last lines of [2-4] workers' logs are lost: {url} did not take them", caplog.text)
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
 
     A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on. Where it
     cannot be kept (a driver's folder that this host may not make) training goes on without, and says so.
+    Where nobody shows these lines, those that warn are printed to stderr too: what a bucket that does not
+    answer makes wait cannot be read in a log that lies there.
 
     Args:
         results: the folder, or its fsspec URL; None keeps nothing.
@@ -51,7 +53,10 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
         yield
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    with attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])):
+    with (
+        _warnings_shown("mup_tpu"),
+        attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])),
+    ):
         if capture_warnings:
             logging.captureWarnings(True)
         try:
@@ -59,6 +64,23 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
         finally:
             if capture_warnings:
                 logging.captureWarnings(False)
+
+
+@contextlib.contextmanager
+def _warnings_shown(name: str) -> Iterator[None]:
+    """What a logger warns of goes to stderr, as where it has no handler, unless it has one by now.
+
+    That handler comes first: the one of the log may be waiting for the bucket, and lets no other line pass.
+    """
+    logger, shows = logging.getLogger(name), logging.lastResort
+    if shows is None or logger.handlers:
+        yield
+        return
+    logger.addHandler(shows)
+    try:
+        yield
+    finally:
+        logger.removeHandler(shows)
 
 
 @contextlib.contextmanager

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
@@ -106,7 +108,9 @@ def _in_this_process(
 
 
 _LAST_LOG_S = 30.0
-"""Seconds that a worker has at the end for what is left of its log, where that goes to a bucket."""
+"""Seconds that all workers have at the end for what is left of their logs, where these go to a bucket."""
+
+_log = logging.getLogger(__name__)
 
 
 class _Worker:
@@ -138,8 +142,14 @@ class _Crew:
     def __exit__(self, *error: object) -> None:
         for worker in self._idle:
             worker.connection.close()  # it uploads the rest of its log, and ends
+        deadline = time.monotonic() + _LAST_LOG_S
         for worker in self._idle:
-            worker.process.join(_LAST_LOG_S)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        if late := sum(worker.process.is_alive() for worker in self._idle):
+            _log.warning(
+                "the last lines of %d workers' logs are lost: %s did not take them within %g s",
+                late, self._results, _LAST_LOG_S,
+            )  # fmt: skip
         for worker in [*self._idle, *(worker for _, worker in self._busy.values())]:
             worker.end()
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import socket
+import sys
 import warnings
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
 from mup_tpu.files import Folder
-from mup_tpu.training.host_log import host_log
+from mup_tpu.training.host_log import attached, host_log
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.meter import HORIZON_S, Meter
 from mup_tpu.training.pack import Pack
@@ -128,6 +129,21 @@ def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
     assert text.count(" step 1\n") == text.count("UserWarning: checkpoint") == 2
     assert len(logs.names()) == (2 if url else 1)
     assert all(name.startswith(f"{socket.gethostname()}-") for name in logs.names())
+
+
+def test_what_a_log_warns_of_is_on_stderr_once_too(capsys):
+    """As of a bucket that does not answer, where the log itself lies."""
+    logger = logging.getLogger("mup_tpu.files")
+    with host_log("memory://warned/results"):
+        logger.info("step 1")
+        logger.warning("the bucket does not answer")
+    assert capsys.readouterr().err == "the bucket does not answer\n"
+    with attached(logging.StreamHandler(sys.stdout), "mup_tpu"), host_log("memory://warned/results"):
+        logger.warning("the bucket does not answer")
+    assert capsys.readouterr() == ("the bucket does not answer\n", "")
+    logs = Folder("memory://warned/results/logs")
+    assert all("does not answer" in logs.read(name).decode() for name in logs.names())
+    assert len(logs.names()) == 2
 
 
 def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
