@@ -144,13 +144,12 @@ def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
 
 
 @pytest.mark.slow
-def test_more_than_the_cluster_can_give_is_an_error_at_once(hosts):
-    began = time.monotonic()
+def test_more_than_the_cluster_can_give_is_an_error_before_anything_is_asked_for(hosts, monkeypatch):
+    monkeypatch.setattr(ray, "remote", None)  # nor does it wait for room, which pytest's timeout would end
     with pytest.raises(ConfigError, match="asks for .*'num_cpus': 64.* has CPU 8, GPU 0, TPU 8"):
         slots(RunOptions(threads=64))
     with pytest.raises(ConfigError, match="asks for .*'num_gpus': 1.* has CPU 8, GPU 0, TPU 8"):
         slots(RunOptions(device="cuda"))
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.slow
