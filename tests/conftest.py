@@ -190,6 +190,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def patience() -> int:
+    """How many times as long things may take as where no other process is busy: load over cores."""
+    return max(1, int(os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
 @pytest.fixture(scope="session")
 def tiny(corpus: Path) -> Trial:
     """A trial that trains in about a second."""

@@ -59,7 +59,7 @@ def test_silence_counts_from_the_last_report_and_only_while_the_driver_listens(m
 @LINUX
 @pytest.mark.parametrize("ray", [False, True])
 def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
-    ray, local_ray, tiny, tmp_path, caplog
+    ray, local_ray, tiny, tmp_path, caplog, patience
 ):
     base = tiny.replace(steps=800)
     sweep = Sweep("hangs", base, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=("mup",))
@@ -81,7 +81,7 @@ def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
 
     thread = threading.Thread(target=stop_one)
     thread.start()
-    limit = 30 if ray else 15  # on Ray a worker imports torch once it has a pack
+    limit = (30 if ray else 15) * patience  # on Ray a worker imports torch once it has a pack
     options = SweepOptions(ray=ray, pack_size=1, heartbeat=limit)
     run = RunOptions(threads=1, checkpoint_every=50)
     outcome = run_sweep(sweep, str(tmp_path), options, run, Console(quiet=True))
@@ -100,10 +100,10 @@ def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
 
 @pytest.mark.slow
 @LINUX
-def test_a_pack_that_hangs_three_times_is_failed_with_the_reason_and_the_others_end(tiny):
+def test_a_pack_that_hangs_three_times_is_failed_with_the_reason_and_the_others_end(tiny, patience):
     packs = [[tiny.replace(steps=10**6)], [tiny.replace(steps=300, seed=1)]]
-    options, last, attempts, hung = RunOptions(threads=1), {}, 0, 0
-    for index, event in local_packs.run_packs(packs, options, 2, lambda pack: None, None, heartbeat=7):
+    options, last, attempts, hung, limit = RunOptions(threads=1), {}, 0, 0, 7 * patience
+    for index, event in local_packs.run_packs(packs, options, 2, lambda pack: None, None, heartbeat=limit):
         last[index] = event
         attempts += index == 0 and isinstance(event, PackStarted)
         if index == 0 and isinstance(event, Report) and isinstance(last[1], PackResult) and hung < attempts:
@@ -112,7 +112,7 @@ def test_a_pack_that_hangs_three_times_is_failed_with_the_reason_and_the_others_
                 process.send_signal(signal.SIGSTOP)
     assert attempts == 3
     assert isinstance(last[0], PackFailure)
-    assert last[0].reason == "hung: no report within the heartbeat of 7 s, the last of 3 attempts"
+    assert last[0].reason == f"hung: no report within the heartbeat of {limit} s, the last of 3 attempts"
     assert last[1].rows[0]["status"] == "finished"
 
 

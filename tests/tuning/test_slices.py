@@ -111,7 +111,7 @@ def wait_for_chips():
     "what, how", [("PackWorker.follow", signal.SIGKILL), ("PackWorker.run", signal.SIGSTOP)]
 )
 def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_checkpoint(
-    what, how, two_slices, tiny, tmp_path, monkeypatch
+    what, how, two_slices, tiny, tmp_path, monkeypatch, patience
 ):
     """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
     base = tiny.replace(steps=60, depth=1, sequence_length=16)
@@ -138,7 +138,7 @@ def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_che
     lost: list[psutil.Process] = []
     thread = threading.Thread(target=lose_one)
     thread.start()
-    options = SweepOptions(ray=True, pack_size=4, heartbeat=45)
+    options = SweepOptions(ray=True, pack_size=4, heartbeat=45 * patience)
     outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
     thread.join()
     assert outcome == {"finished": 4}
