@@ -338,10 +338,19 @@ def scaling(
     Raises:
         ConfigError: the parametrization has no rule for that update rule.
     """
+    require_rule(parametrization, update_rule)
+    return PARAMETRIZATIONS[parametrization].parameters[update_rule](parameter, infshape, growth)
+
+
+def require_rule(parametrization: str, update_rule: str) -> None:
+    """Check that a parametrization has factors for an update rule.
+
+    Raises:
+        ConfigError: it has none.
+    """
     rules = PARAMETRIZATIONS[parametrization].parameters
     if update_rule not in rules:
         raise ConfigError(
             f"parametrization {parametrization!r} has no rule for optimizer {update_rule!r}; "
             f"it has them for {', '.join(rules)}"
         )
-    return rules[update_rule](parameter, infshape, growth)

@@ -27,7 +27,7 @@ from mup_tpu.config.values import (
 )
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
-from mup_tpu.parametrization import PARAMETRIZATIONS, Growth
+from mup_tpu.parametrization import PARAMETRIZATIONS, Growth, require_rule
 
 # Far above what is trained: more is a slip, and would be planned for minutes, or not fit columns of 64 bits.
 _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
@@ -338,6 +338,7 @@ class Trial:
             raise ConfigError(
                 f"steps {steps} of batch_size {batch} and sequence_length {length} are more than 2^63 tokens"
             )
+        require_rule(self.model.parametrization, self.optimizer.optimizer)
         # Without a base these rules would do nothing, and say nothing of it.
         for rule, bases in (
             ("batch_rule", ("base_batch_size",)), ("token_rule", ("base_steps", "base_batch_size")),
