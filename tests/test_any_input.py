@@ -295,6 +295,9 @@ def use_table(table):
 @example(TABLE.assign(width=["", 64, 64, 128, 128, 128]))
 @example(TABLE.assign(steps=["100", "\x1e100"] * 3))
 @example(TABLE.assign(purchase=[math.inf, 0, 0, 0, 0, 0]))
+@example(TABLE.assign(width=[64.0] * 3 + [2.0**512] * 3).drop(columns="wall_time_s"))
+@example(TABLE.assign(wall_time_s=[1.0] * 3 + [2.0**129] * 3))
+@example(TABLE.assign(width=[64.0] * 3 + [2.0**512] * 3, wall_time_s=[1.0] * 3 + [2.0**900] * 3))
 def test_a_table(table):
     result_or_sentence(lambda: use_table(check_table(table)))
 

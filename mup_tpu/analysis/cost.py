@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy as np
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.table_columns import means
 from mup_tpu.columns import write_scale
+
+_MOST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Cost:
 
     def of(self, scale: float) -> float:
         """Cost of a run."""
-        return self.at_one * scale**self.exponent
+        return _exp(math.log(self.at_one) + self.exponent * math.log(scale))
 
     def write(self, cost: float) -> str:
         """A cost with its unit."""
@@ -48,8 +52,13 @@ def run_cost(table: RunTable) -> Cost:
     if mean_costs.empty:
         words = f"taken to grow as {table.columns.scale}^{exponent:g}"
         unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
-        return Cost(exponent, smallest**-exponent, unit, words)
+        return Cost(exponent, _exp(-exponent * math.log(smallest)), unit, words)
     if len(mean_costs) > 1:
         exponent = max(0.0, float(np.polyfit(np.log2(mean_costs.index), np.log2(mean_costs), 1)[0]))
-    at_one = float(np.exp(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
+    at_one = _exp(float(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
     return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")
+
+
+def _exp(x: float) -> float:
+    """e^x above 0, inf where no number is as large: scales may be anything, and costs are powers of them."""
+    return math.inf if x > _MOST else max(math.exp(x), sys.float_info.min)
