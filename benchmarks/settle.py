@@ -3,7 +3,7 @@
     python benchmarks/settle.py --out benchmarks/settle.csv
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
 
-Simulated sweeps of widths 64 to 512 in 14 cells, from plain transfer over the boundary to SP's drift; a run
+Simulated sweeps of widths 64 to 512 in 15 cells, from plain transfer over the boundary to SP's drift; a run
 costs width². The sequence starts at the narrowest width with eight learning rates an octave apart and one
 seed each, and buys what `mup_tpu.analysis.design` says, batch after batch, for at most 6 looks of which each
 could end it. The fixed grids are centred on each width's true optimum, within half an octave, which nobody
@@ -52,12 +52,18 @@ class Kind:
     curvature: float = 0.08
     """Second derivative at the optimum, nat per squared octave."""
     sigma: float = 0.01
+    saturates: bool = False
+    """Whether the optimum moves by α octaves once, from the first width to the second, and then stays."""
+
+    def moved(self, width: float) -> float:
+        """By how many octaves the optimum of a width lies above the first one's."""
+        octaves = float(np.log2(width / WIDTHS[0]))
+        return self.alpha * (min(octaves, 1.0) if self.saturates else octaves)
 
     @property
     def truth(self) -> str:
         """What is right to say."""
-        moved = abs(self.alpha) * np.log2(WIDTHS[-1] / WIDTHS[0])
-        harmless = self.curvature / 2 * moved**2 < EPSILON and abs(self.alpha) < DELTA
+        harmless = self.curvature / 2 * self.moved(WIDTHS[-1]) ** 2 < EPSILON and abs(self.alpha) < DELTA
         return "TRANSFERS" if harmless else "DRIFTS"
 
 
@@ -69,6 +75,7 @@ KINDS = (
     Kind("shallow", -0.5, curvature=0.03),
     Kind("steep", 0.0, curvature=0.25),
     Kind("steep", -0.5, curvature=0.25),
+    Kind("saturating", 1.2, saturates=True),
 )
 
 
@@ -84,7 +91,7 @@ class Sweep:
 
     def optimum(self, width: float) -> float:
         """log2 of the best learning rate."""
-        return self.middle + self.kind.alpha * float(np.log2(width / WIDTHS[0]))
+        return self.middle + self.kind.moved(width)
 
     @property
     def widths(self) -> tuple[float, ...]:

@@ -183,11 +183,16 @@ class _Distance:
         reach, alpha = self.reach(known), abs(self.drift.alpha)
         transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "regret": math.inf}
         drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "regret": 0.0}
+        without_a_power = {"regret": math.inf}
         if math.isfinite(self.apart):
             spread, room = 2 * math.sqrt(known[0].variance + known[-1].variance), self.tolerated - self.apart
             transfers["regret"] = spread / max(room, _LEAST_OCTAVES)
             drifts["regret"] = spread / max(-room, _LEAST_OCTAVES)
-        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in (transfers, drifts))
+            # Twice ε, which a regret reaches at √2 times the octaves.
+            beyond = self.apart - math.sqrt(2) * self.tolerated
+            without_a_power["regret"] = spread / max(beyond, _LEAST_OCTAVES)
+        verdicts = (transfers, drifts, without_a_power)
+        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in verdicts)
 
     def of_verdict(self, known: Sequence[_Known]) -> float:
         """J of the nearer verdict."""

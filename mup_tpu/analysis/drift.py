@@ -38,6 +38,11 @@ class Drift:
         """Whether there were at least three bracketed scales."""
         return math.isfinite(self.alpha)
 
+    @property
+    def excludes_0(self) -> bool:
+        """Whether α's interval does; not where it is unknown."""
+        return self.low > 0 or self.high < 0
+
 
 @dataclass(frozen=True)
 class WiderIsBetter:

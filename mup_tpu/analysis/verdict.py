@@ -27,8 +27,8 @@ class Look:
     """An analysis in a sequence of them, each of which could end it: its bounds are wider for that.
 
     TRANSFERS then asks for α's interval, 1.2 times as wide, within ±delta and for a 99 % bound on the regret;
-    DRIFTS for two looks in a row, unless the regret's lower bound is twice epsilon, or the optimum diverges
-    or lies outside the grid. benchmarks/settle.py measures the error rates.
+    DRIFTS for two looks in a row, unless α's interval excludes 0 and the regret's lower bound is twice
+    epsilon, or the optimum diverges or lies outside the grid. benchmarks/settle.py measures the error rates.
     """
 
     number: int
@@ -65,7 +65,9 @@ def decide(
 
     TRANSFERS if the regret's upper bound is below epsilon and drift's interval lies within ±delta; DRIFTS if
     drift's interval excludes 0 and the regret's lower bound exceeds epsilon (or that optimum lies outside the
-    grid, or diverges): its point estimate would not do, for noise biases a squared distance upwards.
+    grid, or diverges): its point estimate would not do, for noise biases a squared distance upwards. DRIFTS
+    too where no power shows, as of an optimum that moves once and then stays, but that lower bound exceeds
+    twice epsilon.
 
     Args:
         parametrization: name to say.
@@ -93,25 +95,26 @@ def decide(
         regret.status,
         f"costs {regret.value:.3f} nat at {target} (95 % {regret.low:.3f} to {_nat(regret.high)})",
     )
-    numbers = (
-        f"{columns.hyperparameter}* ∝ {columns.scale}^{drift.alpha:.2f} "
-        f"(95 % {drift.low:.2f} to {drift.high:.2f}); the optimum of {source} {cost}"
-    )
+    is_plain = drift.excludes_0 and (regret.status != "estimated" or regret.low > 2 * epsilon)
     verdict = "INCONCLUSIVE"
     if to_come <= 0 and _transfers(drift, regret, epsilon, delta, look):
         verdict = "TRANSFERS"
-    elif shows_drift(drift, regret, epsilon) and (
-        look is None or look.has_drifted or regret.status != "estimated" or regret.low > 2 * epsilon
-    ):
+    elif shows_drift(drift, regret, epsilon) and (look is None or look.has_drifted or is_plain):
         verdict = "DRIFTS"
+    no_power = ", which is no power law" if verdict == "DRIFTS" and not drift.excludes_0 else ""
+    numbers = (
+        f"{columns.hyperparameter}* ∝ {columns.scale}^{drift.alpha:.2f} "
+        f"(95 % {drift.low:.2f} to {drift.high:.2f}){no_power}; the optimum of {source} {cost}"
+    )
     rule = "one look" if look is None else f"look {look.number} of at most {MOST_LOOKS}"
     return verdict, f"{parametrization}: {verdict} ({rule}): {numbers}."
 
 
 def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
     """Whether one look alone shows that the optimum drifts and that it matters."""
-    matters = regret.low > epsilon or regret.status == "outside the grid"
-    return (drift.low > 0 or drift.high < 0) and matters
+    if not drift.excludes_0:
+        return regret.low > 2 * epsilon
+    return regret.low > epsilon or regret.status == "outside the grid"
 
 
 def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: Look | None) -> bool:

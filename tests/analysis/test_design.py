@@ -111,6 +111,14 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     assert batch.cost < batch.to_verdict < np.inf
 
 
+def test_an_optimum_that_moves_once_is_settled_by_its_regret_alone():
+    """Its scatter about a power holds α open whatever is bought; the ends tell what staying costs."""
+    frame = sweep_of([-8, -6.8, -6.8, -6.9], sigma=0.02)
+    batch = batch_of(frame)
+    assert "the regret's interval is too wide: seeds beside the optimum at width 64 and 512" in batch.reason
+    assert batch.cost <= batch.to_verdict < np.inf
+
+
 def test_runs_are_bought_where_they_are_cheap():
     cheap = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: 1.0))
     steep = batch_of(sweep_of([-8] * 4, sigma=0.05, cost=lambda width: width**3.0))

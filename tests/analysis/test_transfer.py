@@ -160,6 +160,27 @@ def test_a_sequence_of_looks_asks_for_more_than_one_look():
     assert "mup: TRANSFERS (look 2 of at most 6): lr* ∝ width^0.02" in decision(0.02, 0.14, Look(2))[1]
 
 
+def test_an_optimum_that_follows_no_power_drifts_where_its_regret_is_twice_what_matters():
+    drifts = {"value": 0.04, "low": 0.021, "high": 0.07, "high_99": 0.08}
+    said, sentence = decision(-0.2, 0.4, **drifts)
+    assert said == "DRIFTS"
+    assert (
+        "lr* ∝ width^-0.20 (95 % -0.60 to 0.20), which is no power law; the optimum of 64 costs" in sentence
+    )
+    assert decision(-0.2, 0.4, **drifts | {"low": 0.019})[0] == "INCONCLUSIVE"
+    assert decision(-0.2, 0.4, Look(3), **drifts)[0] == "INCONCLUSIVE", "one look of a sequence is too few"
+    assert decision(-0.2, 0.4, Look(3, has_drifted=True), **drifts)[0] == "DRIFTS"
+    assert "no power" not in decision(-0.4, 0.1, **drifts)[1]
+
+
+def test_an_optimum_that_moves_once_and_then_stays_drifts():
+    frame = swept(0.0, sigma=0.004, seeds=3)
+    frame.loc[frame["width"] > 64, "lr"] *= 2.0**1.5
+    result = result_of(frame)
+    assert not result.drift.excludes_0
+    assert result.verdict.decision == "DRIFTS"
+
+
 def test_while_wider_ones_are_planned_only_drift_may_end_a_sequence():
     assert decision(0.02, 0.1, Look(1), to_come=1)[0] == "INCONCLUSIVE"
     assert decision(-0.4, 0.1, Look(1), to_come=1, value=0.05, low=0.03, high=0.08)[0] == "DRIFTS"
