@@ -22,7 +22,9 @@ EXECUTE = """
 import json, sys
 import nbformat, nbclient
 notebook = nbformat.read(sys.argv[1], 4)
-nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": sys.argv[2]}}).execute()
+resources = {"metadata": {"path": sys.argv[2]}}
+# What a cell prints comes in as many pieces as the machine's load has it.
+nbclient.NotebookClient(notebook, timeout=120, resources=resources, coalesce_streams=True).execute()
 print(json.dumps([cell.get("outputs", []) for cell in notebook.cells]))
 """
 
