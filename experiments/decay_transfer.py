@@ -19,7 +19,7 @@ SWEEP = Sweep(
         warmup=0.1,
         learning_rate=2.0**-6,
     ),
-    widths=(64, 128, 256),
+    widths=(64, 128, 192),
     compare=Axis("decay_rule", ("linear", "sqrt", "constant")),
     tune=Axis("weight_decay", tuple(2.0**e for e in range(-5, 2))),
     num_seeds=2,

@@ -1,9 +1,10 @@
 """Width, depth, batch and steps grow together: does the best learning rate stay in Complete(d)P?
 
-python experiments/ladder_completedp.py --until-settled
+python experiments/ladder_completedp.py --learning-rates 2^-7 2^-6 2^-5 2^-4
 
-Four rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which takes
-about 60 times the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone.
+Seven rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which takes
+about 60 times the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone. The weight decay
+is as good as any on the lowest rung (ladder_base.py).
 """
 
 from quickstart import SWEEP as QUICKSTART
@@ -14,7 +15,10 @@ from mup_tpu.config import Ladder, Sweep
 RUNGS = (
     {"width": 64, "depth": 2, "batch_size": 4, "steps": 250},
     {"width": 80, "depth": 2, "batch_size": 6, "steps": 260},
+    {"width": 80, "depth": 3, "batch_size": 8, "steps": 293},
     {"width": 96, "depth": 3, "batch_size": 8, "steps": 422},
+    {"width": 112, "depth": 3, "batch_size": 10, "steps": 459},
+    {"width": 112, "depth": 4, "batch_size": 12, "steps": 510},
     {"width": 128, "depth": 4, "batch_size": 16, "steps": 500},
 )
 

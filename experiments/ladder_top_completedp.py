@@ -1,0 +1,20 @@
+"""What does a search on the ladder's top rung find in Complete(d)P, that its lowest rung did not tell?
+
+python experiments/ladder_top_completedp.py --num-samples 24
+"""
+
+import dataclasses
+
+from ladder_completedp import SWEEP as LADDER
+from ladder_top_mup import SEARCH as IN_MUP
+
+from mup_tpu.cli import run_search_experiment
+
+SEARCH = dataclasses.replace(
+    IN_MUP,
+    experiment="ladder_top_completedp",
+    base=LADDER.base.replace(parametrization="completedp", **LADDER.scale_axis.points[-1]),
+)
+
+if __name__ == "__main__":
+    run_search_experiment(SEARCH, __doc__)

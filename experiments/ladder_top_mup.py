@@ -1,0 +1,21 @@
+"""What does a search on the ladder's top rung find in μP, that its lowest rung did not tell?
+
+python experiments/ladder_top_mup.py --num-samples 24
+"""
+
+from ladder_mup import SWEEP as LADDER
+
+from mup_tpu.cli import run_search_experiment
+from mup_tpu.config_search import Domain, Search
+
+SEARCH = Search(
+    experiment="ladder_top_mup",
+    base=LADDER.base.replace(parametrization="mup", **LADDER.scale_axis.points[-1]),
+    space={
+        "learning_rate": Domain("loguniform", 2.0**-8, 2.0**-3),
+        "weight_decay": Domain("loguniform", 0.01, 1.0),
+    },
+)
+
+if __name__ == "__main__":
+    run_search_experiment(SEARCH, __doc__)
