@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.status import Status
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 class _Console(Console):
