@@ -25,7 +25,7 @@ from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.report import PackFailure, PackPreparing, PackResult, PackStarted, Report
 from mup_tpu.tuning import cluster, local_packs, ray_packs
-from mup_tpu.tuning.sweep import measured, run_sweep
+from mup_tpu.tuning.sweep import Corpora, measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """All cores for one pack: packs run in this process."""
@@ -325,7 +325,7 @@ def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured
     sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
     run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(threads=1), Console(quiet=True))
     runs = load_runs(tmp_path)
-    assert set(runs[sweep.scale_axis.column]) == set(measured(sweep)) and len(runs) == 2
+    assert set(runs[sweep.scale_axis.column]) == set(measured(sweep, Corpora())) and len(runs) == 2
 
 
 def test_points_of_a_ladder_that_measure_the_same_are_refused(tiny, tmp_path):
