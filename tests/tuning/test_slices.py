@@ -115,7 +115,8 @@ def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_che
     what, how, two_slices, tiny, tmp_path, monkeypatch
 ):
     """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
-    base = tiny.replace(steps=60, depth=1, sequence_length=16)
+    steps = 60 if how == signal.SIGKILL else 300  # a checkpoint is written while training goes on
+    base = tiny.replace(steps=steps, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
     seen = []
 
@@ -140,12 +141,19 @@ def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_che
     monkeypatch.setattr(ray_packs, "run_packs", recorded)
     monkeypatch.setattr(ray_packs, "Heartbeats", Patient)
 
+    def ours():
+        """Found before there is a checkpoint: on a busy machine the pack might end meanwhile."""
+        found = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
+        return [p for p in found if p.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]]
+
     def lose_one():
         deadline = time.monotonic() + 240
+        while not (workers := ours()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if how == signal.SIGKILL:  # without collectives it may be ahead, and end before there is a checkpoint
+            workers[0].send_signal(signal.SIGSTOP)
         while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        workers = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
-        workers = [p for p in workers if p.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]]
+            time.sleep(0.02)
         lost.append(workers[0])
         workers[0].send_signal(how)
 
