@@ -24,7 +24,7 @@ from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.table_columns import Columns
-from mup_tpu.analysis.verdict import MOST_LOOKS
+from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
 from mup_tpu.columns import write_scale
 
 _START = 8
@@ -188,8 +188,8 @@ class _Distance:
             spread, room = 2 * math.sqrt(known[0].variance + known[-1].variance), self.tolerated - self.apart
             transfers["regret"] = spread / max(room, _LEAST_OCTAVES)
             drifts["regret"] = spread / max(-room, _LEAST_OCTAVES)
-            # Twice ε, which a regret reaches at √2 times the octaves.
-            beyond = self.apart - math.sqrt(2) * self.tolerated
+            # A regret grows as the square of the octaves.
+            beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
             without_a_power["regret"] = spread / max(beyond, _LEAST_OCTAVES)
         verdicts = (transfers, drifts, without_a_power)
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in verdicts)

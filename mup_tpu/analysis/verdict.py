@@ -16,6 +16,8 @@ EPSILON = 0.01
 """Regret that does not matter, nat per token."""
 DELTA = 0.2
 """Drift exponent that does not matter."""
+PLAIN = 2.0
+"""Times epsilon from which a regret is plain: one look of a sequence then does, or no power law is needed."""
 MOST_LOOKS = 6
 """Looks in a sequence."""
 _REACH_FACTOR = 1.2
@@ -95,7 +97,7 @@ def decide(
         regret.status,
         f"costs {regret.value:.3f} nat at {target} (95 % {regret.low:.3f} to {_nat(regret.high)})",
     )
-    is_plain = drift.excludes_0 and (regret.status != "estimated" or regret.low > 2 * epsilon)
+    is_plain = drift.excludes_0 and (regret.status != "estimated" or regret.low > PLAIN * epsilon)
     verdict = "INCONCLUSIVE"
     if to_come <= 0 and _transfers(drift, regret, epsilon, delta, look):
         verdict = "TRANSFERS"
@@ -113,7 +115,7 @@ def decide(
 def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
     """Whether one look alone shows that the optimum drifts and that it matters."""
     if not drift.excludes_0:
-        return regret.low > 2 * epsilon
+        return regret.low > PLAIN * epsilon
     return regret.low > epsilon or regret.status == "outside the grid"
 
 
