@@ -137,10 +137,11 @@ def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
 @pytest.mark.slow
 def test_doctor_compiles_for_a_tpu_that_is_not_here(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
-    monkeypatch.setattr(cases, "CASES", (NARROW[0], SPLIT, LONG, MUON))
+    compiled = (NARROW[0], MUON)  # the others are, above
+    monkeypatch.setattr(cases, "CASES", compiled)
     main(["doctor", "--tpu", "v5litepod-1"])
     printed = capsys.readouterr().out
-    for case in CASES:
+    for case in compiled:
         assert f"v5litepod-1  {case.name}: compiled in" in printed
     assert "exchanged: nothing" in printed
     assert printed.rstrip().endswith("all as promised")

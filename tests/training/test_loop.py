@@ -60,11 +60,9 @@ def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(optimizer, tiny
     rates = (0.02, 0.01, 1e-5)
     tiny = tiny.replace(optimizer=optimizer)
     trials = [
-        tiny.replace(parametrization=p, width=64, steps=80, learning_rate=lr)
-        for p in ("mup", "sp")
-        for lr in rates
+        tiny.replace(parametrization=p, steps=80, learning_rate=lr) for p in ("mup", "sp") for lr in rates
     ]
-    alone_in_its_group = tiny.replace(width=64, steps=80, learning_rate=1e-5, weight_decay=0.1)
+    alone_in_its_group = tiny.replace(steps=80, learning_rate=1e-5, weight_decay=0.1)
     whole = run([*trials, alone_in_its_group], dataset)
     halved = run([*trials, alone_in_its_group], dataset, halving=True)
     statuses = [row["status"] for row in halved.rows]

@@ -25,9 +25,9 @@ SHAPES = (  # width, members, execution, precision, sequence length, batch size
 MODELS = {"gpt2": {}, "llama": {"architecture": "llama"}, "qk": {"architecture": "llama", "qk_norm": True}}
 PACKS = (
     *((model, *shape) for model in MODELS for shape in SHAPES),
-    ("gpt2", 256, 8, "loop", "float32", 128, 16, "muon"),
+    ("gpt2", 256, 4, "loop", "float32", 128, 16, "muon"),
     ("gpt2", 256, 4, "vmap", "float32", 128, 4, "muon"),
-    ("gpt2", 256, 8, "loop", "float32", 128, 64, "adamw", 8),
+    ("gpt2", 256, 2, "loop", "float32", 128, 64, "adamw", 8),
     ("gpt2", 256, 4, "vmap", "float32", 128, 32, "adamw", 8),
 )
 PROGRAM = """

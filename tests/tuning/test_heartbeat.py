@@ -118,15 +118,15 @@ def test_a_pack_that_hangs_three_times_is_failed_with_the_reason_and_the_others_
 
 @pytest.mark.slow
 @LINUX
-def test_a_sweep_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(tiny, tmp_path):
+def test_a_sweep_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(tiny, tmp_path, patience):
     """As Ctrl-Z and `fg` do: driver and workers are stopped for longer than the heartbeat."""
-    results, script = tmp_path / "results", tmp_path / "sweep.py"
+    results, script, limit = tmp_path / "results", tmp_path / "sweep.py", 10 * patience
     script.write_text(
         "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(steps=1000).to_dict())!r}))\n"
         "sweep = Sweep('x', base, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=('mup',))\n"
-        "options = SweepOptions(heartbeat=10, pack_size=1)\n"
+        f"options = SweepOptions(heartbeat={limit}, pack_size=1)\n"
         "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console())\n"
     )
     command = [sys.executable, str(script), str(results)]
@@ -136,7 +136,7 @@ def test_a_sweep_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hun
         assert driver.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(driver.pid, signal.SIGSTOP)
-    time.sleep(12)
+    time.sleep(limit + 2)
     os.killpg(driver.pid, signal.SIGCONT)
     _, errors = driver.communicate(timeout=240)
     assert driver.returncode == 0, errors

@@ -133,7 +133,9 @@ def test_a_search_takes_no_slices(search, tmp_path):
 
 
 @pytest.mark.slow
-def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(local_ray, tiny, tmp_path):
+def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(
+    local_ray, tiny, tmp_path, patience
+):
     widths = Search("wide", tiny, {"width": Domain("choice", values=(32.0, 2.0**20))})
     options = SearchOptions(num_samples=4, algorithm="random", scheduler="none", max_failures=0)
     outcome = run_search(widths, str(tmp_path / "wide"), options, RunOptions(), False, QUIET)
@@ -144,7 +146,12 @@ def test_trials_that_need_too_much_memory_or_hang_are_failed_with_the_reason(loc
 
     lengths = Search("long", tiny, {"steps": Domain("choice", values=(20.0, 10.0**6))})
     options = SearchOptions(
-        num_samples=3, algorithm="random", scheduler="none", max_failures=0, heartbeat=8, evaluations=2
+        num_samples=3,
+        algorithm="random",
+        scheduler="none",
+        max_failures=0,
+        heartbeat=4 * patience,
+        evaluations=2,
     )
     outcome = run_search(lengths, str(tmp_path / "long"), options, RunOptions(), False, QUIET)
     assert outcome.counts["failed"] >= 1
