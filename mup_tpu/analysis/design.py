@@ -25,7 +25,7 @@ from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
-from mup_tpu.columns import write_scale
+from mup_tpu.columns import label, write_scale
 
 _START = 8
 """Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""
@@ -105,7 +105,7 @@ class Batch:
             else:
                 at = write_scale(columns.scale, scale)
                 many = "1 seed" if seeds == 1 else f"{seeds} seeds each"
-                lines.append(f"add {columns.hyperparameter} {values} at {columns.scale} {at}, {many}")
+                lines.append(f"add {columns.hyperparameter} {values} at {label(columns.scale)} {at}, {many}")
         return tuple(lines)
 
     def price(self) -> str:
@@ -242,23 +242,23 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     open_ = [e for e in estimates if not e.optimum.is_bracketed]
     if open_:
         at = _and([write_scale(columns.scale, e.optimum.scale) for e in open_])
-        ends = f"no optimum inside the grid at {columns.scale} {at}"
+        ends = f"no optimum inside the grid at {label(columns.scale)} {at}"
         beyond = [cell for e in open_ for cell in _beyond(e)]
         bracketed = [e for e in estimates if e.optimum.is_bracketed]
         if planned or not bracketed or len(estimates) >= NEEDED:
             return batch(beyond, f"{ends}: extend it there first")
-        needs = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}: add one too"
+        needs = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}: add one too"
         largest = estimates[-1].optimum.scale
         return batch(
             [*beyond, *_first_look(bracketed[-1], 2 * largest, bracketed[-1].optimum.x)],
             f"{ends}: extend it there; {needs}",
         )
     if len(estimates) < NEEDED:
-        reason = f"a verdict needs {NEEDED} {columns.scale}s, there are {len(estimates)}"
+        reason = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}"
         return batch(_new_scale(estimates, drift, planned), reason)
     if to_come := _to_come(estimates, planned):
         at = write_scale(columns.scale, min(to_come))
-        reason = f"nothing is shown yet, and {columns.scale} {at} is planned: a first look at it"
+        reason = f"nothing is shown yet, and {label(columns.scale)} {at} is planned: a first look at it"
         return batch(_new_scale(estimates, drift, planned), reason)
     distance = _Distance.of(evidence, question)
     known = _known(evidence)
@@ -272,7 +272,7 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
     what = "α's interval" if distance.nearest(known)[1] == "α" else "the regret's interval"
     return batch(
         [cell for i, packs in bought.items() for cell in _replicates(estimates[i], _PACK * packs)],
-        f"{what} is too wide: seeds beside the optimum at {columns.scale} {at} narrow it most",
+        f"{what} is too wide: seeds beside the optimum at {label(columns.scale)} {at} narrow it most",
         to_verdict,
     )
 
@@ -295,7 +295,7 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
     for e in look.evidence.estimates:
         span = e.curve.x_G[-1] - e.curve.x_G[0]
         if not e.optimum.is_bracketed and span >= _WIDEST:
-            at = f"{columns.scale} {write_scale(columns.scale, e.optimum.scale)}"
+            at = f"{label(columns.scale)} {write_scale(columns.scale, e.optimum.scale)}"
             return f"the grid at {at} spans {span:.0f} octaves and holds no optimum"
     if look.number >= _PATIENCE and batch.to_verdict > left:
         known = _known(look.evidence)

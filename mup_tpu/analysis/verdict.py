@@ -10,7 +10,7 @@ from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.table_columns import Columns
-from mup_tpu.columns import write_scale
+from mup_tpu.columns import label, write_scale
 
 EPSILON = 0.01
 """Regret that does not matter, nat per token."""
@@ -84,7 +84,7 @@ def decide(
     """
     if not drift.is_known or regret is None:
         why = (
-            f"{len(drift.scales)} of {len(optima)} {columns.scale}s have a bracketed optimum, "
+            f"{len(drift.scales)} of {len(optima)} {label(columns.scale)}s have a bracketed optimum, "
             f"and {NEEDED} are needed"
         )
         return "INCONCLUSIVE", f"{parametrization}: INCONCLUSIVE: {why}."
