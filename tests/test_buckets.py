@@ -273,6 +273,7 @@ def objects(folder: Folder) -> dict[str, bytes]:
     return {name: folder.read(name) for name in folder.names()}
 
 
+@pytest.mark.slow
 def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(cloud, corpus, tmp_path):
     """Byte for byte those of a disk; a call after one that was killed makes what is missing."""
     text = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)

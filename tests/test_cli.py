@@ -249,6 +249,7 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path):
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp_path):
     def run(*command, stderr=subprocess.PIPE):
@@ -295,6 +296,7 @@ def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(corpus,
         assert (code, sentence in error) == (2, True), error
 
 
+@pytest.mark.slow
 def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, capfd):
     common = ["train", *SMALL, "--corpus", corpus, "--schedule", "constant", "--warmup", 3]
     kept = [*common, "--checkpoints", tmp_path / "c"]
@@ -335,6 +337,7 @@ def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     assert "INCONCLUSIVE" in (results / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, capfd):
     """A sweep each, of one file but for `optimizer`: rows differ in that column and in what came of it."""
     tables = {}
@@ -411,6 +414,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, corpus, tmp_path, capf
     assert len(load_runs(tmp_path / "found_transfer")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "experiments" / "examples").glob("*.toml")), ids=lambda p: p.stem
 )
@@ -543,6 +547,7 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, capfd):
     assert widths() == [32, 64, 128, 256]
 
 
+@pytest.mark.slow
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
     command = [
         "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,
@@ -571,6 +576,7 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, capfd):
         assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
 
 
+@pytest.mark.slow
 def test_coord_check_goes_along_any_scale(corpus, tmp_path, capfd):
     command = [
         "coord-check", "--results", tmp_path, "--num-seeds", 2, "--corpus", corpus, "--base-width", 32,
@@ -734,6 +740,7 @@ def test_experiment_script_runs_one_width(tmp_path):
     assert "figure: " in done.stdout
 
 
+@pytest.mark.slow
 def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capfd, monkeypatch):
     """As it is but for the number of steps, in this process."""
     run_experiment = cli.run_experiment
@@ -900,6 +907,7 @@ def test_a_sweep_without_a_finished_trial_is_nothing_to_compare_a_transfer_with(
 HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
 
 
+@pytest.mark.slow
 def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, capfd):
     """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
     folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
@@ -927,6 +935,7 @@ def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, cap
     assert code == 2 and "[/i].csv cannot be read" in err
 
 
+@pytest.mark.slow
 def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, capfd):
     folder = tmp_path / "[" / "b]"
     sweep = Sweep("[red]x[$y$]")

@@ -48,6 +48,7 @@ def test_a_search_s_figure_comes_out_of_the_stored_rows(folder, tmp_path, capsys
     assert f"best of {len(load_runs(folder))} trials" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
 def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_path):
     main(["plot", str(folder), "--out", str(tmp_path)])
@@ -56,6 +57,7 @@ def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
 def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, tmp_path):
     main(["plot", str(folder), "--out", str(tmp_path)])
@@ -64,6 +66,7 @@ def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, t
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
 
 
+@pytest.mark.slow
 def test_coordinate_check_s_figure_comes_out_of_the_stored_table(tmp_path):
     main(["plot", str(RESULTS / "coord_check"), "--out", str(tmp_path)])
     committed = {p.name for p in (RESULTS / "coord_check" / "figures").iterdir()}
@@ -130,6 +133,7 @@ def test_the_first_pages_open_with_the_stored_verdicts(page):
         assert result["verdict"]["sentence"] in top
 
 
+@pytest.mark.slow
 def test_the_table_of_all_sweeps_is_that_of_the_stored_rows():
     numbers = r"−?\d+\.\d+"
     made, stored = (

@@ -48,6 +48,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_no_dead_link(site):
     """Pages and anchors are mkdocs' to check, in its strict mode; here also what is HTML from the start."""
     places = (

@@ -107,6 +107,7 @@ def test_a_half_written_part_is_never_seen(tmp_path):
     assert len(load_runs(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_who_reads_while_parts_are_merged_sees_every_row(tmp_path):
     """A compaction over and over in a thread, beside a reader: no part may be missed for being merged."""
     store = Store(tmp_path, "x")

@@ -86,6 +86,7 @@ def environment(tmp_path):
     server.server_close()
 
 
+@pytest.mark.slow
 def test_data_sets_are_streamed_downloaded_and_missed(environment):
     asked = [["owner/small", 3], ["owner/small", 0], ["owner/absent", 0], ["owner/small/nosuch", 0]]
     result = subprocess.run(

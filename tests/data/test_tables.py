@@ -96,6 +96,7 @@ def closed_hub(monkeypatch, tmp_path):
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, monkeypatch, tmp_path):
     cases = {
         "wikitext/wikitext-2-raw-v1": ["--corpus", "wikitext/wikitext-2-raw-v1"],

@@ -96,6 +96,7 @@ def exported(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config, exported):
     stock = torch.load(exported[CONFIGS.index(config)] / "logits.pt", weights_only=True)

@@ -149,6 +149,7 @@ def exported(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", TRIALS, ids=ids)
 def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(trial, exported):
     theirs = torch.load(exported[TRIALS.index(trial)] / "logits.pt", weights_only=True)

@@ -134,6 +134,7 @@ def marks_outside(ax):
     return ["a mark lies outside" for x, y in points if not (left <= x <= right and bottom <= y <= top)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))

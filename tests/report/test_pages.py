@@ -80,6 +80,7 @@ def test_text_from_a_table_is_not_markup(tmp_path):
     assert "&lt;b&gt;sp&lt;/b&gt;" in page
 
 
+@pytest.mark.slow
 def test_a_table_without_a_store_says_nothing_of_how_it_was_made():
     assert "git commit" not in of_table(REFERENCE)
 
@@ -95,6 +96,7 @@ def test_a_verdict_ends_in_what_to_do(quickstart):
     assert sp == "do not take learning rate 2^-6.1 from width 64 to 384: 2^-7.6 is the optimum there"
 
 
+@pytest.mark.slow
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
     """Powers in a command line stay as they are typed."""
     folder = RESULTS / "lr_transfer"

@@ -125,6 +125,7 @@ def test_a_failure_to_write_is_raised_by_the_next_save_or_wait_and_warned_of_at_
         writer.close()
 
 
+@pytest.mark.slow
 def test_a_pack_resumes_from_a_url_to_the_same_rows_and_keeps_its_best(tiny, dataset, folder):
     trials = [tiny, tiny.replace(learning_rate=0.003, seed=3)]
     options = RunOptions(eval_every=5, checkpoint_every=5)
@@ -257,6 +258,7 @@ def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_pa
         remover.join()
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp_path):
     """As by a driver of the same trials that is ahead, and drops what is older than its own."""
     ended = threading.Event()

@@ -14,6 +14,7 @@ def ids(trials, dataset):
     return [trial.trial_id(dataset.fingerprint) for trial in trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "at"),
     [({"schedule": "wsd", "cooldown": 0.25}, 12), ({"schedule": "constant"}, 16)],

@@ -54,6 +54,7 @@ def test_curves_hold_means_of_stretches_and_evaluations(tiny, dataset):
     assert held_out[-1]["loss"] == result.rows[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(optimizer, tiny, dataset):
     """The rates far too small learn nothing; SP members are compared with SP members alone."""
@@ -75,6 +76,7 @@ def test_halving_stops_the_hopeless_at_its_rungs_and_nobody_else(optimizer, tiny
             assert after["reason"].startswith("halving: ")
 
 
+@pytest.mark.slow
 def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset):
     """A sweep of the init: far too large an init is stopped, far too small a learning rate is not."""
     trials = [tiny.replace(width=64, steps=80, init_std=std) for std in (0.05, 0.08, 3.0)]
@@ -101,6 +103,7 @@ def test_when_all_have_diverged_the_pack_ends(tiny, dataset):
     assert result.pack.steps_done == 5, "the pack trained on after nobody was left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_killed_run_goes_on_from_its_checkpoint_to_the_same_rows(

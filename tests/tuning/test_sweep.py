@@ -300,6 +300,7 @@ def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
     assert load_runs(tmp_path)["status"].tolist() == ["finished"]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
     """Several DataConfigs of one text, in this process and in several."""
     sweep = Sweep(
@@ -364,6 +365,7 @@ def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
     assert run_sweep(elsewhere, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 2}
 
 
+@pytest.mark.slow
 def test_a_sweep_over_the_length_of_training_is_analysed(tiny, tmp_path):
     """Warm-up is a share of the steps, so that its steps change along the scale too."""
     sweep = Sweep("x", tiny, scale=Axis("steps", (10, 20, 40)), learning_rates=(0.003, 0.01, 0.03))
