@@ -312,6 +312,34 @@ def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, capfd):
     assert "--continue-to needs --checkpoints" in outcome(capfd, *common, "--continue-to", 20)[2]
 
 
+ON_ONE_CORE = """
+import os, sys, traceback
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+            at_it = [s for s in stacks if any(f.filename == "<frozen importlib._bootstrap>" for f in s)]
+            print(f"threads that import: {len(at_it)}", file=sys.stderr)
+
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+sys.meta_path.insert(0, Watch())
+from mup_tpu.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes cores away as Linux does")
+def test_while_a_driver_that_trains_itself_imports_torch_nothing_else_is_imported(corpus, tmp_path):
+    """On one core. Parts of scipy ask about a torch that is there, and fail where it is there by half."""
+    (tmp_path / "sweep.toml").write_text(SWEEP_TOML.format(corpus=str(corpus)))
+    command = [sys.executable, "-c", ON_ONE_CORE, "sweep", "sweep.toml", "--results", "results"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0
+    assert "ran 4 trials: 4 finished" in ended.stdout
+    assert ended.stderr == "threads that import: 1\n"
+
+
 def test_sweep_from_toml_then_runs_analyze_plot(corpus, tmp_path, capfd):
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     file.write_text(SWEEP_TOML.format(corpus=str(corpus)))

@@ -309,7 +309,7 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
 
 
 def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> str:
-    scale = question.columns.scale
+    scale = label(question.columns.scale)
     helps = "would settle this" if settles else "is the next step"
     return (
         f"the optima scatter by {evidence.drift.tau:.2f} octave between {scale}s: "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,11 +77,11 @@ def run_and_show(
         return
     if not Path(folder, "store.json").exists():  # or there may be nothing left to run
         start_server(where, run)
+    # Now that the workers' server starts, a core is free to import what shows results. Not in a thread: scipy
+    # fails where torch is half imported, as it would be by a pack in this process.
+    import mup_tpu.plots  # noqa: F401
     from mup_tpu.cli import replay
 
-    if not until.until_settled:  # which needs it before anything runs
-        # The analysis takes seconds to import: while the workers' server starts, a core is free for it.
-        threading.Thread(target=importlib.import_module, args=["mup_tpu.plots"], daemon=True).start()
     console = make_console()
     try:
         outcome = run_either(sweep, folder, where, run, until, console, continue_to)
