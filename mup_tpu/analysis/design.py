@@ -313,7 +313,7 @@ def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> st
     helps = "would settle this" if settles else "is the next step"
     return (
         f"the optima scatter by {evidence.drift.tau:.2f} octave between {scale}s: "
-        f"a {_ordinal(len(evidence.estimates) + 1)} {scale} {helps}, seeds would not"
+        f"{_ordinal(len(evidence.estimates) + 1)} {scale} {helps}, seeds would not"
     )
 
 
@@ -417,8 +417,8 @@ def _beyond(estimate: Estimate) -> list[Cell]:
 
 
 def _ordinal(number: int) -> str:
-    words = {4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
-    return words.get(number, f"{number}th")
+    words = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth"}
+    return words.get(number, f"the {number}th")
 
 
 def _and(words: Sequence[str]) -> str:

@@ -83,6 +83,13 @@ def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
     assert "a verdict needs 3 widths, there are 2" in batch.reason
 
 
+def test_a_scale_is_called_what_people_call_it():
+    frame = sweep_of([-8, -8]).rename(columns={"width": "steps_planned"})
+    result = analyze(check_table(frame, Columns(scale="steps_planned"))).results[0]
+    assert "a verdict needs 3 step counts, there are 2" in result.next_batch.reason
+    assert "2 of 2 step counts have a bracketed optimum" in result.verdict.sentence
+
+
 def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     table = check_table(sweep_of([-8, -8, -8], sigma=0.03))
     first = analyze(replace(table, planned=(64, 128, 256, 1024))).results[0].next_batch
