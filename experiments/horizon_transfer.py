@@ -4,6 +4,7 @@ python experiments/horizon_transfer.py --until-settled
 
 Learning rates are those of the base, 500 steps. Rules of the learning rate alone only shift the axis,
 so that "none" says what they will. Nothing is clipped, as by the authors of "completedp".
+Shorter trainings, where the answer is another one: horizon_transfer_short.py.
 """
 
 from lr_transfer import SWEEP as TUNED
@@ -23,7 +24,7 @@ SWEEP = Sweep(
         weight_decay=0.1,
         grad_clip=0.0,
     ),
-    scale=Axis("steps", (125, 180, 250, 350, 500)),
+    scale=Axis("steps", (250, 500, 700, 1000, 1400, 2000, 2800, 4000)),
     compare=Axis("token_rule", ("none", "lr_0.32", "lr_0.5", "completedp")),
     learning_rates=tuple(2.0**e for e in range(-10, -3)),
     num_seeds=2,
