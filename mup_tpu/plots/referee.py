@@ -14,11 +14,6 @@ from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
 
-_VERDICTS = {
-    "TRANSFERS": ("o", style.categorical(0)),
-    "DRIFTS": ("s", style.categorical(1)),
-    "INCONCLUSIVE": ("D", "#7f7f7f"),
-}
 _REACH = 1.5
 """Exponents and ends of intervals beyond it are drawn at the edge: a wide one would squeeze all others."""
 
@@ -36,7 +31,7 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
     ax = figure.subplots()
     rows = np.arange(len(found))[::-1]
     for row, ruling in zip(rows, found, strict=True):
-        marker, color = _VERDICTS[ruling.decision]
+        marker, color = style.verdict_marks()[ruling.decision]
         if not math.isfinite(ruling.alpha):
             ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
             continue
@@ -55,8 +50,7 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
     ax.set_ylim(-0.7, len(found) - 0.3)
     ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
     ax.set_xlabel("drift exponent α, 95 % interval")
-    used = {r.decision for r in found}
-    entries = [style.mark(m, name, color=c) for name, (m, c) in _VERDICTS.items() if name in used]
+    entries = style.verdict_key(r.decision for r in found)
     band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {DELTA:g} does not matter")
     style.key_below(figure, [*entries, band])
     return figure

@@ -147,7 +147,6 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
         figure = style.new_figure(3.6 + longest, 2 * height)
         axes = figure.subplots(2, 1, sharey=True)
     rows = np.arange(len(table))[::-1]
-    drifts = (table["verdict"] == "DRIFTS").to_numpy()
     for ax, (value, low, high), text in (
         (axes[0], ("alpha", "low", "high"), "drift exponent α"),
         (axes[1], ("regret", "regret_low", "regret_high"), "regret, smallest to largest (nat)"),
@@ -155,18 +154,15 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
         x, ends = table[value].to_numpy(float), table[[low, high]].to_numpy(float)
         with np.errstate(invalid="ignore"):
             errors = np.abs(ends - x[:, None]).T
-        for chosen, color, marker in (
-            (drifts, style.categorical(1), "s"),
-            (~drifts, style.categorical(0), "o"),
-        ):
-            known = chosen & np.isfinite(x) & np.isfinite(errors).all(axis=0)
+        drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
+        for verdict, (marker, color) in style.verdict_marks().items():
+            known = drawn & (table["verdict"] == verdict).to_numpy()
             ax.errorbar(
                 x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6
             )
         ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
         ax.set_xlabel(text)
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
         for row, number in zip(rows[~drawn], x[~drawn], strict=True):
             said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
             ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
@@ -175,11 +171,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     names = ["\n".join(style.broken(style.label(name), 40)) for name in table["name"]]
     axes[0].set_yticks(rows, names)
     axes[0].set_ylim(-0.7, len(table) - 0.3)
-    both = (
-        (drifts.any(), "s", "DRIFTS", style.categorical(1)),
-        ((~drifts).any(), "o", "not shown to drift", style.categorical(0)),
-    )
-    entries = [style.mark(marker, text, color=color) for there, marker, text, color in both if there]
+    entries = style.verdict_key(table["verdict"])
     band = matplotlib.patches.Patch(
         color=INK, alpha=0.12, lw=0, label=f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat"
     )

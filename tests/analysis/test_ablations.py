@@ -49,12 +49,15 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
 
 
 def test_the_figure_has_a_row_a_sweep_and_says_what_is_not_known(table):
-    axes = ablations_figure(table).axes
+    figure = ablations_figure(table)
+    axes = figure.axes
     assert [text.get_text() for text in axes[0].get_yticklabels()] == table["name"].tolist()
     for ax, column in zip(axes, ("alpha", "regret"), strict=True):
         drawn = sorted(x for bars in ax.containers for x in bars.lines[0].get_xdata())
         assert drawn == sorted(table[column].dropna())
         assert [text.get_text() for text in ax.texts] == ["not known"]
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert said[:-1] == ["TRANSFERS", "DRIFTS", "INCONCLUSIVE"], "what is settled looks unlike what is open"
 
 
 def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, stored_sweep):
