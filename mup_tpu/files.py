@@ -162,7 +162,7 @@ class Folder:
 
     def _remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(path, recursive=True)
+            self._fs.rm(path, recursive=True, **self._limit())
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

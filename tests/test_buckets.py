@@ -605,7 +605,11 @@ def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog, gcs
     assert Folder(url).read("runs/a") == b"1"
 
 
-@pytest.mark.parametrize("ask", [Folder.names, lambda folder: folder.write("a", b"1")], ids=["read", "write"])
+@pytest.mark.parametrize(
+    "ask",
+    [Folder.names, lambda folder: folder.write("a", b"1"), lambda folder: folder.remove("a")],
+    ids=["read", "write", "remove"],
+)
 def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, caplog):
     """It takes connections and never answers; by themselves s3fs waits so for 7 minutes, or without end."""
     monkeypatch.setattr(files, "NOTICE_S", 0.2)
