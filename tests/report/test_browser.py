@@ -56,7 +56,10 @@ def browser() -> Iterator[Browser]:
 def pages(sweep_html, tmp_path_factory) -> dict[str, str]:
     """Address of a report of each kind."""
     measured = coord_check.by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
-    sweeps = {name: analyze(RESULTS / "ablations" / name) for name in ("mup", "sp", "untied_zero_readout")}
+    sweeps = {
+        name: analyze(RESULTS / "ablations" / name)
+        for name in ("mup", "sp", "untied", "untied_zero_readout", "eps_1e-5")
+    }
     rendered = {
         "sweep": sweep_html,
         "search": report.render(report.search_page("tune_small", load_runs(RESULTS / "tune_small"))),
