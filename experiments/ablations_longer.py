@@ -6,18 +6,17 @@ Heads grow along the width: where they do not, attention has nothing to scale. E
 four times as many steps.
 """
 
+import dataclasses
+
 from quickstart import SWEEP as QUICKSTART
 
 from mup_tpu.cli import run_experiment
-from mup_tpu.config import Sweep
 
-SWEEP = Sweep(
+SWEEP = dataclasses.replace(
+    QUICKSTART,
     experiment="ablations_longer",
     base=QUICKSTART.base.replace(growing_dimension="head_size", steps=400),
     parametrizations=("mup", "mup_sqrt_attention", "mup_unscaled_readout", "mup_hidden_embedding"),
-    widths=QUICKSTART.widths,
-    learning_rates=QUICKSTART.learning_rates,
-    num_seeds=2,
 )
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
     ax = figure.subplots()
     rows = np.arange(len(found))[::-1]
     for row, ruling in zip(rows, found, strict=True):
-        marker, color = style.verdict_marks()[ruling.decision]
+        marker, color = style.VERDICTS[ruling.decision]
         if not math.isfinite(ruling.alpha):
             ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
             continue

@@ -167,6 +167,14 @@ def categorical(index: int) -> str:
     return colors[index % len(colors)]
 
 
+VERDICTS = {
+    "TRANSFERS": ("o", categorical(0)),
+    "DRIFTS": ("s", categorical(1)),
+    "INCONCLUSIVE": ("D", "#7f7f7f"),
+}
+"""Marker and colour of each verdict, the same in all figures that mark them."""
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of a size in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -280,19 +288,10 @@ def _inches(artist: Any) -> tuple[float, float]:
     return box.width / figure.dpi, box.height / figure.dpi
 
 
-def verdict_marks() -> dict[str, tuple[str, str]]:
-    """Marker and colour of each verdict, the same in all figures that mark them."""
-    return {
-        "TRANSFERS": ("o", categorical(0)),
-        "DRIFTS": ("s", categorical(1)),
-        "INCONCLUSIVE": ("D", "#7f7f7f"),
-    }
-
-
 def verdict_key(decisions: Iterable[str]) -> list[Line2D]:
     """The entries of a key for those verdicts that occur."""
     used = set(decisions)
-    return [mark(m, decision, color=c) for decision, (m, c) in verdict_marks().items() if decision in used]
+    return [mark(m, decision, color=c) for decision, (m, c) in VERDICTS.items() if decision in used]
 
 
 def mark(marker: str, text: str, **style: Any) -> Line2D:

@@ -155,7 +155,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
         with np.errstate(invalid="ignore"):
             errors = np.abs(ends - x[:, None]).T
         drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
-        for verdict, (marker, color) in style.verdict_marks().items():
+        for verdict, (marker, color) in style.VERDICTS.items():
             known = drawn & (table["verdict"] == verdict).to_numpy()
             ax.errorbar(
                 x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6
