@@ -2,8 +2,9 @@
 
 A function of what is known of each scale and of what a run costs there; any table can ask. Seeds are bought
 where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
-optimum itself tell less of where it lies. Where the optima's own scatter holds the verdict open, no seed
-helps, and another scale is asked for.
+optimum itself tell less of where it lies. What staying at the smallest scale's optimum costs is read at the
+largest in the two cells beside it: where their noise holds the verdict open, seeds are bought there. Where
+the optima's own scatter does, no seed helps, and another scale is asked for.
 
 Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J how many times too
 wide the widest interval is, squared, for the nearer verdict: 1 is settled.
@@ -40,7 +41,7 @@ _SHARE = 0.35
 """A batch's cost, as a share of what was spent."""
 _FLOOR = 0.04**2
 """Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
-_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
+_LEAST_ALPHA, _LEAST_OCTAVES, _LEAST_NAT = 0.02, 0.05, 0.001
 """Least distances from a verdict's limits: closer ones are not told apart."""
 _SCATTERED = 0.7
 """Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
@@ -50,6 +51,8 @@ _PATIENCE = 3
 """Looks before an expected cost may end a sequence: before, too little is known to expect one."""
 _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
+_BESIDE = -1
+"""Where runs go that narrow the regret: beside the smallest scale's optimum at the largest scale."""
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
 
@@ -131,16 +134,29 @@ class _Known:
     """Squared standard error of the optimum, octaves²."""
     runs: int
     """Beside the optimum."""
+    beside: tuple[int, ...] = ()
+    """At the largest scale: runs of each of the cells that the regret is read from."""
 
     @property
     def ideal(self) -> _Known:
         """After any number of runs."""
-        return replace(self, variance=min(self.variance, _FLOOR))
+        return replace(self, variance=min(self.variance, _FLOOR), beside=())
+
+    @property
+    def read(self) -> float:
+        """Runs of the scarcer of the cells that the regret is read from."""
+        return min(self.beside, default=math.inf)
 
     def with_runs(self, runs: int) -> _Known:
         """After so many more runs."""
         total, floor = self.runs + runs, self.ideal.variance
         return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
+
+    def with_runs_beside(self, runs: int) -> _Known:
+        """After so many more runs in the cells that the regret is read from."""
+        beside = {float(k): runs_there for k, runs_there in enumerate(self.beside)}
+        _fill(beside, runs)
+        return replace(self.with_runs(runs), beside=tuple(beside.values()))
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,14 @@ class _Distance:
     tolerated: float
     """The |Δ| whose regret is ε."""
     delta: float
+    epsilon: float
+    regret: float
+    """Of |Δ|, nat: where one is read, noise biases it upwards."""
+    below: float
+    above: float
+    """By how much the regret's interval reaches further from it than Δ's tells, nat."""
+    read: float
+    """Runs of the scarcer of the cells that the regret is read from."""
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> _Distance:
@@ -161,10 +185,24 @@ class _Distance:
         first, last = evidence.estimates[0], evidence.estimates[-1]
         coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
         curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
-        is_estimated = evidence.headline is not None and evidence.headline.status == "estimated"
-        apart = abs(last.optimum.x - first.optimum.x) if is_estimated else math.nan
         tolerated = math.sqrt(2 * question.epsilon / curvature)
-        return cls(evidence.drift, evidence.noise.df, apart, tolerated, question.delta)
+        apart = regret = below = above = math.nan
+        known, headline = _known(evidence), evidence.headline
+        if headline is not None and headline.status == "estimated":
+            apart, spread = abs(last.optimum.x - first.optimum.x), cls._spread(known)
+            least, regret, most = (
+                curvature / 2 * octaves**2 for octaves in (max(0.0, apart - spread), apart, apart + spread)
+            )
+            below = math.sqrt(max(0.0, (headline.low - regret) ** 2 - (regret - least) ** 2))
+            above = math.sqrt(max(0.0, (headline.high - regret) ** 2 - (most - regret) ** 2))
+        limits = (question.delta, question.epsilon)
+        read = known[-1].read
+        return cls(evidence.drift, evidence.noise.df, apart, tolerated, *limits, regret, below, above, read)
+
+    @staticmethod
+    def _spread(known: Sequence[_Known]) -> float:
+        """Half-width of Δ's interval, octaves."""
+        return 2 * math.sqrt(known[0].variance + known[-1].variance)
 
     def reach(self, known: Sequence[_Known]) -> float:
         """Half-width of α's interval."""
@@ -179,18 +217,23 @@ class _Distance:
         return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
 
     def nearest(self, known: Sequence[_Known]) -> tuple[float, str]:
-        """J of the nearer verdict, and what holds it open: "α" or "regret"."""
+        """J of the nearer verdict, and what holds it open: "α", "Δ", or "read", the noise beside it."""
         reach, alpha = self.reach(known), abs(self.drift.alpha)
-        transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "regret": math.inf}
-        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "regret": 0.0}
-        without_a_power = {"regret": math.inf}
+        transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "Δ": math.inf}
+        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": 0.0}
+        without_a_power = {"Δ": math.inf}
         if math.isfinite(self.apart):
-            spread, room = 2 * math.sqrt(known[0].variance + known[-1].variance), self.tolerated - self.apart
-            transfers["regret"] = spread / max(room, _LEAST_OCTAVES)
-            drifts["regret"] = spread / max(-room, _LEAST_OCTAVES)
+            spread, room = self._spread(known), self.tolerated - self.apart
+            transfers["Δ"] = spread / max(room, _LEAST_OCTAVES)
+            drifts["Δ"] = spread / max(-room, _LEAST_OCTAVES)
             # A regret grows as the square of the octaves.
             beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
-            without_a_power["regret"] = spread / max(beyond, _LEAST_OCTAVES)
+            without_a_power["Δ"] = spread / max(beyond, _LEAST_OCTAVES)
+            noise = math.sqrt(self.read / known[-1].read)
+            transfers["read"] = noise * self.above / max(self.epsilon - self.regret, _LEAST_NAT)
+            drifts["read"] = noise * self.below / max(self.regret - self.epsilon, _LEAST_NAT)
+            plain = PLAIN * self.epsilon
+            without_a_power["read"] = noise * self.below / max(self.regret - plain, _LEAST_NAT)
         verdicts = (transfers, drifts, without_a_power)
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in verdicts)
 
@@ -268,13 +311,23 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         found = batch(_new_scale(estimates, drift), _scatter_reason(evidence, question, settles))
         return replace(found, to_verdict=found.cost) if settles else found
     bought, to_verdict = _buy(distance, known, costs, spent)
-    at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
+    packs_beside = bought.pop(_BESIDE, 0)
+    places = []
+    if bought:
+        at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
+        places.append(f"the optimum at {label(columns.scale)} {at}")
+    if packs_beside:
+        source, target = (write_scale(columns.scale, known[i].scale) for i in (0, -1))
+        places.append(f"the optimum of {source} at {label(columns.scale)} {target}")
+    cells = [
+        cell
+        for i in range(len(known))
+        for cell in _replicates(
+            evidence, i, _PACK * bought[i], _PACK * packs_beside if i == len(known) - 1 else 0
+        )
+    ]
     what = "α's interval" if distance.nearest(known)[1] == "α" else "the regret's interval"
-    return batch(
-        [cell for i, packs in bought.items() for cell in _replicates(estimates[i], _PACK * packs)],
-        f"{what} is too wide: seeds beside the optimum at {label(columns.scale)} {at} narrow it most",
-        to_verdict,
-    )
+    return batch(cells, f"{what} is too wide: seeds beside {_and(places)} narrow it most", to_verdict)
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:
@@ -318,16 +371,42 @@ def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> st
 
 
 def _known(evidence: Evidence) -> list[_Known]:
-    return [
+    known = [
         _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e)))
         for e in evidence.estimates
     ]
+    known[-1] = replace(known[-1], beside=tuple(_cells_beside(evidence).values()))
+    return known
+
+
+def _cells_beside(evidence: Evidence) -> dict[float, int]:
+    """The cells of the largest scale on both sides of the smallest's optimum, and their runs."""
+    curve, x = evidence.estimates[-1].curve, evidence.estimates[0].optimum.x
+    right = int(np.searchsorted(curve.x_G, x))
+    around = slice(max(0, right - 1), right + 1)
+    return {
+        float(at): int(count)
+        for at, count, mean in zip(
+            curve.x_G[around], curve.count_G[around], curve.mean_G[around], strict=True
+        )
+        if np.isfinite(mean)
+    }
+
+
+def _fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
+    """Add runs to cells one by one: the fewest first, then the nearest to x."""
+    for _ in range(runs):
+        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - x)))] += 1
 
 
 def _buy(
     distance: _Distance, known: Sequence[_Known], costs: Cost, spent: float
 ) -> tuple[Counter[int], float]:
-    """Packs of the largest drop of J per cost: how many of each scale, and the cost until J is 1."""
+    """Packs of the largest drop of J per cost, and the cost until J is 1.
+
+    Returns:
+        How many packs for each scale's optimum, by its number, and for the regret (`_BESIDE`); the cost.
+    """
     bought: Counter[int] = Counter()
     cost = total = 0.0
     now = distance.of_verdict(known)
@@ -338,6 +417,9 @@ def _buy(
         for i, k in enumerate(known):
             trial = [*known[:i], k.with_runs(_PACK), *known[i + 1 :]]
             options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
+        if known[-1].beside:
+            trial = [*known[:-1], known[-1].with_runs_beside(_PACK)]
+            options.append(((now - distance.of_verdict(trial)) / costs.of(known[-1].scale), _BESIDE, trial))
         _, i, known = max(options, key=lambda option: option[0])
         total += _PACK * costs.of(known[i].scale)
         if not bought or cost < _SHARE * spent:
@@ -359,23 +441,32 @@ def _runs_beside(estimate: Estimate) -> int:
     return int(curve.count_G[beside_G].sum())
 
 
-def _replicates(estimate: Estimate, runs: int) -> list[Cell]:
-    """Seeds for the cells an octave apart beside an optimum: the fewest first, then the nearest."""
-    curve, x = estimate.curve, estimate.optimum.x
+def _replicates(evidence: Evidence, number: int, runs: int, runs_beside: int) -> list[Cell]:
+    """Seeds for one scale.
+
+    Args:
+        evidence: of all scales.
+        number: the scale's.
+        runs: for the cells an octave apart beside its optimum.
+        runs_beside: for those that the regret is read from.
+    """
+    optimum, curve = evidence.estimates[number].optimum, evidence.estimates[number].curve
     step = max(1.0, curve.step)
-    grid = [estimate.optimum.best_x + k * step for k in range(-3, 4)]
-    seeds = {}
-    for at in grid:
+    seeds: dict[float, int] = {}
+    for at in (optimum.best_x + k * step for k in range(-3, 4)):
         there = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
-        is_lost = len(there) and not np.isfinite(curve.mean_G[there[0]])
-        if abs(at - x) <= max(_REACH, step) and not is_lost:
-            seeds[at] = int(curve.count_G[there[0]]) if len(there) else 0
-    before = dict(seeds)
-    for _ in range(runs):
-        fewest = min(seeds, key=lambda at: (seeds[at], abs(at - x)))
-        seeds[fewest] += 1
-    scale = estimate.optimum.scale
-    return [Cell(scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
+        if abs(at - optimum.x) > max(_REACH, step):
+            continue
+        if not len(there):
+            seeds[at] = 0
+        elif np.isfinite(curve.mean_G[there[0]]):
+            seeds[float(curve.x_G[there[0]])] = int(curve.count_G[there[0]])
+    beside = _cells_beside(evidence) if runs_beside else {}
+    before = seeds | beside
+    _fill(beside, runs_beside, optimum.x)
+    seeds |= beside
+    _fill(seeds, runs, optimum.x)
+    return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
 
 def _to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:

@@ -105,7 +105,7 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     frame = sweep_of([-8, -8, -8, -8], sigma=0.03)
     frame.loc[(frame["width"] == 512) & (frame["lr"] == 2.0**-6), "loss"] = np.nan
     batch = batch_of(frame)
-    assert "interval is too wide: seeds beside the optimum at width 64" in batch.reason
+    assert "interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
     analysis = analyze(check_table(frame)).results[0]
     optima = {o.scale: o.x for o in analysis.optima}
     for cell in batch.cells:
@@ -124,6 +124,41 @@ def test_an_optimum_that_moves_once_is_settled_by_its_regret_alone():
     batch = batch_of(frame)
     assert "the regret's interval is too wide: seeds beside the optimum at width 64 and 512" in batch.reason
     assert batch.cost <= batch.to_verdict < np.inf
+
+
+def a_regret_read_beside_one_run(lucky):
+    """Half-octave grids; beside the narrowest width's optimum the widest has one run, 0.008 nat off."""
+    generator, rows = np.random.default_rng(0), []
+    for width, vertex, seeds in ((64, -5.5, 8), (128, -5.45, 3), (256, -5.3, 3), (512, -5.27, 5)):
+        wide = {x / 2: range(seeds) for x in range(-15, -6)}
+        if width == 512:
+            wide |= {x: range(1) for x in (-6.5, -5.5, -4.5)}
+        rows += rows_at(width, vertex, wide, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
+    frame = pd.DataFrame(rows)
+    one = (frame["width"] == 512) & (frame["lr"] == 2.0**-5.5)
+    frame.loc[one, "loss"] = 2.5 + 0.035 * 0.23**2 + (0.0 if lucky else 0.008)
+    return frame
+
+
+def test_seeds_are_asked_for_where_the_regret_is_read():
+    """However well both optima are known, what staying costs is read beside the smaller scale's optimum."""
+    frame = a_regret_read_beside_one_run(lucky=False)
+    result = analyze(check_table(frame)).results[0]
+    assert (
+        result.verdict.decision == "INCONCLUSIVE"
+        and result.headline_regret.high > 0.01 > result.headline_regret.value
+    )
+    batch = result.next_batch
+    assert "the regret's interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
+    assert {(c.scale, c.x) for c in batch.cells} == {(512, -6), (512, -5.5)}
+    assert max(batch.cells, key=lambda cell: cell.runs).x == -5.5, "where the fewest seeds are"
+    assert batch.cost <= batch.to_verdict < np.inf
+    generator = np.random.default_rng(1)
+    for cell in batch.cells:
+        seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
+        rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
+        frame = pd.concat([frame, pd.DataFrame(rows)])
+    assert analyze(check_table(frame)).results[0].verdict.decision == "TRANSFERS"
 
 
 def test_runs_are_bought_where_they_are_cheap():
