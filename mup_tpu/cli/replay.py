@@ -327,7 +327,8 @@ def _print_analysis(analysis: TransferAnalysis) -> None:
     _print_notes(console, analysis)
     for result in analysis.results:
         cells = report.optima_cells(result, analysis.scale)
-        shown = Table(title=f"{result.parametrization}: best {analysis.hyperparameter} by {analysis.scale}")
+        tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
+        shown = Table(title=f"{result.parametrization}: best {tuned} by {scale}")
         for heading in cells["headings"]:
             shown.add_column(heading, justify="left" if heading == "status" else "right")
         for row in cells["rows"]:

@@ -260,7 +260,7 @@ def _workers(options: SweepOptions, console: Console) -> Iterator[KeptWorkers | 
 
 def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:
     """What is known of each parametrization, and what is run next of it."""
-    shown = Table(title=f"best {columns.hyperparameter} by {columns.scale}, look by look")
+    shown = Table(title=f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look")
     for heading in (
         label(columns.parametrization),
         "look",
