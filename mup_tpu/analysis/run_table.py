@@ -122,7 +122,8 @@ def load_table(
         table = read_file(path) if is_file(path) else read_tracked(path)
         return check_table(select(table, where or ()), columns, chance, name, states)
     asked = load_question(path) if where is None else ()
-    stored, curves = select(load_runs(path), where or asked), load_curves(path)
+    where = where or asked
+    stored, curves = select(load_runs(path), where), load_curves(path)
     checked = check_table(stored, columns, chance, name, states)
     if asked:
         note = f"as the folder asks: {', '.join(condition.words for condition in asked)}"
@@ -131,7 +132,16 @@ def load_table(
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
     checked = replace(checked, command=_command(path, stored), history=history, stored=stored)
-    return _only_planned(checked, planned) if planned else checked
+    return _only_planned(checked, _asked_about(planned, columns.scale, where)) if planned else checked
+
+
+def _asked_about(planned: tuple[float, ...], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
+    """The planned scales that meet the conditions: no other is to come."""
+    scales = pd.Series(planned)
+    for condition in where:
+        if condition.column == column:
+            scales = scales[_meets(scales, condition)]
+    return tuple(scales)
 
 
 def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:

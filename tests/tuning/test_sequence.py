@@ -163,6 +163,9 @@ def test_a_scale_that_the_sequence_does_not_plan_is_no_part_of_its_question(swee
     table = load_table(tmp_path)
     assert set(table.runs["scale"]) == set(table.history["scale"]) == {32}
     assert "width 16 left out: the sequence plans none" in table.notes
+    assert table.planned == (32, 64, 128)
+    part = load_table(tmp_path, where=(Condition.parse("width<=64"), Condition.parse("lr=0.01")))
+    assert part.planned == (32, 64), "what is not asked about is not waited for"
     run_sweep(narrower, str(tmp_path / "b"), SweepOptions(), RunOptions(), Console(quiet=True))
     Store(tmp_path / "b", "seq", planned=(64, 128, 256))
     with pytest.raises(TableError, match="no run is at a width that the sequence plans: run it first"):
