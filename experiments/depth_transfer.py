@@ -20,7 +20,7 @@ SWEEP = Sweep(
         steps=1500,
         warmup=0.1,
     ),
-    scale=Axis("depth", (2, 3, 4, 6, 8)),
+    scale=Axis("depth", (2, 3, 4, 6, 8, 16)),
     compare=Axis("parametrization", ("mup", "completep_half", "completep")),
     learning_rates=tuple(2.0**e for e in range(-10, -4)),
     num_seeds=2,
