@@ -6,7 +6,7 @@ kept as a note, which every output repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -132,16 +132,16 @@ def load_table(
     history = checked.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[_HISTORY]
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
     checked = replace(checked, command=_command(path, stored), history=history, stored=stored)
-    return _only_planned(checked, _asked_about(planned, columns.scale, where)) if planned else checked
+    return _only_planned(checked, asked_about(planned, columns.scale, where)) if planned else checked
 
 
-def _asked_about(planned: tuple[float, ...], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
-    """The planned scales that meet the conditions: no other is to come."""
-    scales = pd.Series(planned)
+def asked_about(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
+    """The scales that meet what the conditions say of their column: no other is to come."""
+    left = pd.Series(list(scales), dtype=float)
     for condition in where:
         if condition.column == column:
-            scales = scales[_meets(scales, condition)]
-    return tuple(scales)
+            left = left[_meets(left, condition)]
+    return tuple(left)
 
 
 def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:

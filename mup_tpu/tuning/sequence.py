@@ -23,7 +23,7 @@ from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.run_table import RunTable, load_table, select
+from mup_tpu.analysis.run_table import RunTable, asked_about, load_table
 from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.columns import configured, label, write_scale
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
@@ -235,8 +235,7 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
     """A scale that the folder does not ask about would be bought for ever: its rows are never looked at."""
     column = sweep.scale_axis.column
     asked = [condition for condition in load_question(results) if condition.column == column]
-    scales = pd.DataFrame({column: sorted(points)})
-    if lacking := sorted(set(points) - set(select(scales, asked)[column])):
+    if lacking := sorted(set(points) - set(asked_about(points, column, asked))):
         at = ", ".join(write_scale(column, scale) for scale in lacking)
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "

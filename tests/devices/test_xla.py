@@ -185,7 +185,7 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
     found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
     expected = [row["loss"] for row in run_on_cpu(corpus, architecture, blocks="scanned").rows]
-    # The third member learns fast enough that torch itself, reassociated, is 1e-4 away; another seed is 1e-2.
+    # The third member's loss on the CPU device came out 1.2e-4 apart in two runs, XLA's the same in both.
     for losses in (*found["evaluations"], found["rows"]):
         assert losses == pytest.approx(expected, abs=5e-4)
     assert found["first stretch"]["compilations"] == 1
