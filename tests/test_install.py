@@ -114,7 +114,7 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     ]
     done = subprocess.run(reported, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.endswith("pip install 'mup_tpu[report]'\n"), done.stderr
-    assert "were spent" in run(replay_python.parent / "mup-tpu", "next", ROOT / "results" / "lr_transfer")
+    assert "were spent" in run(replay_python.parent / "mup-tpu", "next", ROOT / "results" / "muon_transfer")
     names = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
     wanted = {name for name in names if "__pycache__" not in name.parts}
     missing = sorted(str(name) for name in wanted if not (installed.parent / name).exists())

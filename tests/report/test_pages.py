@@ -99,7 +99,7 @@ def test_a_verdict_ends_in_what_to_do(quickstart):
 @pytest.mark.slow
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
     """Powers in a command line stay as they are typed."""
-    folder = RESULTS / "lr_transfer"
+    folder = RESULTS / "lr_transfer_untuned"
     table = load_table(folder)
     analysis = analyze(table)
     settle = next(r.verdict.settle for r in analysis.results if r.verdict.settle)
