@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -51,7 +52,7 @@ class TrialTrainable(tune.Trainable):
         os.environ |= environment
         take_chips(run)
         self._search, self._options, self._run_options, self._folder = search, options, run, folder
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = ThreadPool(1)  # whose thread, if it hangs, the process does not wait for when it ends
         self._run: PackRun | None = None
         self._logging = contextlib.ExitStack()
         self._logging.enter_context(host_log(folder, capture_warnings=True))
@@ -82,10 +83,10 @@ class TrialTrainable(tune.Trainable):
             TimeoutError: that took longer than the heartbeat.
         """
         try:
-            return self._thread.submit(self._advance).result(timeout=self._options.heartbeat)
-        except TimeoutError:
+            return self._thread.apply_async(self._advance).get(timeout=self._options.heartbeat)
+        except multiprocessing.TimeoutError:
             self._run = None  # no checkpoint of it: the thread that would write one hangs
-            raise
+            raise TimeoutError from None
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         """Nothing: the training loop writes checkpoints, which `setup` goes on from."""
@@ -97,8 +98,8 @@ class TrialTrainable(tune.Trainable):
     def cleanup(self) -> None:
         """Checkpoint where the trial stands, unless it hangs: the search may be ending by Ctrl-C."""
         if self._run is not None:
-            with contextlib.suppress(TimeoutError, StoreError):
-                self._thread.submit(self._run.save).result(timeout=_LAST_BREATH_S)
+            with contextlib.suppress(multiprocessing.TimeoutError, StoreError):
+                self._thread.apply_async(self._run.save).get(timeout=_LAST_BREATH_S)
         self._logging.close()
 
     def _advance(self) -> dict[str, Any]:
