@@ -121,17 +121,17 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
     run_program, mesh
 ):
-    """A hundred steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
+    """Fifty steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
     found = run_program("unread", mesh, devices=2)
-    assert found["grown"] < 5 * found["gradients"]
+    assert found["grown"] < 10 * found["gradients"]
     assert found["compilations"] == 0
-    assert abs(found["executions"] - 20) <= 1  # counted late, as above
+    assert abs(found["executions"] - 10) <= 1  # counted late, as above
 
 
 @pytest.mark.slow
 def test_micro_batches_train_as_the_batch_does_whole(run_program):
     """Of a batch that two devices share, each of which takes its sequences one by one."""
-    found = run_program("micro", "trial=1,data=2", devices=2)
+    found = run_program("micro", "trial=1,data=2", devices=2, XLA_FLAGS=QUICK_TO_COMPILE)
     assert len(found["whole"]) == 8 and found["whole"][0] != found["whole"][4]
     assert found["parts"] == pytest.approx(found["whole"], rel=1e-10)
 

@@ -156,7 +156,7 @@ def test_more_than_the_cluster_can_give_is_an_error_before_anything_is_asked_for
 def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, tmp_path):
     lost = hosts.add_node(num_cpus=4)  # a third slot of 3 threads, for four packs
     hosts.wait_for_nodes()
-    sweep = Sweep("lost", tiny.replace(steps=400), widths=(32,), num_seeds=2, learning_rates=(0.003, 0.01))
+    sweep = Sweep("lost", tiny.replace(steps=150), widths=(32,), num_seeds=2, learning_rates=(0.003, 0.01))
     options = RunOptions(threads=3, checkpoint_every=50)
 
     def lose():

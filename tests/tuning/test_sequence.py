@@ -27,7 +27,7 @@ OCTAVES = tuple(2.0**e for e in range(-10, -2))
 @pytest.fixture(scope="module")
 def sweep(tiny):
     """SP, whose optimum drifts so plainly that few runs settle it."""
-    base = tiny.replace(steps=60, batch_size=8, init_std=0.06, eval_batches=8)
+    base = tiny.replace(steps=30, batch_size=8, init_std=0.06, eval_batches=8)
     return Sweep("seq", base, widths=(32, 64, 128), learning_rates=OCTAVES, parametrizations=("sp",))
 
 
@@ -103,9 +103,9 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
 def test_a_sequence_runs_on_ray_and_each_parametrization_is_settled_on_its_own(
     local_ray, sweep, tmp_path, monkeypatch
 ):
-    """One look each, so that it ends soon; by workers that stay from purchase to purchase."""
+    """One look each and few steps, so that it ends soon; by workers that stay from purchase to purchase."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
-    both = dataclasses.replace(sweep, parametrizations=("sp", "mup"))
+    both = dataclasses.replace(sweep, base=sweep.base.replace(steps=15), parametrizations=("sp", "mup"))
     settle(both, tmp_path, options=SweepOptions(ray=True))
     runs = load_runs(tmp_path)
     assert set(runs["parametrization"]) == {"sp", "mup"}
@@ -130,8 +130,9 @@ def test_what_no_trial_may_have_ends_it_with_a_sentence(tiny, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path):
+def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch):
     """The best of so few steps may lie at the edge; beyond 1 there is no β₂ to buy, and that is said."""
+    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
     )
