@@ -84,11 +84,11 @@ def run(corpus, run_program, tmp_path_factory):
 def run_on_cpu(
     corpus: Path, architecture: str = "gpt2", optimizer: str = "adamw", blocks: str = "in turn"
 ) -> PackResult:
-    """The same pack on the CPU device, members in turns."""
+    """The same pack on the CPU device, members in turns, by one thread: by two, sums have another order."""
     from mup_tpu import data
 
     members = trials(str(corpus), "float32", architecture, optimizer, blocks)
-    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions()).steps())
+    return run_to_end(PackRun(members, data.load(members[0].data), RunOptions(threads=1)).steps())
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +185,9 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
     found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
     expected = [row["loss"] for row in run_on_cpu(corpus, architecture, blocks="scanned").rows]
-    # The third member's loss on the CPU device came out 1.2e-4 apart in two runs, XLA's the same in both.
+    # Of another order of sums alone, as two threads have, 50 steps make 1e-4 in the third member's loss.
     for losses in (*found["evaluations"], found["rows"]):
-        assert losses == pytest.approx(expected, abs=5e-4)
+        assert losses == pytest.approx(expected, abs=2e-4)
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == found["fallbacks"] == 0
     assert found["backward_threads"] == ["MainThread"]
@@ -215,7 +215,8 @@ def test_four_devices_checkpoint_is_gone_on_with_on_the_cpu(run, on_cpu, corpus)
 
     _, _, folder = run("trials")
     members = trials(str(corpus), "float32")
-    resumed = PackRun(members, data.load(members[0].data), RunOptions(), folder / "checkpoints")
+    one_thread = RunOptions(threads=1)  # as `run_on_cpu`
+    resumed = PackRun(members, data.load(members[0].data), one_thread, folder / "checkpoints")
     assert resumed.pack.steps_done == STEPS // 2
     losses = [row["loss"] for row in run_to_end(resumed.steps()).rows]
     assert losses == pytest.approx([row["loss"] for row in on_cpu.rows], abs=5e-5)
