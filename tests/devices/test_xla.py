@@ -121,11 +121,11 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
     run_program, mesh
 ):
-    """Fifty steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
+    """A hundred steps; a view of all gradients joined, as losses once were, keeps these for each of them."""
     found = run_program("unread", mesh, devices=2)
-    assert found["grown"] < 10 * found["gradients"]
+    assert found["grown"] < 5 * found["gradients"]
     assert found["compilations"] == 0
-    assert abs(found["executions"] - 10) <= 1  # counted late, as above
+    assert abs(found["executions"] - 20) <= 1  # counted late, as above
 
 
 @pytest.mark.slow

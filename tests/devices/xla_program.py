@@ -87,9 +87,9 @@ def backward_threads() -> Iterator[list[str]]:
 
 
 def unread_losses(mesh: str) -> dict[str, float]:
-    """Memory of the process while the losses of 50 steps are kept unread, over gradients' size; in MiB."""
+    """Memory of the process while the losses of 100 steps are kept unread, over gradients' size; in MiB."""
     base = Trial().replace(
-        width=256, depth=1, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=100
+        width=256, depth=1, base_width=64, head_size=32, sequence_length=16, batch_size=4, steps=200
     )
     device = get_device("xla").arrange(2, 4, mesh)
     pack = Pack([base, base.replace(seed=1)], 256, device)
@@ -100,10 +100,10 @@ def unread_losses(mesh: str) -> dict[str, float]:
         gc.collect()
         return psutil.Process().memory_info().rss / 2**20
 
-    for _ in range(10):  # until the process keeps no more of what steps need
+    for _ in range(20):  # until the process keeps no more of what steps need
         pack.read(pack.train(tokens_SBT1, 5))
     before, counted = resident(), xla.report()
-    kept = [pack.train(tokens_SBT1, 5) for _ in range(10)]
+    kept = [pack.train(tokens_SBT1, 5) for _ in range(20)]
     grown = resident() - before
     for losses_SK in kept:
         pack.read(losses_SK)

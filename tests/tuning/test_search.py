@@ -297,15 +297,11 @@ def runs_a_trial(process):
     return False
 
 
-def is_of_these_tests(process):
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
-def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(tiny, tmp_path, patience):
+def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
+    tiny, tmp_path, patience, is_of_these_tests
+):
     """One that would train for hours does not outlive the search that has given it up."""
     space = "space.steps = {kind = 'choice', values = [20, 1000000]}"
     file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"

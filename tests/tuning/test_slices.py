@@ -112,7 +112,7 @@ def wait_for_chips():
     "what, how", [("PackWorker.follow", signal.SIGKILL), ("PackWorker.run", signal.SIGSTOP)]
 )
 def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_checkpoint(
-    what, how, two_slices, tiny, tmp_path, monkeypatch
+    what, how, two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
 ):
     """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
     steps = 60 if how == signal.SIGKILL else 300  # a checkpoint is written while training goes on
@@ -144,7 +144,7 @@ def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_che
     def ours():
         """Found before there is a checkpoint: on a busy machine the pack might end meanwhile."""
         found = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
-        return [p for p in found if p.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]]
+        return list(filter(is_of_these_tests, found))
 
     def lose_one():
         deadline = time.monotonic() + 240
