@@ -18,10 +18,10 @@ from rich.console import Console
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.config import Trial
-from mup_tpu.config_io import from_dict
+from mup_tpu.config.toml import from_dict
+from mup_tpu.jobs.plan import make_packs
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.halving import RECENT, behind_best, rungs
-from mup_tpu.tuning.plan import make_packs
 
 
 def replay(runs: pd.DataFrame, curves: pd.DataFrame) -> tuple[pd.DataFrame, float]:

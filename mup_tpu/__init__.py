@@ -1,3 +1,37 @@
-"""mup_tpu: tune small, check that the optimum transfers, train large once."""
+"""mup_tpu: tune small, check that the optimum transfers, train large once.
+
+The names below are the public face; each is imported when it is first used, with what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mup_tpu import _moved
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis import analyze, load_table
+    from mup_tpu.config import Axis, Ladder, Sweep, Trial
 
 __version__ = "0.1.0"
+
+__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table"]
+
+_FROM = {
+    "Axis": "config",
+    "Ladder": "config",
+    "Sweep": "config",
+    "Trial": "config",
+    "analyze": "analysis",
+    "load_table": "analysis",
+}
+
+_moved.install()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its room."""
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"mup_tpu.{_FROM[name]}"), name)

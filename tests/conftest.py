@@ -120,7 +120,7 @@ class SharedRay:
         import ray
         from ray.cluster_utils import Cluster
 
-        from mup_tpu.tuning.cluster import start_here, start_patiently
+        from mup_tpu.jobs.cluster import start_here, start_patiently
 
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
 

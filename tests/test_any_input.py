@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.run_table import check_table
 from mup_tpu.config import Trial
-from mup_tpu.config_io import from_dict, load_sweep
-from mup_tpu.config_search import load_search
+from mup_tpu.config.search import load_search
+from mup_tpu.config.toml import from_dict, load_sweep
 from mup_tpu.errors import MupTpuError
-from mup_tpu.parts import new_name
 from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
+from mup_tpu.store.parts import new_name
 
 RESULTS = Path(__file__).parents[1] / "results"
 EXAMPLES = int(os.environ.get("MUP_TPU_EXAMPLES", "0"))

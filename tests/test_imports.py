@@ -10,61 +10,32 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mup_tpu"
 HEAVY = ("torch", "torch_xla", "torchvision", "ray", "transformers", "datasets", "mup", "hyperopt", "optuna")
-LIGHT_ROOMS = (
-    "errors",
-    "files",
-    "parametrization",
-    "optimizer_rules",
-    "config",
-    "config_io",
-    "config_search",
-    "columns",
-    "optimizers",
-    "store",
-    "analysis",
-    "plots",
-    "report",
-)
+LIGHT_ROOMS = ("errors", "files", "rules", "config", "optimizers", "store", "analysis", "plots", "report")
 
-# What each room may import from the package, besides itself; the command line and experiments may use all.
-CONFIGURATION = {
-    "errors",
-    "parametrization",
-    "optimizer_rules",
-    "config",
-    "config_io",
-    "config_search",
-    "columns",
-}
-MODEL = CONFIGURATION | {"optimizers", "models", "attention"}
-TRAINING = MODEL | {"files", "leftovers", "signals", "data", "devices", "training"}
+# Rooms from left to right; what each may import from the package, besides itself. The command line and
+# experiments may use all.
+CONFIGURATION = {"errors", "rules", "config"}
+MODEL = CONFIGURATION | {"optimizers", "models"}
+TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
+    "_moved": set(),
     "errors": set(),
-    "leftovers": set(),
-    "files": {"errors", "leftovers"},
-    "signals": set(),
-    "parametrization": {"errors"},
-    "optimizer_rules": {"parametrization"},
-    "config": {"errors", "parametrization", "optimizer_rules"},
-    "columns": {"errors", "parametrization", "config"},
-    "config_io": CONFIGURATION,
-    "config_search": CONFIGURATION,
-    "attention": set(),
-    "tpus": {"errors"},
+    "files": {"errors"},
+    "rules": {"errors"},
+    "config": {"errors", "rules"},
     "optimizers": CONFIGURATION,
-    "models": CONFIGURATION | {"optimizers", "attention"},
-    "data": CONFIGURATION | {"files", "leftovers"},
-    "devices": MODEL | {"files", "tpus"},
+    "models": CONFIGURATION | {"optimizers"},
+    "data": CONFIGURATION | {"files"},
+    "devices": {"errors", "files"},
     "training": TRAINING,
     "parametrize": MODEL | {"analysis"},
-    "tpu_compiler": TRAINING | {"tpus"},
-    "tuning": TRAINING | {"store", "analysis", "tpus"},
-    "parts": {"errors"},
-    "store": CONFIGURATION | {"files", "parts"},
+    "tpu_compiler": TRAINING,
+    "jobs": TRAINING,
+    "tuning": TRAINING | {"jobs", "store", "analysis", "tpu_compiler"},
+    "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
     "report": CONFIGURATION | {"store", "analysis", "plots"},
-    "doctor": CONFIGURATION | {"files", "tpus", "tpu_compiler", "data", "tuning"},
 }
 
 
@@ -120,28 +91,42 @@ def dotted_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms of the package that a file imports anywhere in it, type-checking blocks left out."""
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports anywhere in it, type-checking blocks included."""
     package = dotted_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    rooms = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending.extend(node.orelse)
-            continue
-        pending.extend(ast.iter_child_nodes(node))
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*origin, *filter(None, [node.module])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("mup_tpu.")}
-    return {room for room in rooms if room_sources(room)}
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        modules |= {name for name in names if name.startswith("mup_tpu.")}
+    return modules
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of the package that a file imports anywhere in it, type-checking blocks included."""
+    return {room for room in (name.split(".")[1] for name in imported_modules(path)) if room_sources(room)}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or by way of others."""
+    reach = {name: set(targets) for name, targets in arrows.items()}
+    changed = True
+    while changed:
+        changed = False
+        for targets in reach.values():
+            more = set().union(*(reach.get(target, ()) for target in targets)) - targets
+            targets |= more
+            changed |= bool(more)
+    found = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ())))
+             for name in reach if name in reach[name]}  # fmt: skip
+    return [list(group) for group in sorted(found)]
 
 
 def test_the_detector_sees_a_heavy_import():
@@ -161,7 +146,11 @@ def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatc
         "if TYPE_CHECKING:\n    import mup_tpu.tuning\n"
         "def f():\n    from mup_tpu.plots import figure\n    from . import fit\n    import mup_tpu.config\n"
     )
-    assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "analysis"}
+    assert imported_rooms(room / "optimum.py") == {"store", "plots", "config", "tuning", "analysis"}
+
+
+def test_the_circle_finder_sees_circles():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
 def test_replay_rooms_import_no_training_library():
@@ -222,8 +211,39 @@ def test_nothing_imports_upward(room):
         assert not upward, f"{path.relative_to(PACKAGE.parent)} imports {', '.join(sorted(upward))}"
 
 
+def test_no_module_imports_itself_by_way_of_others():
+    modules = {dotted_name(path): path for path in PACKAGE.rglob("*.py")}
+    arrows = {
+        name: {
+            m for m in imported_modules(path) if m in modules and m != name and not name.startswith(f"{m}.")
+        }
+        for name, path in modules.items()
+    }
+    assert circles(arrows) == []
+
+
+def test_only_errors_lie_at_the_root():
+    names = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert names == {"errors", "_moved"}
+
+
 def test_every_room_has_its_arrows():
     rooms = {
         path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert rooms - {"__init__", "__main__", "cli"} <= MAY_IMPORT.keys()
+
+
+def test_modules_that_moved_are_found_under_their_old_names():
+    code = (
+        "import warnings\nwarnings.simplefilter('ignore')\n"
+        "from mup_tpu._moved import MOVED\nimport importlib\n"
+        "for old, new in MOVED.items():\n"
+        "    if not new.startswith('jobs'):  # which import Ray\n"
+        "        module = importlib.import_module(f'mup_tpu.{old}')\n"
+        "        assert module is importlib.import_module(f'mup_tpu.{new}'), old\n"
+        "from mup_tpu.parametrization import PARAMETRIZATIONS\n"
+        "import mup_tpu\nassert mup_tpu.analyze.__name__ == 'analyze'"
+    )
+    (found,) = heavy_modules_after(code)
+    assert "ray" not in found

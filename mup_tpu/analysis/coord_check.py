@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mup_tpu.columns import label
+from mup_tpu.config.columns import label
 from mup_tpu.errors import TableError
 
 COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.table_columns import means
-from mup_tpu.columns import write_scale
+from mup_tpu.config.columns import write_scale
 
 _MOST = math.log(sys.float_info.max)
 

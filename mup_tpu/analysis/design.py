@@ -22,11 +22,11 @@ import numpy as np
 
 from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
-from mup_tpu.columns import label, write_scale
+from mup_tpu.config.columns import label, write_scale
 
 _START = 8
 """Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""

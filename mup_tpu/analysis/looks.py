@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, fit_drift
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.table_columns import Columns
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, decide, shows_drift
 
 

@@ -10,13 +10,13 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from mup_tpu import columns
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable, load_table
 from mup_tpu.analysis.transfer import TransferResult, analyze
+from mup_tpu.config import columns
 from mup_tpu.errors import MupTpuError, TableError
-from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES
-from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import is_search
 
 _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(

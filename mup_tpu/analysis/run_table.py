@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.table_columns import Columns, find_columns, list_of, short_name
-from mup_tpu.analysis.table_files import is_file, read_file
-from mup_tpu.analysis.table_shapes import as_rows
-from mup_tpu.analysis.table_values import (
+from mup_tpu.analysis.ingest.table_columns import Columns, find_columns, list_of, short_name
+from mup_tpu.analysis.ingest.table_files import is_file, read_file
+from mup_tpu.analysis.ingest.table_shapes import as_rows
+from mup_tpu.analysis.ingest.table_values import (
     FINISHED,
     NO_STATES,
     STOPPED,
@@ -25,11 +25,12 @@ from mup_tpu.analysis.table_values import (
     meanings,
     numbers,
 )
-from mup_tpu.analysis.trackers import is_tracked, read_tracked
-from mup_tpu.columns import CONFIGURED, Condition, label
+from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
 from mup_tpu.config import field_column, on_one_line
+from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
 from mup_tpu.store import load_axes, load_curves, load_planned, load_question, load_runs
+from mup_tpu.store.conditions import Condition
 
 MERGE_OCTAVES = 0.02
 """Learning rates closer than this are one: they differ by rounding."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mup_tpu.columns import CONFIGURED
+from mup_tpu.config.columns import CONFIGURED
 
 _PARTS = ("optimizer", "train", "model", "data")
 """What is searched first comes first."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mup_tpu.analysis.drift import NEEDED, Drift
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.table_columns import Columns
-from mup_tpu.columns import label, write_scale
+from mup_tpu.config.columns import label, write_scale
 
 EPSILON = 0.01
 """Regret that does not matter, nat per token."""

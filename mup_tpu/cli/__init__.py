@@ -33,7 +33,7 @@ from mup_tpu.config import (
     Trial,
     unknown_key,
 )
-from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, not_installed, reason
 
 

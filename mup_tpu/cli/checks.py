@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mup_tpu.cli.console import console as make_console
-from mup_tpu.columns import label
 from mup_tpu.config import Axis, Trial, require_above_zero
-from mup_tpu.config_io import parse_axis
+from mup_tpu.config.columns import label
+from mup_tpu.config.toml import parse_axis
 from mup_tpu.errors import ConfigError, StoreError, reason
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def doctor(results: str = "results", tpu: str | None = None) -> None:
         tpu: Compile packs for a TPU of this type (such as v4-8, or all of them: all) instead, on this
             machine and with the TPU's own compiler: memory, collectives and estimated cycles of each.
     """
-    from mup_tpu.doctor import examine, examine_tpu
+    from mup_tpu.cli.doctor import examine, examine_tpu
 
     console = make_console()
     doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))

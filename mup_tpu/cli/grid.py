@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mup_tpu.config import LearningRate, Sweep
-from mup_tpu.config_io import parse_axis
+from mup_tpu.config.toml import parse_axis
 from mup_tpu.errors import ConfigError
 
 

@@ -13,13 +13,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from mup_tpu import columns
 from mup_tpu.cli.console import console as make_console
-from mup_tpu.columns import Condition
-from mup_tpu.config import field_column
+from mup_tpu.config import columns, field_column
 from mup_tpu.errors import TableError, reason
 from mup_tpu.files import Folder
-from mup_tpu.leftovers import scratch_folder
+from mup_tpu.files.leftovers import scratch_folder
+from mup_tpu.store.conditions import Condition
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,8 +128,8 @@ class TableOptions:
     def load(self, path: str) -> RunTable:
         """Read and check a results folder or table."""
         from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.ingest.table_values import States
         from mup_tpu.analysis.run_table import default_columns
-        from mup_tpu.analysis.table_values import States
 
         usual = default_columns(path)
         columns = replace(
@@ -375,7 +374,7 @@ def _figures_folder(path: str) -> Path | str:
 
 def _without_tracker(path: str) -> str:
     """A local path for what is drawn of a tracker's runs: `wandb:ENTITY/PROJECT` is PROJECT, here."""
-    from mup_tpu.analysis.trackers import TRACKERS
+    from mup_tpu.analysis.ingest.trackers import TRACKERS
 
     tracker, colon, runs = path.partition(":")
     return runs.rpartition("/")[2] if colon and tracker in TRACKERS else path
@@ -383,7 +382,7 @@ def _without_tracker(path: str) -> str:
 
 def _without_file(url: str) -> str:
     """The folder of a table's URL, or the URL of a results folder itself."""
-    from mup_tpu.analysis.table_files import without_suffix
+    from mup_tpu.analysis.ingest.table_files import without_suffix
 
     head, _, name = url.rstrip("/").rpartition("/")
     return f"{head}/{name}" if without_suffix(name) == name else head
@@ -437,7 +436,7 @@ def report(path: Where, out: Path | None = None, table: TableOptions = TableOpti
         table: How to read it.
     """
     from mup_tpu import report as rendering
-    from mup_tpu.analysis.table_files import without_suffix
+    from mup_tpu.analysis.ingest.table_files import without_suffix
 
     page, is_folder = _page(path, table)
     beside = f"{without_suffix(_without_tracker(path))}.html"

@@ -103,7 +103,7 @@ def _trial_of(config: Path | None, trial: Trial) -> Trial:
     Raises:
         ConfigError: both were given.
     """
-    from mup_tpu.config_io import load_trial
+    from mup_tpu.config.toml import load_trial
 
     if config is None:
         return trial

@@ -21,7 +21,7 @@ from mup_tpu.config import (
     Trial,
     require_above_zero,
 )
-from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
 
 
@@ -51,7 +51,7 @@ def sweep(
         continue_to: Train all trials for so many steps in place of the file's, on from the checkpoints that
             --checkpoint-every kept of those; for schedules constant and wsd. The store keeps both rows.
     """
-    from mup_tpu.config_io import load_sweep
+    from mup_tpu.config.toml import load_sweep
 
     run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry, continue_to)
 
@@ -66,7 +66,7 @@ def run_and_show(
     continue_to: int | None = None,
 ) -> None:
     """Run a sweep, whole or until it is settled, then print its optima and verdict and draw its figures."""
-    from mup_tpu.tuning.this_machine import start_server
+    from mup_tpu.jobs.this_machine import start_server
 
     sweep.trials()  # what is not allowed is said before anything starts
     folder = results or f"results/{sweep.experiment}"
@@ -214,7 +214,7 @@ def search(
         options: Algorithm, scheduler, limits, and where it runs.
         run: How each trial is run.
     """
-    from mup_tpu.config_search import load_search
+    from mup_tpu.config.search import load_search
 
     search_and_show(load_search(file), results, resume, options, run, f"mup-tpu search {file}")
 
@@ -223,7 +223,7 @@ def search_and_show(
     search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
 ) -> None:
     """Run a search, then print how it ended, its best trial, and how to go on."""
-    from mup_tpu.columns import write
+    from mup_tpu.config.columns import write
 
     console = make_console()
     with console.status("importing ray"):
@@ -279,11 +279,11 @@ def transfer(
         run: How each trial is run.
         where: Where they run.
     """
-    from mup_tpu.columns import configured, write
     from mup_tpu.config import field_column
+    from mup_tpu.config.columns import configured, write
+    from mup_tpu.jobs.plan import describe
     from mup_tpu.store import load_axes, load_runs
     from mup_tpu.tuning import transfer as rules
-    from mup_tpu.tuning.plan import describe
     from mup_tpu.tuning.sweep import run_trials
 
     console = make_console()
@@ -331,7 +331,7 @@ def transfer(
 
 def _assignments(given: Sequence[str]) -> dict[str, Any]:
     """Values by field, from FIELD=VALUE."""
-    from mup_tpu.config_io import parse_value
+    from mup_tpu.config.toml import parse_value
 
     values = {}
     for text in given:

@@ -18,7 +18,7 @@ from mup_tpu.config.values import (
     unknown_key,
 )
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from mup_tpu.config.values import (
     unknown_key,
 )
 from mup_tpu.errors import ConfigError
-from mup_tpu.optimizer_rules import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
-from mup_tpu.parametrization import PARAMETRIZATIONS, Growth, require_rule
+from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, require_rule
 
 # Far above what is trained: more is a slip, and would be planned for minutes, or not fit columns of 64 bits.
 _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
@@ -52,7 +52,7 @@ class ModelConfig:
     tied: bool = True
     """Whether the readout is the token embedding, as in GPT-2."""
     parametrization: str = "mup"
-    """A rule of mup_tpu.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
+    """A rule of mup_tpu.rules.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
     base_width: int = described(64, most=_WIDEST)
     """Width at which the parametrizations agree; multipliers are relative to it."""
     base_depth: int = described(0, unit="layers", most=_DEEPEST)
@@ -190,7 +190,7 @@ class OptimizerConfig:
     """Largest norm of a trial's gradient; 0 does not clip. No rule scales it, though the norm follows width,
     depth and batch size."""
     batch_rule: str = "none"
-    """How learning rate and other hyperparameters follow the batch size, of mup_tpu.optimizer_rules."""
+    """How learning rate and other hyperparameters follow the batch size, of mup_tpu.rules.optimizer."""
     token_rule: str = "none"
     """How they follow the training tokens."""
     decay_rule: str = "parametrization"

@@ -21,7 +21,7 @@ from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError
 from mup_tpu.files import Folder, cache_root, checksum
-from mup_tpu.leftovers import partial, remove_partial
+from mup_tpu.files.leftovers import partial, remove_partial
 
 FORMAT = 1
 """Part of the fingerprint: tokens made by another rule are other data."""

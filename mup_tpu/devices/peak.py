@@ -11,8 +11,8 @@ import time
 import torch
 
 from mup_tpu.devices.base import Device
+from mup_tpu.devices.tpus import generation
 from mup_tpu.errors import ConfigError
-from mup_tpu.tpus import generation
 
 # TFLOP/s of dense matrix products, in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's
 # data sheets, without sparsity; by a word in torch's name of the device, the first that fits.

@@ -26,10 +26,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
 from mup_tpu.devices.cpu import CpuDevice
+from mup_tpu.devices.tpus import GENERATIONS, device_files, hbm_bytes
 from mup_tpu.devices.xla_loop import XlaLoop
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
-from mup_tpu.tpus import GENERATIONS, device_files, hbm_bytes
 
 
 @dataclass(frozen=True)

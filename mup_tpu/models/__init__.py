@@ -16,7 +16,7 @@ from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Paramete
 from mup_tpu.models.gpt2 import GPT2
 from mup_tpu.models.llama import Llama
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape

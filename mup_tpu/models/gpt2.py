@@ -19,7 +19,7 @@ from mup_tpu.models.base import (
     Slice,
     readout,
 )
-from mup_tpu.parametrization import ForwardScaling
+from mup_tpu.rules.parametrization import ForwardScaling
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
+from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
 from mup_tpu.models.blocks import scan_blocks, through_blocks
 from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding, join_stream

@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import ActivationMemory, Architecture, Declaration, Fold, Forms, Parameter, readout
-from mup_tpu.parametrization import ForwardScaling
+from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE, mlp_width
+from mup_tpu.rules.parametrization import ForwardScaling
 
 if TYPE_CHECKING:
     from torch import nn
 
 _TOKENS, _READOUT, _FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-
-EPS = 1e-6
-"""Added to the mean square in norms, the default of transformers' Llama and Qwen3."""
-
-ROTARY_BASE = 10_000.0
-"""Of rotary positions (Su et al. 2021, arXiv:2104.09864, section 3.2.2), Llama's."""
 
 
 def activations(qk_norm: bool) -> ActivationMemory:
@@ -137,16 +132,6 @@ class Llama(Architecture):
                 eos_token_id=None,
             )
         )
-
-
-def mlp_width(width: int) -> int:
-    """Width between an MLP's layers: 43/16 of the model's, which is 8/3 rounded up to what Llama's have.
-
-    Llama rounds ⌊8/3·D⌋ up to a multiple of 256, which at 4096 (7B) and 8192 (65B) comes to 43/16. At the
-    widths of a sweep that multiple would make the share differ from width to width (4 at 64, 3 at 256), and
-    width multipliers with it; so it is D/16 here, as it is at 4096.
-    """
-    return -(-43 * width // 16)
 
 
 def _layer(name: str, index: int, config: ModelConfig) -> dict[str, Parameter]:

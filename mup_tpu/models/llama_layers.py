@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mup_tpu.models.llama import EPS, ROTARY_BASE
+from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE
 
 
 class Linear(nn.Module):

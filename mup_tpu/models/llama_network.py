@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mup_tpu.attention import ATTENTION, AttentionFunction
 from mup_tpu.config import ModelConfig
+from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
 from mup_tpu.models.blocks import scan_blocks, through_blocks
 from mup_tpu.models.layers import Readout, Scale, embedding, join_stream
-from mup_tpu.models.llama import mlp_width
 from mup_tpu.models.llama_layers import (
     BlockRMSNorm,
     Linear,
@@ -33,6 +32,7 @@ from mup_tpu.models.llama_layers import (
     rotate_and_join,
     swiglu,
 )
+from mup_tpu.models.llama_sizes import mlp_width
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mup_tpu.config import Trial
 from mup_tpu.models import Parameter, architecture_of, forward_scaling
-from mup_tpu.parametrization import Scaling
+from mup_tpu.rules.parametrization import Scaling
 
 
 def init_parameters(

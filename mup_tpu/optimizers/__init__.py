@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.optimizers.adamw import AdamW
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule, weight_decay
 from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
-from mup_tpu.parametrization import PARAMETRIZATIONS
-
-if TYPE_CHECKING:
-    from mup_tpu.models.base import Parameter
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 __all__ = ["UPDATE_RULES", "Factors", "Group", "UpdateRule", "constants", "update_rule_of", "weight_decay"]
 

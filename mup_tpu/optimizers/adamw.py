@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule
-from mup_tpu.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parametrization import MomentScaling, Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor

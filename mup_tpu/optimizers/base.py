@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import MomentScaling, Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mup_tpu.models.base import Parameter
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ near 1 by a few Newton-Schulz steps. The scale is one of two conventions (`Optim
 - "match_rms_adamw", 0.2·√max(out, in): entries of the root mean square 0.2 that AdamW's updates have (Liu et
   al. 2025, arXiv:2502.16982, section 2.2), so that learning rates are AdamW's.
 
-What parametrizations add to each is theirs (`mup_tpu.parametrization`). A fused matrix, as queries, keys and
-values in one, is orthogonalised slice by slice.
+What parametrizations add to each is theirs (`mup_tpu.rules.parametrization`). A fused matrix, as queries,
+keys and values in one, is orthogonalised slice by slice.
 
 Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
 """
@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule
-from mup_tpu.parametrization import MomentScaling
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import MomentScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mup_tpu.models.base import Parameter
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x, x³ and x⁵ in one step, which singular values go through: Jordan et al. 2024."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Factors, Group, UpdateRule
-from mup_tpu.parametrization import MomentScaling
+from mup_tpu.rules.parametrization import MomentScaling
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -59,7 +59,7 @@ def coord_check(
         widths: at least two; three octaves and more show an exponent well.
         base_width: at which hyperparameters were tuned.
         lr: learning rate at the base; the one that you train with, or somewhat more.
-        rules: keys of `mup_tpu.parametrization.PARAMETRIZATIONS`.
+        rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         optimizer: "adamw" or "sgd".
         steps: updates.
         seeds: seeds from 0, of init.

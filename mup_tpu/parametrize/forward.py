@@ -14,10 +14,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.base import Parameter
-from mup_tpu.parametrization import ForwardScaling
 from mup_tpu.parametrize.roles import is_linear
 from mup_tpu.parametrize.survey import Found
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import ForwardScaling
 
 Place = Literal["input", "output", "scaling", "by hand"]
 

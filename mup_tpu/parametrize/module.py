@@ -13,13 +13,13 @@ from torch import nn
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.base import Parameter
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.optimizers import weight_decay as decay_of
-from mup_tpu.parametrization import Scaling
 from mup_tpu.parametrize import forward
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.survey import by_name
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import Scaling
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -29,7 +29,7 @@ class ModuleParametrization:
     """What `parametrize` found: all by name, nothing on the module or its tensors."""
 
     rule: str
-    """Key of `mup_tpu.parametrization.PARAMETRIZATIONS`."""
+    """Key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`."""
     optimizer: str
     """Update rule that it is for."""
     width: int

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.base import Parameter, Role
 from mup_tpu.parametrize.survey import Found, Owner
+from mup_tpu.rules.parameter import Parameter, Role
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape

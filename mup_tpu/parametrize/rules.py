@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.base import Parameter
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.parametrization import PARAMETRIZATIONS, Growth, Scaling, infer_infshapes, scaling
 from mup_tpu.parametrize.forward import attention_factors, branch_factors, readout_factors
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.quartiles import init_sizes
 from mup_tpu.parametrize.roles import declared, outputs_first, require_used
 from mup_tpu.parametrize.survey import Build, Found, blocks_of, build_on_meta, parameters_of
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Growth, Scaling, infer_infshapes, scaling
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape
@@ -63,7 +63,7 @@ def parametrize(
         base_width: at which hyperparameters were tuned, and all factors are 1.
         depth: blocks, to train with; they are members of nn.ModuleLists or nn.Sequentials.
         base_depth: blocks at which hyperparameters were tuned.
-        rule: key of `mup_tpu.parametrization.PARAMETRIZATIONS` (docs/rules.md).
+        rule: key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS` (docs/rules.md).
         optimizer: update rule, "adamw" (and whatever divides by the gradient's size) or "sgd".
         roles: of parameters whose role cannot be told, by name or pattern: {"layers.*.gamma": "norm"}.
         branches: patterns of the submodules that end a residual branch, for rules with a factor on these.

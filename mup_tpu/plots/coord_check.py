@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mup_tpu import columns
 from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import styled
 

@@ -10,9 +10,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mup_tpu import columns
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, styled
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from mup_tpu import columns
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, styled
 

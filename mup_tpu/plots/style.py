@@ -31,9 +31,9 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from mup_tpu import columns
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.config import columns
 
 P = ParamSpec("P")
 

@@ -9,11 +9,11 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mup_tpu import columns
 from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences, slopes
-from mup_tpu.columns import label
+from mup_tpu.config.columns import label
 from mup_tpu.plots import name as name_of
 from mup_tpu.plots import ordered
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, interactive

@@ -10,7 +10,7 @@ from mup_tpu import plots
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA, EPSILON
-from mup_tpu.columns import label
+from mup_tpu.config.columns import label
 from mup_tpu.report.page import (
     Block,
     Box,

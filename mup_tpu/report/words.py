@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.table_columns import means
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
-from mup_tpu.columns import COLUMNS, CONFIGURED, label, write, write_scale
+from mup_tpu.config.columns import COLUMNS, CONFIGURED, label, write, write_scale
 from mup_tpu.plots import name
 
 Cells = dict[str, Sequence[Any]]

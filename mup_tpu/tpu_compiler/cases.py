@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mup_tpu.config import Trial
+from mup_tpu.devices.tpus import generation
 from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.pack import Target, compile_pack
-from mup_tpu.tpus import generation
 
 _VOCAB_SIZE = 4096
 _LARGEST_LOSS = 64 * 2**10

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mup_tpu.config import Trial
 from mup_tpu.errors import ConfigError
-from mup_tpu.leftovers import scratch_folder
+from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.tpu_compiler.compiled import Compiled
 
 STEPS = 100

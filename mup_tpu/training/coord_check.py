@@ -45,7 +45,7 @@ def measure(
         trial: what to train and for how many steps; the scale's field, parametrization and seed are
             replaced. The probe is the first held-out batch.
         scale: the way of growing. Where the trial has no base along it, its smallest value is the base.
-        parametrizations: keys of `mup_tpu.parametrization.PARAMETRIZATIONS`.
+        parametrizations: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
         stored: what was measured before, of these trials or others; it is not measured again.
         say: told which point is being measured.

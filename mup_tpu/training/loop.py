@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mup_tpu.columns import write_scale
 from mup_tpu.config import RunOptions, Trial
+from mup_tpu.config.columns import write_scale
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
 from mup_tpu.errors import StoreError, first_line
-from mup_tpu.signals import handling
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.continuation import open_steps
 from mup_tpu.training.halving import RECENT, behind_best, rungs
@@ -32,6 +31,7 @@ from mup_tpu.training.optimizer import learning_rate
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.report import PackResult, Rates, Report, summary
 from mup_tpu.training.rows import run_row, train_curve
+from mup_tpu.training.signals import handling
 
 _STRETCH_S = 10.0
 """Most seconds that steps handed over at once are likely to take: SIGTERM is heeded after them, and a machine

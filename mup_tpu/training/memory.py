@@ -12,13 +12,13 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-from mup_tpu.attention import choose_form
-from mup_tpu.columns import write_scale
 from mup_tpu.config import Trial
+from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.models import declare
+from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.optimizer import state_slots
 

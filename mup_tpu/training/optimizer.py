@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
-from mup_tpu.models import Parameter
 from mup_tpu.optimizers import Factors, Group, UpdateRule, constants, update_rule_of, weight_decay
-from mup_tpu.parametrization import Scaling
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.schedule import schedule_factor
 
 State = dict[str, dict[str, Tensor]]

@@ -24,7 +24,6 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mup_tpu.attention import choose_form
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Execution
 from mup_tpu.errors import ConfigError
@@ -36,6 +35,7 @@ from mup_tpu.models import (
     forward_scaling,
     parameter_scalings,
 )
+from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors, state_slots

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.columns import configured
 from mup_tpu.config import Trial
+from mup_tpu.config.columns import configured
 from mup_tpu.data import TokenDataset
 from mup_tpu.models import declare, parameter_scalings, training_flops
 from mup_tpu.optimizers import constants, update_rule_of, weight_decay

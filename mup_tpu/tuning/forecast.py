@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
+from mup_tpu.jobs.plan import describe, make_packs, work
 from mup_tpu.models import training_flops
-from mup_tpu.tuning.plan import describe, make_packs, work
 
 if TYPE_CHECKING:
     from mup_tpu.devices import Execution
@@ -52,8 +52,8 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     """This machine, its peak measured where it is a CPU."""
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import cpu_peak_flops, peak_flops
-    from mup_tpu.tuning import local_packs
-    from mup_tpu.tuning.this_machine import room
+    from mup_tpu.jobs import local_packs
+    from mup_tpu.jobs.this_machine import room
 
     device, precision = get_device(run.device), trials[0].train.precision
     execution = local_packs.execution(run)
@@ -71,7 +71,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
 
 def tpu(chips: Target) -> Machine:
     """A TPU of one type, each pack spread over all of it."""
-    from mup_tpu.tpus import generation
+    from mup_tpu.devices.tpus import generation
 
     kind = generation(chips.accelerator_type)
     peak = kind.device_flops * chips.devices

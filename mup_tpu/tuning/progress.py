@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
+from mup_tpu.jobs.plan import describe, work
 from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
-from mup_tpu.tuning.plan import describe, work
 
 _UNSTARTED = "waiting for a worker"
 

@@ -26,14 +26,14 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions
-from mup_tpu.config_search import Domain, Search, SearchOptions
+from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
-from mup_tpu.leftovers import scratch_folder
-from mup_tpu.signals import handling
+from mup_tpu.files.leftovers import scratch_folder
+from mup_tpu.jobs.cluster import ray_cluster, slots
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning.cluster import ray_cluster, slots
+from mup_tpu.training.signals import handling
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
 from mup_tpu.tuning.search_progress import KEY, SearchProgress, point_of
 from mup_tpu.tuning.tracking import Tracking, require_packages

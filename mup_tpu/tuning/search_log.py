@@ -21,8 +21,8 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from mup_tpu.config import Trial
-from mup_tpu.config_io import from_dict
-from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.files import Folder, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS

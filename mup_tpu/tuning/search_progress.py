@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mup_tpu.columns import write
+from mup_tpu.config.columns import write
 
 KEY = "_key"
 """Where a proposal carries its number in the search's log."""

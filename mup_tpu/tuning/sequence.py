@@ -22,18 +22,18 @@ from rich.table import Table
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.run_table import RunTable, asked_about, load_table
-from mup_tpu.analysis.table_columns import Columns
-from mup_tpu.columns import configured, label, write_scale
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.columns import configured, label, write_scale
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
-from mup_tpu.tuning.plan import missing_trials
 from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
 
 if TYPE_CHECKING:
-    from mup_tpu.tuning.ray_packs import KeptWorkers
+    from mup_tpu.jobs.ray_packs import KeptWorkers
 
 _SAME_X = 1e-6
 """Octaves within which a value counts as one that was run already."""
@@ -250,8 +250,8 @@ def _workers(options: SweepOptions, console: Console) -> Iterator[KeptWorkers | 
     if not options.on_ray:
         yield None
         return
-    from mup_tpu.tuning.cluster import ray_cluster
-    from mup_tpu.tuning.ray_packs import KeptWorkers
+    from mup_tpu.jobs.cluster import ray_cluster
+    from mup_tpu.jobs.ray_packs import KeptWorkers
 
     with ray_cluster(options.address, console), KeptWorkers() as workers:
         yield workers

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mup_tpu import data
-from mup_tpu.columns import CONFIGURED, configured, label, write
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions, Trial, field_column
+from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.errors import ConfigError, Preempted, StoreError
+from mup_tpu.jobs import local_packs, this_machine
+from mup_tpu.jobs.plan import describe, make_packs, missing_trials
 from mup_tpu.models import declare, training_flops
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import begin, longer
@@ -34,14 +36,12 @@ from mup_tpu.training.report import (
     Report,
 )
 from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning import local_packs, this_machine
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
-from mup_tpu.tuning.plan import describe, make_packs, missing_trials
 from mup_tpu.tuning.progress import SweepProgress, count_statuses
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
 if TYPE_CHECKING:
-    from mup_tpu.tuning.ray_packs import KeptWorkers
+    from mup_tpu.jobs.ray_packs import KeptWorkers
 
 
 def run_sweep(
@@ -372,7 +372,7 @@ def _with_ray(
     console: Console,
 ) -> Iterator[tuple[list[list[Trial]], Generator]]:
     with console.status("importing ray"):
-        from mup_tpu.tuning import cluster, ray_packs
+        from mup_tpu.jobs import cluster, ray_packs
 
     with cluster.ray_cluster(options.address, console):
         run = replace(run, threads=run.threads or cluster.threads(len(trials)))

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from mup_tpu.columns import CONFIGURED
+from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder
-from mup_tpu.leftovers import scratch_folder
+from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.store import FINAL, Store, load_curves
 
 Curve = Sequence[tuple[str, int, float]]
@@ -122,7 +122,7 @@ class MLflow:
     def __init__(self, folder: Folder, experiment: str) -> None:
         import mlflow
 
-        from mup_tpu.analysis.trackers import hush_mlflow
+        from mup_tpu.analysis.ingest.trackers import hush_mlflow
 
         hush_mlflow()
         self._client = mlflow.MlflowClient()

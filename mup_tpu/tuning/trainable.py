@@ -15,12 +15,12 @@ from ray import tune
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions
-from mup_tpu.config_search import Search, SearchOptions
+from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import StoreError
+from mup_tpu.jobs.tpu_hosts import take_chips
 from mup_tpu.training.host_log import host_log
 from mup_tpu.training.report import PackResult
 from mup_tpu.tuning.search_progress import KEY, point_of
-from mup_tpu.tuning.tpu_hosts import take_chips
 
 if TYPE_CHECKING:
     from mup_tpu.training.loop import PackRun

@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.config import MOST_TRIALS, Trial
-from mup_tpu.config_io import from_dict
+from mup_tpu.config.toml import from_dict
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.parametrization import PARAMETRIZATIONS
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import load_axes, load_runs
 
 SOURCE = "Yang et al. 2022, Tensor Programs V, table 2"

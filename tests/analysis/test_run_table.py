@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
-from mup_tpu.analysis.table_values import States
+from mup_tpu.analysis.ingest.table_values import States
 from mup_tpu.errors import TableError
 
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from mup_tpu.analysis.search import ranking
-from mup_tpu.columns import CONFIGURED
+from mup_tpu.config.columns import CONFIGURED
 
 
 def trials() -> pd.DataFrame:

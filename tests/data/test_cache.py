@@ -144,7 +144,7 @@ def test_stored_results_keep_their_fingerprints_and_trial_ids():
     import json
 
     from mup_tpu.config import Trial
-    from mup_tpu.config_io import from_dict
+    from mup_tpu.config.toml import from_dict
     from mup_tpu.store import load_runs
 
     results = Path(__file__).parents[2] / "results"

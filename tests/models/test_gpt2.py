@@ -21,7 +21,7 @@ from mup_tpu.models import (
     training_flops,
 )
 from mup_tpu.models.weights import export_stock, init_parameters
-from mup_tpu.parametrization import ForwardScaling, Parametrization
+from mup_tpu.rules.parametrization import ForwardScaling, Parametrization
 
 VOCAB, T = 40, 16
 
@@ -216,7 +216,8 @@ def test_fused_matrices_are_declared_as_what_they_are_made_of(config):
 
 def test_residual_factor_scales_every_branch_and_folds_into_the_export(monkeypatch, tmp_path):
     """Against stock GPT-2 whose branches are scaled by hooks of this test."""
-    from mup_tpu import models, parametrization
+    from mup_tpu import models
+    from mup_tpu.rules import parametrization
 
     rule = Parametrization(
         "a rule of this test", parametrization.PARAMETRIZATIONS["sp"].parameters,

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from mup_tpu import parametrization
 from mup_tpu.config import Trial
 from mup_tpu.models import Parameter, declare, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES
-from mup_tpu.parametrization import MomentScaling, Parametrization, Scaling
+from mup_tpu.rules import parametrization
+from mup_tpu.rules.parametrization import MomentScaling, Parametrization, Scaling
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_slots
 from mup_tpu.training.schedule import schedule_factor
 

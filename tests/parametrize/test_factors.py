@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from mup_tpu.config import Trial
 from mup_tpu.models import forward_scaling, parameter_scalings
-from mup_tpu.parametrization import PARAMETRIZATIONS
 from mup_tpu.parametrize import parametrize
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 BASE = 32
 

@@ -11,7 +11,7 @@ from mup_tpu.config import Axis
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.models.weights import export_stock
-from mup_tpu.parametrization import PARAMETRIZATIONS, Scaling
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, Scaling
 from mup_tpu.training.coord_check import measure
 from mup_tpu.training.pack import Pack
 

@@ -14,7 +14,7 @@ from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES
-from mup_tpu.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
 from mup_tpu.training.pack import Pack
 from mup_tpu.training.schedule import schedule_factor
 

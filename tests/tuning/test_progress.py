@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from mup_tpu.config import RunOptions
+from mup_tpu.jobs import local_packs
 from mup_tpu.training.report import PackPreparing, PackResult, PackStarted, Report
-from mup_tpu.tuning import local_packs
 from mup_tpu.tuning.progress import SweepProgress
 
 

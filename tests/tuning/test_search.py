@@ -20,7 +20,7 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.cli import main
 from mup_tpu.config import RunOptions
-from mup_tpu.config_search import Domain, Search, SearchOptions
+from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
@@ -191,7 +191,7 @@ def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(local_ray,
     slow = json.dumps(base.to_dict())
     script.write_text(
         "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config_search import *\nfrom mup_tpu.config_io import from_dict\n"
+        "from mup_tpu.config.search import *\nfrom mup_tpu.config.toml import from_dict\n"
         "from mup_tpu.tuning.search import run_search\n"
         f"base = from_dict(Trial, json.loads({slow!r}))\n"
         "search = Search('killed', base, {'learning_rate': Domain('loguniform', 2.0**-10, 2.0**-4)})\n"

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.verdict import MOST_LOOKS
-from mup_tpu.columns import Condition
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.store import Store, load_planned, load_runs
+from mup_tpu.store.conditions import Condition
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -67,7 +67,7 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
     results, script = tmp_path / "results", tmp_path / "sequence.py"
     script.write_text(
         "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sequence import run_until_settled\n"
+        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sequence import run_until_settled\n"
         f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
         f"sweep = Sweep('seq', base, widths=(32, 64, 128), parametrizations=('sp',),\n"
         f"              learning_rates={OCTAVES!r})\n"

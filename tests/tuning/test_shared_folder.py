@@ -6,9 +6,9 @@ import pytest
 
 from mup_tpu.config import RunOptions
 from mup_tpu.files import Folder
+from mup_tpu.jobs.this_machine import start_process
 from mup_tpu.store import load_runs
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
-from mup_tpu.tuning.this_machine import start_process
 
 DRIVERS = 4
 
@@ -20,7 +20,7 @@ def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     base = json.dumps(tiny.replace(steps=60).to_dict())
     script = (
         "import json, os\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
+        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"base = from_dict(Trial, json.loads({base!r}))\n"
         "sweep = Sweep('shared', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1 + n % 3,\n"
         "              parametrizations=('mup',))\n"

@@ -21,10 +21,10 @@ from mup_tpu.analysis import analyze, load_table
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.jobs import cluster, local_packs, ray_packs
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.training.report import PackFailure, PackPreparing, PackResult, PackStarted, Report
-from mup_tpu.tuning import cluster, local_packs, ray_packs
 from mup_tpu.tuning.sweep import Corpora, measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -93,7 +93,7 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
     wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
     script.write_text(
         "import json, os, resource, sys\nimport torch\nfrom rich.console import Console\n"
-        "from mup_tpu.config import *\nfrom mup_tpu.config_io import from_dict\n"
+        "from mup_tpu.config import *\nfrom mup_tpu.config.toml import from_dict\n"
         "from mup_tpu.training.loop import PackRun\nfrom mup_tpu.tuning.sweep import run_sweep\n"
         f"sweep = Sweep('wide', from_dict(Trial, json.loads({wide!r})), widths=(1024,),\n"
         "              learning_rates=(0.001, 0.002, 0.003), parametrizations=('mup',))\n"
@@ -119,7 +119,7 @@ def test_killed_sweep_resumes_to_the_same_table(ray, local_ray, tiny, in_process
     script = tmp_path / "sweep.py"
     script.write_text(
         "import sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config_io import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nimport json\n"
+        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nimport json\n"
         f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(grad_clip=0.0).to_dict())!r}))\n"
         "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30), num_seeds=2)\n"
         f"options = SweepOptions(ray={ray}, pack_size=4)\n"

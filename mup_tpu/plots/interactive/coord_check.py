@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu import columns
 from mup_tpu.analysis.coord_check import scale_of, slopes
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.coord_check import CHECKED
 from mup_tpu.plots.interactive.panel import MARKERS, Entry, Panel, Panels, about, named_ticks, power_ticks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mup_tpu import columns
 from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.interactive.panel import (
     Panel,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from bokeh.models import CDSView, ColumnDataSource, IndexFilter
 
-from mup_tpu import columns
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.interactive.panel import (
     Panel,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mup_tpu import columns
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.interactive.panel import (
     Entry,

@@ -1,0 +1,135 @@
+"""Tables in files: CSV and its like, JSON, JSON lines, Parquet; compressed or not, on a disk or at a URL."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pandas as pd
+import pyarrow as pa
+
+from mup_tpu.analysis.ingest.table_columns import means
+from mup_tpu.config import shown
+from mup_tpu.errors import TableError, reason
+
+_READERS = {
+    ".csv": "text", ".tsv": "text", ".tab": "text", ".txt": "text", ".json": "json", ".jsonl": "lines",
+    ".ndjson": "lines", ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
+_NO_HEAD = re.compile(r"#|sep=.?\s*$", re.IGNORECASE)
+"""Lines before the head: comments, and what spreadsheets write of their delimiter."""
+KINDS = "CSV, TSV, JSON, JSONL or Parquet"
+
+
+def without_suffix(path: str | Path) -> str:
+    """A file's path without what says its kind: `runs.csv.gz` is runs."""
+    name = str(path)
+    for suffixes in (_COMPRESSED, tuple(_READERS)):
+        name = next((name[: -len(s)] for s in suffixes if name.lower().endswith(s)), name)
+    return name
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a path is a table in a file, to be told from a results folder."""
+    return without_suffix(path) != str(path) or Path(str(path)).is_file()
+
+
+def read_file(path: str | Path) -> pd.DataFrame:
+    """A table from a file, of the kind that its name ends in.
+
+    Text is UTF-8 or UTF-16 with or without a mark, or else Windows-1252; its delimiter is the one that splits
+    the first line into the most columns. Tables in JSON become columns `config/lr`.
+
+    Raises:
+        TableError: it cannot be read.
+    """
+    bare = str(path).lower()
+    bare = next((bare[: -len(s)] for s in _COMPRESSED if bare.endswith(s)), bare)
+    kind = _READERS.get(Path(bare).suffix)
+    if kind is None:
+        raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
+    try:
+        if kind == "parquet":
+            table = pd.read_parquet(path).reset_index().drop(columns="index", errors="ignore")
+        else:
+            packed = "zstd" if str(path).lower().endswith(".zst") else None  # fsspec needs a package for it
+            with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
+                content = pa.input_stream(file, compression=packed).read()
+            text = _text(content)
+            table = {"text": _delimited, "json": _json, "lines": _json_lines}[kind](text)
+    except Exception as error:  # of damaged files, readers raise errors of any kind
+        raise TableError(f"table {path} cannot be read: {reason(error)}") from None
+    return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+
+
+def _text(content: bytes) -> str:
+    """Text in the encoding that it is in."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return content.decode("utf-16")
+    if b"\0" in content:
+        raise ValueError("it holds bytes that are no text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:  # spreadsheets on Windows
+        return content.decode("cp1252", errors="replace")
+
+
+def _delimited(text: str) -> pd.DataFrame:
+    lines = text.splitlines(keepends=True)
+    start = next((i for i, line in enumerate(lines) if line.strip() and not _NO_HEAD.match(line)), 0)
+    text = "".join(lines[start:])
+    heads = {sep: len(pd.read_csv(io.StringIO(text), sep=sep, nrows=0).columns) for sep in ";\t,"}
+    # Of a heading with decimal commas, commas split no more than semicolons, which come first.
+    delimiter = max(heads, key=lambda sep: heads[sep])
+    if heads[delimiter] == 1 and len(lines[start : start + 1]) and len(lines[start].split()) > 1:
+        delimiter = r"\s+"
+    table = pd.read_csv(io.StringIO(text), sep=delimiter, low_memory=False)
+    if len(table.columns) > 1 and all(_is_number(name) for name in table.columns):
+        raise ValueError("its first line holds numbers, not names of columns")
+    return table
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _json_lines(text: str) -> pd.DataFrame:
+    return _records([json.loads(line) for line in text.splitlines() if line.strip()])
+
+
+def _json(text: str) -> pd.DataFrame:
+    """Rows, columns, or what pandas writes with its orients; or one of these under a single key."""
+    return _json_value(json.loads(text))
+
+
+def _json_value(found: Any) -> pd.DataFrame:
+    if isinstance(found, dict) and {"columns", "data"} <= set(found):
+        return pd.DataFrame(found["data"], columns=found["columns"])
+    if isinstance(found, dict):
+        if "schema" in found and "data" in found:
+            return _records(found["data"])
+        if len(found) == 1 and not any(map(means, found)):
+            return _json_value(*found.values())
+        rows = [*found.values()]
+        if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, found)):
+            return _records(rows)
+        if rows and all(isinstance(column, dict | list) for column in rows):
+            return pd.DataFrame(found)
+    return _records(found)
+
+
+def _records(rows: Any) -> pd.DataFrame:
+    """A table of mappings, one a row; mappings in them become columns of their own."""
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
+    return pd.json_normalize(rows, sep="/")

@@ -1,0 +1,155 @@
+"""Wide tables as long ones: a column for each width or learning rate, or a column for each run's curve."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means
+from mup_tpu.analysis.ingest.table_values import numbers
+from mup_tpu.config import parse_learning_rate
+from mup_tpu.errors import ConfigError, TableError
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+
+_AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
+_SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed"}
+"""What a letter before a number means, in the name of a run or a column."""
+
+_NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
+_HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{_NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
+_SETTING = re.compile(
+    rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{_NUMBER})(?![0-9])", re.IGNORECASE
+)
+_CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
+_EXTREMES = ("__MIN", "__MAX")
+"""Columns that Weights & Biases exports beside a curve: its least and largest within a group of steps."""
+
+
+def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
+    """A table with its losses in one column, and notes on how it was brought there.
+
+    Args:
+        table: of any shape; one that has a column for the loss is left as it is.
+        columns: names that were given.
+
+    Raises:
+        TableError: it holds curves of runs whose names do not say what they are runs of.
+    """
+    if not table.columns.is_unique or any(means(name) == "loss" for name in table) or columns.loss in table:
+        return table, []
+    if (curves := _curves(table)) is not None:
+        return curves
+    if (headings := _headings(table, columns)) is None:
+        return table, []
+    axis, values = headings
+    named = getattr(columns, axis)
+    kept = [name for name in table if name not in values]
+    values_C = pd.Series(_numbers([*values.values()], named), [*values])
+    rows = table.melt(kept, [*values], "heading", columns.loss)
+    rows[named] = rows.pop("heading").map(values_C).astype("float64")
+    empty = rows[columns.loss].isna()
+    notes = [f"columns {list_of(values)} are taken for losses, one column for each {_word(axis, named)}"]
+    if empty.any():
+        notes.append(f"{int(empty.sum())} empty cells left out: write inf where a run diverged")
+    return rows[~empty].reset_index(drop=True), notes
+
+
+def _word(axis: str, named: str) -> str:
+    return "learning rate" if (axis, named) == ("hyperparameter", "lr") else named
+
+
+def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
+    """The axis whose values stand in the heading, and its number by column; None where none does."""
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for name in map(str, table):
+        if match := _HEADING.fullmatch(name.strip()):
+            groups.setdefault((match["before"], match["after"]), {})[name] = match["number"]
+    (before, after), values = max(groups.items(), key=lambda group: len(group[1]), default=(("", ""), {}))
+    if len(values) < 2:
+        return None
+    others = [name for name in table if name not in values]
+    there = {axis for name in others if (axis := _AXES.get(means(name)))}
+    there |= {axis for axis in ("scale", "hyperparameter") if getattr(columns, axis) in others}
+    told = {_AXES[what] for text in (before, after) if (what := _meaning(text)) in _AXES}
+    missing = {"scale", "hyperparameter"} - there
+    if len(told) == 1 and told <= missing and len(missing) == 1:
+        return told.pop(), values
+    if not told and before.strip() == after.strip() == "":
+        if len(missing) == 1:
+            return missing.pop(), values
+        raise TableError(
+            f"table has a column for each of {list_of(values)}, but none says what they and the rows are: "
+            f"name the column of the rows {columns.scale} or {columns.hyperparameter}"
+        )
+    return None
+
+
+def _meaning(text: str) -> str:
+    """What the words beside a number say that it is."""
+    what = _meaning_at_end(re.sub(r"[\s=:]+", "_", text))
+    return what if what in _AXES else ""
+
+
+def _numbers(texts: list[str], name: str) -> np.ndarray:
+    """Numbers from headings, which may be powers."""
+    if any("^" in text for text in texts):
+        return np.array([parse_learning_rate(text) for text in texts])
+    return numbers(pd.Series(texts, dtype=object), name).to_numpy()
+
+
+def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
+    """Rows by run and step, from a column for each run's curve (`NAME - val/loss`); None where none is."""
+    matches = {
+        name: match
+        for name in table
+        if not str(name).endswith(_EXTREMES) and (match := _CURVE.fullmatch(str(name)))
+    }
+    matches = {name: match for name, match in matches.items() if means(match["metric"]) in ("loss", "step")}
+    losses = [name for name, match in matches.items() if means(match["metric"]) == "loss"]
+    steps = [name for name in table if means(name) == "step"]
+    if not losses or not steps:
+        return None
+    metrics = {matches[name]["metric"] for name in losses}
+    if len(metrics) > 1:
+        raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export those of one loss")
+    settings = {name: _settings(matches[name]["run"]) for name in losses}
+    untold = [name for name, found in settings.items() if not _has_both(found)]
+    if untold:
+        raise TableError(
+            f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
+            f"({list_of(untold, 2)}): export the table of runs in their place, or read the project itself "
+            "as wandb:ENTITY/PROJECT"
+        )
+    rows = [
+        pd.DataFrame({**found, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
+        for name, found in settings.items()
+    ]
+    note = f"{len(losses)} columns are taken for curves of {metrics.pop()}, their runs told by their names"
+    return pd.concat(rows, ignore_index=True), [note]
+
+
+def _has_both(found: dict[str, Any]) -> bool:
+    return {_AXES[what] for what in found if what in _AXES} == {"scale", "hyperparameter"}
+
+
+def _settings(run: str) -> dict[str, Any]:
+    """What a run's name says of it: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
+    found: dict[str, Any] = {}
+    for match in _SETTING.finditer(run):
+        what = _meaning_at_end(match["name"])
+        if what in (*_AXES, "seed") and what not in found:
+            with contextlib.suppress(ConfigError):
+                found[what] = parse_learning_rate(match["number"])
+    rules = {word for word in re.split(r"[^a-z]+", run.lower()) if word in PARAMETRIZATIONS}
+    return found | ({"parametrization": rules.pop()} if len(rules) == 1 else {})
+
+
+def _meaning_at_end(text: str) -> str:
+    """What a name means, or the end of it: of `sp_w` it is that of w."""
+    words = [word for word in re.split(r"[-_/. ]+", text) if word]
+    names = ["_".join(words[i:]) for i in range(len(words))]
+    return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")

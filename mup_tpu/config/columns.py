@@ -1,0 +1,133 @@
+"""The columns of a run table: one for each field of a trial, and those that only running tells.
+
+Rows, the store's schema, what a search shows, labels of figures and reports all come from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from mup_tpu.config import (
+    PARTS,
+    Trial,
+    field_column,
+    format_learning_rate,
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column."""
+
+    name: str
+    type: type
+    """str, int, float or bool."""
+    label: str
+    """What people call it."""
+    unit: str = ""
+    part: str = ""
+    """Part of the trial that its field belongs to; "" for columns that are not a field's."""
+    field: str = ""
+    as_power: bool = False
+    """Whether values are written as powers of 2."""
+
+    @property
+    def title(self) -> str:
+        """Label and unit, as on an axis."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def _fields() -> list[Column]:
+    """A column for each field of a trial, in their order."""
+    columns = []
+    for part, cls in PARTS.items():
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            name, about, kind = field_column(f.name), f.metadata, hints[f.name]
+            kind = str if typing.get_origin(kind) is typing.Literal else kind
+            label = about.get("label") or f.name.replace("_", " ")
+            unit, as_power = about.get("unit", ""), about.get("as_power", False)
+            columns.append(Column(name, kind, label, unit, part, f.name, as_power))
+    return columns
+
+
+_OUTCOME = [
+    Column("experiment", str, "experiment"),
+    Column("trial_id", str, "trial"),
+    Column("heads", int, "heads"),
+    Column("warmup_steps", int, "warm-up", "steps"),
+    Column("actual_head_size", int, "head size at this width"),
+    Column("params", int, "parameters"),
+    Column("params_non_embedding", int, "parameters without embeddings"),
+    Column("tokens_planned", int, "training tokens"),
+    Column("flops", float, "compute", "FLOP"),
+    Column("applied_lr", float, "peak learning rate of hidden matrices, as applied", as_power=True),
+    Column("applied_weight_decay", float, "weight decay of hidden matrices, as applied"),
+    Column("applied_eps", float, "ε of hidden matrices, as applied"),
+    Column("applied_beta1", float, "β₁ as applied"),
+    Column("applied_beta2", float, "β₂ as applied"),
+    Column("steps_done", int, "steps done"),
+    Column("tokens", int, "tokens trained on"),
+    Column("dataset", str, "dataset"),
+    Column("data_fingerprint", str, "fingerprint of the data"),
+    Column("loss", float, "loss", "nat per token"),
+    Column("status", str, "status"),
+    Column("reason", str, "reason"),
+    Column("wall_time_s", float, "time", "s"),
+    Column("device", str, "device"),
+    Column("pack_size", int, "trials in the pack"),
+    Column("purchase", int, "purchase of the sequence"),
+    Column("versions", str, "versions"),
+    Column("git_commit", str, "git commit"),
+    Column("config", str, "configuration"),
+    Column("finished_at", str, "finished at"),
+]
+CONFIGURED = {column.name: column for column in _fields()}
+"""Columns that are fields of a trial, by name."""
+COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
+"""All columns of a run table that this package writes, by name."""
+
+
+def title(name: str) -> str:
+    """Label and unit of a column; of a table that is not ours, its name."""
+    return COLUMNS[name].title if name in COLUMNS else name.replace("_", " ")
+
+
+def label(name: str) -> str:
+    """Label of a column; of a table that is not ours, its name."""
+    return COLUMNS[name].label if name in COLUMNS else name.replace("_", " ")
+
+
+def write_scale(name: str, value: float) -> str:
+    """A point of a scale for people: widths as they are, FLOP and parameters with a prefix."""
+    unit = COLUMNS[name].unit if name in COLUMNS else ""
+    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}{unit}"
+    return f"{value:g}"
+
+
+def write(name: str, value: Any) -> str:
+    """A value of a column or field for people."""
+    column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
+    if column is not None and column.as_power:
+        return format_learning_rate(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def configured(trial: Trial) -> dict[str, Any]:
+    """The columns of a trial's configuration, and those that follow from it alone."""
+    m, d, t = trial.model, trial.data, trial.train
+    parts = {name: getattr(trial, name) for name in PARTS}
+    values = {c.name: getattr(parts[c.part], c.field) for c in CONFIGURED.values()}
+    return values | {
+        "heads": m.heads,
+        "warmup_steps": t.warmup_steps,
+        "actual_head_size": m.actual_head_size,
+        "tokens_planned": t.steps * d.batch_size * d.sequence_length,
+        "config": json.dumps(trial.to_dict(), sort_keys=True),
+    }

@@ -1,0 +1,134 @@
+"""What a search is: a space around a base trial, read from Python or TOML."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mup_tpu.config import Trial, as_word, described, require_name, require_positive, require_valid
+from mup_tpu.config.options import TrackerName
+from mup_tpu.config.toml import from_dict, read_toml
+from mup_tpu.config.values import parse_seconds
+from mup_tpu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Values that a hyperparameter may take."""
+
+    kind: Literal["loguniform", "uniform", "choice"] = "loguniform"
+    """How values are drawn."""
+    low: float = 0.0
+    """Least value (loguniform, uniform)."""
+    high: float = 0.0
+    """Largest value (loguniform, uniform)."""
+    values: tuple[float, ...] = ()
+    """The values of a choice."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if self.kind == "choice":
+            if not self.values:
+                raise ConfigError("values of a choice are empty: give at least one")
+            if wrong := [value for value in self.values if not math.isfinite(value)]:
+                raise ConfigError(f"values of a choice hold {wrong[0]}, which is no finite number")
+            return
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise ConfigError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.kind == "loguniform" and self.low <= 0:
+            raise ConfigError(f"low {self.low:g} of a loguniform is not above 0")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: what all trials share, and what is searched."""
+
+    experiment: str
+    """Name of the experiment; a results folder holds one."""
+    base: Trial = field(default_factory=Trial)
+    """What all trials share."""
+    space: dict[str, Domain] = field(default_factory=dict)
+    """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        require_name("experiment", self.experiment)
+        if not self.space:
+            raise ConfigError("space of the search is empty: give at least one domain, e.g. learning_rate")
+        for name, domain in self.space.items():
+            ends = domain.values or (domain.low, domain.high)
+            for value in ends:
+                try:
+                    self.trial({name: value})
+                except ConfigError as error:
+                    raise ConfigError(f"space of {as_word(name)}: {error}") from None
+
+    def trial(self, point: dict[str, float]) -> Trial:
+        """The trial at a point of the space; fields of whole numbers are rounded."""
+        flat = self.base.flat()
+        exact = {
+            name: round(value) if type(flat.get(name)) is int else value for name, value in point.items()
+        }
+        return self.base.replace(**exact)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search is done."""
+
+    algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
+    """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
+    scheduler: Literal["asha", "none"] = "asha"
+    """Stop hopeless trials early by asynchronous successive halving, or never."""
+    num_samples: int = described(32, most=100_000)
+    """Trials in all."""
+    evaluations: int = 10
+    """Evaluations a trial: where it may be stopped, and where it is checkpointed."""
+    grace: float = 0.2
+    """Share of its steps that a trial is always given."""
+    reduction_factor: float = 3.0
+    """ASHA keeps one in this many at each rung."""
+    time_budget: str | None = None
+    """Longest time, as 90s, 30m or 2h; what is unfinished then goes on with --resume."""
+    max_concurrent: int = 0
+    """Most trials at once; 0 takes what the cluster has room for."""
+    max_failures: int = 2
+    """Times that a trial whose process died or that raised is tried again, from its last checkpoint."""
+    heartbeat: float = 600.0
+    """Seconds without an evaluation after which a trial counts as hung."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
+    seed: int = described(0, least=0, most=2**32 - 1)
+    """Seed of the algorithm."""
+    address: str | None = None
+    """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        for name in ("num_samples", "evaluations", "heartbeat"):
+            require_positive(self, name)
+        for name in ("max_concurrent", "max_failures"):
+            require_positive(self, name, allow_zero=True)
+        if not 0 < self.grace <= 1:
+            raise ConfigError(f"grace {self.grace} is not above 0 and at most 1")
+        if not self.reduction_factor > 1:
+            raise ConfigError(f"reduction_factor {self.reduction_factor} is not above 1")
+        self.seconds  # noqa: B018 (checks time_budget)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time budget in seconds."""
+        if self.time_budget is None:
+            return None
+        return parse_seconds("time_budget", self.time_budget)
+
+
+def load_search(path: str | Path) -> Search:
+    """A search from a TOML file: experiment, [base.model] and so on, and [space.NAME] with its domain.
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key or a value that is not allowed.
+    """
+    return from_dict(Search, read_toml(path), str(path))

@@ -1,0 +1,129 @@
+"""Rules for batch size, length of training and weight decay, which the optimizer's hyperparameters follow.
+
+Each is chosen by name (`OptimizerConfig.batch_rule`, `token_rule`, `decay_rule`) beside a parametrization,
+and multiplies what that gives. The learning rate that is configured, tuned and stored stays the base's; rows
+also hold what was applied. `docs/rules.md` explains the rules, and which contradict each other.
+
+A rule is one entry of `BATCH_RULES`, `TOKEN_RULES` or `DECAY_RULES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import Growth, MomentScaling, Scaling
+
+
+@dataclass(frozen=True)
+class PowerRule:
+    """Factors on the optimizer's hyperparameters that are powers of one ratio to the base."""
+
+    source: str
+    """Paper and table."""
+    learning_rate: float = 0.0
+    """Exponent of the factor on learning rates."""
+    weight_decay: float = 0.0
+    """Of that on weight decay, coupled."""
+    eps: float = 0.0
+    """Of that on Adam's ε."""
+    moments: float = 0.0
+    """Of that on 1 - β₁ and 1 - β₂."""
+
+
+_COMPLETEDP = "Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1"
+
+BATCH_RULES: Mapping[str, PowerRule] = {
+    "none": PowerRule("Shallue et al. 2019 (arXiv:1811.03600): no rule holds everywhere; tune again"),
+    "lr_sqrt": PowerRule("Krizhevsky 2014 (arXiv:1404.5997), section 5", learning_rate=0.5),
+    "lr_linear": PowerRule("Goyal et al. 2017 (arXiv:1706.02677), section 2.1 (for SGD)", learning_rate=1),
+    "completedp": PowerRule(_COMPLETEDP, learning_rate=0.5, weight_decay=0.5, eps=-0.5, moments=1),
+}
+"""By name: powers of batch size / base batch size, at equal tokens."""
+
+TOKEN_RULES: Mapping[str, PowerRule] = {
+    "none": PowerRule("Yang et al. 2022 (arXiv:2203.03466), Table 2: training time is transferred across"),
+    "lr_0.32": PowerRule("Bjorck et al. 2024 (arXiv:2409.19913)", learning_rate=-0.32),
+    "lr_0.5": PowerRule(f"{_COMPLETEDP}, its learning rate alone", learning_rate=-0.5),
+    "completedp": PowerRule(_COMPLETEDP, learning_rate=-0.5, weight_decay=-0.5, eps=0.5, moments=-1),
+}
+"""By name: powers of training tokens / the base's, at equal batch size."""
+
+
+@dataclass(frozen=True)
+class DecayRule:
+    """The factor on coupled weight decay, in place of the parametrization's."""
+
+    source: str
+    """Paper and table."""
+    factor: Callable[[Parameter, float, Scaling, Growth], float]
+    """From a parameter, its width multiplier m, its other factors and the growth."""
+
+
+def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], float]:
+    """Power of m for hidden matrices; the rest keeps its factor."""
+
+    def factor(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
+        return m**power if parameter.role == "hidden" else scaling.weight_decay
+
+    return factor
+
+
+def _timescale(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
+    """What keeps τ = B/(η·λ·D), the share of the training that weights average over."""
+    return growth.batch_size / (growth.tokens * scaling.learning_rate)
+
+
+DECAY_RULES: Mapping[str, DecayRule] = {
+    "parametrization": DecayRule(
+        "that of the parametrization", lambda p, m, scaling, g: scaling.weight_decay
+    ),
+    "linear": DecayRule("Dey et al. 2025 (arXiv:2505.01618), Table 1: λ ∝ m", _of_hidden(1)),
+    "sqrt": DecayRule("Fan et al. 2025 (arXiv:2510.15262), abstract: λ ∝ √m", _of_hidden(0.5)),
+    "constant": DecayRule("Qiu et al. 2025 (arXiv:2512.05620), abstract: η·λ ∝ 1/m", _of_hidden(0)),
+    "timescale": DecayRule("Wang & Aitchison 2024 (arXiv:2405.13698), abstract: τ constant", _timescale),
+}
+"""By name. "timescale" is for every parameter that decays, and knows batch size and tokens by itself."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rules of one trial, by name."""
+
+    batch: str = "none"
+    tokens: str = "none"
+    decay: str = "parametrization"
+
+    def scaling(self, parametrization: Scaling, parameter: Parameter, m: float, growth: Growth) -> Scaling:
+        """Factors of one parameter: those of the parametrization times those of these rules.
+
+        Args:
+            parametrization: its factors.
+            parameter: its declaration.
+            m: its width multiplier.
+            growth: of the trial.
+        """
+        scaling = parametrization
+        for rule, ratio in self._powers(growth):
+            scaling = dataclasses.replace(
+                scaling,
+                learning_rate=scaling.learning_rate * ratio**rule.learning_rate,
+                eps=scaling.eps * ratio**rule.eps,
+            )
+        decay = DECAY_RULES[self.decay].factor(parameter, m, scaling, growth)
+        if self.decay != "timescale":
+            for rule, ratio in self._powers(growth):
+                decay *= ratio**rule.weight_decay
+        return dataclasses.replace(scaling, weight_decay=decay)
+
+    def moments(self, parametrization: MomentScaling, growth: Growth) -> MomentScaling:
+        """Factors on 1 - β: those of the parametrization times those of these rules."""
+        factor = 1.0
+        for rule, ratio in self._powers(growth):
+            factor *= ratio**rule.moments
+        return MomentScaling(parametrization.beta1 * factor, parametrization.beta2 * factor)
+
+    def _powers(self, growth: Growth) -> tuple[tuple[PowerRule, float], tuple[PowerRule, float]]:
+        return (BATCH_RULES[self.batch], growth.batch_size), (TOKEN_RULES[self.tokens], growth.tokens)

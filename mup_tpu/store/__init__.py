@@ -1,0 +1,35 @@
+"""The store: run tables and learning curves in a results folder."""
+
+from mup_tpu.store.runs import (
+    FINAL,
+    LOG_FILE,
+    LOG_OBJECTS,
+    Store,
+    StoredAxes,
+    StoredAxis,
+    done_of,
+    is_search,
+    load_axes,
+    load_curves,
+    load_planned,
+    load_question,
+    load_runs,
+    results_folder,
+)
+
+__all__ = [
+    "FINAL",
+    "LOG_FILE",
+    "LOG_OBJECTS",
+    "Store",
+    "StoredAxes",
+    "StoredAxis",
+    "done_of",
+    "is_search",
+    "load_axes",
+    "load_curves",
+    "load_planned",
+    "load_question",
+    "load_runs",
+    "results_folder",
+]

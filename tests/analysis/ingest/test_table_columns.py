@@ -1,0 +1,129 @@
+"""Columns are told by the names that people give them; two that differ are not chosen between in silence."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
+from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
+from mup_tpu.analysis.run_table import select
+from mup_tpu.errors import TableError
+from mup_tpu.store.conditions import Condition
+
+RUNS = pd.DataFrame(
+    [
+        (w, 2.0**x, s, 2.5 + (x + 8) ** 2 / 20 + s / 100)
+        for w in (64, 128)
+        for x in (-9, -8, -7)
+        for s in (0, 1)
+    ],
+    columns=["width", "lr", "seed", "loss"],
+)
+
+
+def named(width, lr, seed, loss, **others) -> pd.DataFrame:
+    return RUNS.set_axis([width, lr, seed, loss], axis=1).assign(**others)
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (("config/d_model", "config/lr", "config/seed", "val/loss"), ("d_model", "lr")),
+        (("config.model.n_embd", "config.optim.lr", "config.seed", "summary.val/loss"), ("n_embd", "lr")),
+        (("params.hidden_size", "params.learning_rate", "params.seed", "metrics.eval_loss"),
+         ("hidden_size", "learning_rate")),
+        (("hparams/dim", "hparams/max_lr", "hparams/seed", "hparam/val_loss"), ("dim", "max_lr")),
+        (("hiddenSize", "learningRate", "randomSeed", "valLoss"), ("hiddenSize", "learningRate")),
+        (("WIDTH", "LR (peak)", "Seed", "Loss [nat]"), ("WIDTH", "LR (peak)")),
+        (("n_layer", "base_lr", "rng_seed", "final_loss"), ("n_layer", "base_lr")),
+    ],
+)  # fmt: skip
+def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short):
+    table = check_table(named(*names))
+    pd.testing.assert_frame_equal(table.runs, check_table(RUNS).runs)
+    assert (table.columns.scale, table.columns.hyperparameter) == short
+    assert table.notes[0].startswith("columns told by their names: ")
+    assert all(name in table.notes[0] for name in names)
+    assert "--width-col" in table.notes[0] and "--loss-col" in table.notes[0]
+
+
+def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
+    frame = named("d_model", "lr", "seed", "val_loss", size=RUNS["width"] * 3, ppl=RUNS["loss"] + 1)
+    table = check_table(frame, Columns(scale="size", loss="ppl"))
+    assert table.runs["scale"].tolist() == (RUNS["width"] * 3).tolist()
+    assert table.runs["loss"].tolist() == (RUNS["loss"] + 1).tolist()
+    assert table.notes == ()
+
+
+def test_held_out_losses_come_before_training_s_and_the_other_is_said():
+    table = check_table(named("width", "lr", "seed", "val/loss", **{"train/loss": np.linspace(1, 2, 12)}))
+    assert table.runs["loss"].tolist() == RUNS["loss"].tolist()
+    assert "the loss is val/loss, not train/loss (--loss-col names another)" in table.notes
+
+
+def test_of_a_learning_rate_that_was_set_and_one_that_was_logged_the_former_counts():
+    logged = np.random.default_rng(0).random(12)
+    for names in (("config/width", "config/lr"), ("d_model", "learning_rate")):
+        table = check_table(named(*names, "seed", "loss").assign(lr=logged))
+        assert sorted(table.runs["x"].unique()) == [-9, -8, -7]
+        assert any(f"the learning rate is {names[1]}, not lr" in note for note in table.notes)
+
+
+def test_what_grows_is_the_first_size_that_varies():
+    frame = named("config/n_layer", "config/lr", "seed", "loss", **{"config/d_model": 256})
+    assert check_table(frame).columns.scale == "n_layer"
+    twice = named("d_model", "lr", "seed", "loss", hidden_size=RUNS["width"] * 2)
+    assert check_table(twice).columns.scale == "d_model"  # the one says what the other does
+
+
+def test_two_columns_that_differ_are_not_chosen_between():
+    shuffled = np.roll(RUNS["lr"].to_numpy(), 1)
+    with pytest.raises(
+        TableError, match="columns max_lr and base_lr may both be the learning rate: say which with --lr-col"
+    ):
+        check_table(named("width", "max_lr", "seed", "loss", base_lr=shuffled))
+
+
+def test_the_logarithm_of_a_learning_rate_is_understood():
+    for base, name in ((2, "log2_lr"), (10, "log10_learning_rate")):
+        exponents = np.log(RUNS["lr"]) / np.log(base)
+        table = check_table(RUNS.drop(columns="lr").assign(**{name: exponents}))
+        np.testing.assert_allclose(table.runs["x"], check_table(RUNS).runs["x"])
+        assert f"the learning rate is {base}^{name}" in table.notes
+
+
+def test_a_step_of_another_name_is_told_where_runs_have_several_rows():
+    long = pd.concat([RUNS.assign(_step=t, loss=RUNS["loss"] + 1 / t) for t in (10, 20)])
+    table = check_table(long)
+    assert len(table.runs) == 12 and table.history is not None
+    assert check_table(RUNS.assign(_step=range(12))).history is None
+
+
+def test_where_takes_short_names_too():
+    frame = named("config/d_model", "config/lr", "seed", "loss")
+    assert len(select(frame, [Condition.parse("d_model=64")])) == 6
+    with pytest.raises(TableError, match="no column 'model'"):
+        select(frame, [Condition.parse("model=64")])
+
+
+def test_names_are_read_as_people_write_them():
+    assert plain_name(" config/optim.dModel (features) ") == "optim_d_model"
+    assert short_name("config/optim.lr") == "lr" and short_name("lr_1.5") == "lr_1.5"
+    assert short_name("<b>[/b]") == "<b>[/b]"
+    assert [means(n) for n in ("train/loss", "a/loss", "config/x/n_embd", "widths")] == [
+        "loss",
+        "",
+        "width",
+        "",
+    ]
+
+
+def test_an_export_of_a_tracker_says_what_the_same_table_of_plain_names_says(tmp_path):
+    """As Weights & Biases writes it, with a run that crashed."""
+    frame = named("config/d_model", "config/lr", "config/seed", "val/loss", Name="a", State="finished")
+    frame.loc[len(frame)] = [64, 2.0**-8, 2, np.nan, "b", "crashed"]
+    frame.to_csv(tmp_path / "export.csv", index=False)
+    found, expected = analyze(load_table(tmp_path / "export.csv")), analyze(check_table(RUNS))
+    assert [o.x for o in found.results[0].optima] == [o.x for o in expected.results[0].optima]
+    assert (found.scale, found.hyperparameter) == ("d_model", "lr")
+    assert any("1 crashed runs left out" in note for note in found.notes)

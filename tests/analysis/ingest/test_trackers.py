@@ -1,0 +1,181 @@
+"""Runs in trackers, written and read by the trackers' own packages."""
+
+import http.server
+import json
+import math
+import sys
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
+from mup_tpu.errors import TableError
+
+GRID = [(w, 2.0**x, 2.5 + (x + 8) ** 2 / 20) for w in (64, 128) for x in (-9, -8, -7)]
+
+
+def found(table) -> list[tuple[float, float, float]]:
+    return [(run.scale, 2.0**run.x, run.loss) for run in table.runs.itertuples()]
+
+
+def write_events(folder, grid=GRID, in_place=False):
+    """Runs as torch's writer logs them: a held-out loss now and then, hyperparameters at the end."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    for i, (width, lr, loss) in enumerate(grid):
+        with tensorboard.SummaryWriter(str(folder / f"run{i}")) as writer:
+            for step in range(0, 40, 10):
+                writer.add_scalar("train/loss", loss - step / 100, step)
+            for step in (15, 30):
+                writer.add_scalar("val/loss", loss + 1 - step / 30, step)
+            settings = {"d_model": width, "lr": lr, "optimizer": "adam", "tied": True}
+            writer.add_hparams(settings, {"hparam/best": loss}, run_name="." if in_place else None)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_event_files_of_tensorboard_are_a_table_with_its_curves(tmp_path, in_place):
+    write_events(tmp_path, in_place=in_place)
+    assert is_tracked(tmp_path)
+    table = load_table(tmp_path)
+    np.testing.assert_allclose(found(table), GRID, rtol=1e-6)
+    assert (table.columns.scale, table.columns.hyperparameter) == ("d_model", "lr")
+    assert len(table.history) == 12  # the held-out loss alone, two steps a run
+    assert {"hparams/optimizer", "hparams/tied", "run"} <= set(read_tracked(tmp_path))
+
+
+def test_a_run_of_tensorboard_that_diverged_is_kept_and_one_that_was_cut_is_named(tmp_path):
+    write_events(tmp_path, [*GRID[:5], (128, 2.0**-7, math.nan)])
+    assert [loss for _, _, loss in found(load_table(tmp_path))][-1] == math.inf
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(str(tmp_path / "cut")) as writer:
+        writer.add_scalar("val/loss", 2.0, 15)
+        writer.add_hparams({"d_model": 256, "lr": 2.0**-8}, {"hparam/best": 2.0}, run_name=".")
+    table = load_table(tmp_path)
+    assert len(table.runs) == 6
+    assert any("256 at 2^-8 (step 15)" in note for note in table.notes)
+
+
+def test_folders_of_other_things_are_no_tracker_s(tmp_path):
+    assert not is_tracked(tmp_path)
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events.out.tfevents.1").touch()
+    assert is_tracked(tmp_path)
+    with pytest.raises(TableError, match="holds no runs"):
+        load_table(tmp_path)
+    (tmp_path / "search.jsonl").touch()  # a search of ours, which logs there too
+    assert not is_tracked(tmp_path)
+
+
+def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):
+    """Its package has no reader for their files."""
+    (tmp_path / "offline-run-20260101_000000-abc").mkdir()
+    (tmp_path / "offline-run-20260101_000000-abc" / "run-abc.wandb").touch()
+    with pytest.raises(TableError, match="holds offline runs .*`wandb sync` and give wandb:ENTITY/PROJECT"):
+        load_table(tmp_path)
+
+
+@pytest.mark.slow
+def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
+    """In a database of its own, as on a laptop."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    try:
+        experiment = mlflow.create_experiment("width sweep")
+        for width, lr, loss in [*GRID[:5], (128, 2.0**-7, math.nan)]:
+            with mlflow.start_run(experiment_id=experiment):
+                mlflow.log_params({"d_model": width, "learning_rate": lr})
+                mlflow.log_metric("val_loss", loss + 1, step=1)
+                mlflow.log_metric("val_loss", loss, step=2)
+        with mlflow.start_run(experiment_id=experiment) as run:
+            mlflow.log_params({"d_model": 256, "learning_rate": lr})
+        mlflow.tracking.MlflowClient().set_terminated(run.info.run_id, "KILLED")
+        table = load_table("mlflow:width sweep")
+        np.testing.assert_allclose(sorted(found(table)), [*GRID[:5], (128, 2.0**-7, math.inf)])
+        assert table.columns.scale == "d_model"
+        assert any("1 KILLED runs left out" in note for note in table.notes)
+        with pytest.raises(TableError, match="has no such experiment; there are Default, width sweep"):
+            load_table("mlflow:depth sweep")
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+class _Service(http.server.BaseHTTPRequestHandler):
+    """Answers as Weights & Biases does to who asks and for the runs of a project."""
+
+    runs: ClassVar[list[dict] | None] = []
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        edges = [{"node": run, "cursor": run["id"]} for run in self.runs or []]
+        page = {"endCursor": None, "hasNextPage": False}
+        project = {"internalId": "1", "runCount": len(edges), "runs": {"edges": edges, "pageInfo": page}}
+        viewer = {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+        project = None if self.runs is None else project
+        answer = {"project": project} if b"project(" in asked else {"viewer": viewer}
+        content = json.dumps({"data": answer}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def wandb_service(monkeypatch):
+    """The service cannot run here, so a server answers its own package in its shape."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def test_a_project_of_wandb(wandb_service):
+    runs = [(*run, "finished") for run in [*GRID[:5], (128, 2.0**-7, "NaN")]] + [
+        (256, 2.0**-8, 1.0, "crashed")
+    ]
+    _Service.runs = [
+        {
+            "id": f"id{i}",
+            "name": f"run{i}",
+            "displayName": f"lively-sun-{i}",
+            "state": state,
+            "config": json.dumps({"d_model": {"value": width}, "optim": {"value": {"lr": lr}}}),
+            "summaryMetrics": json.dumps({"val/loss": loss, "lr": 0.0, "_step": 10}),
+        }
+        for i, (width, lr, loss, state) in enumerate(runs)
+    ]
+    table = load_table("wandb:me/sweep")
+    np.testing.assert_allclose(found(table), [*GRID[:5], (128, 2.0**-7, math.inf)])
+    assert (table.columns.scale, table.columns.hyperparameter) == ("d_model", "lr")
+    assert any("1 crashed runs left out" in note for note in table.notes)
+
+
+def test_a_project_of_wandb_that_is_not_there_is_one_sentence(wandb_service):
+    _Service.runs = None
+    with pytest.raises(TableError, match=r"^wandb:me/sweep cannot be read: Could not find project") as caught:
+        load_table("wandb:me/sweep")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["wandb:", "wandb:project", "wandb:me/sweep/run"])
+def test_a_project_of_wandb_needs_its_entity(path):
+    with pytest.raises(TableError, match="is not wandb:ENTITY/PROJECT"):
+        load_table(path)
+
+
+@pytest.mark.parametrize("path", ["wandb:me/sweep", "mlflow:sweep"])
+def test_a_tracker_whose_package_is_not_there_says_what_to_install(path, monkeypatch):
+    name = path.partition(":")[0]
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(TableError, match=rf"needs the package {name} .*: pip install 'mup_tpu\[{name}\]'"):
+        load_table(path)

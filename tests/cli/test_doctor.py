@@ -1,0 +1,81 @@
+"""doctor: what it finds on this machine, and the sentence for each thing that will not work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mup_tpu.cli.doctor import check_fit, check_folder, check_libtpu, check_tpu, check_url, examine, held_by
+from mup_tpu.files import Folder
+
+
+def test_this_machine_is_examined(tmp_path):
+    found = {finding.subject: finding for finding in examine(str(tmp_path))}
+    assert found["torch"].found == pytest.importorskip("torch").__version__.split("+")[0]
+    assert f"{len(os.sched_getaffinity(0))} cores" in found["machine"].found
+    assert not found["results folder"].problem
+
+
+def test_torch_and_torch_xla_that_do_not_fit():
+    (finding,) = check_fit("2.15.0", "2.9.0")
+    assert "torch_xla 2.9.0 does not load beside torch 2.15.0" in finding.problem
+    assert "'torch==2.9.*'" in finding.problem
+    assert list(check_fit("2.9.1", "2.9.0")) == list(check_fit("2.15.0", None)) == []
+
+
+def test_libtpu_must_be_the_one_that_torch_xla_pins():
+    pytest.importorskip("torch_xla")
+    (missing,) = check_libtpu("2.9.0", None)
+    assert "through libtpu 0.0.21 and no other" in missing.problem
+    assert "pip install 'torch_xla[tpu]==2.9.0'" in missing.problem
+    (newer,) = check_libtpu("2.9.0", "0.0.30")
+    assert newer.found == "0.0.30, for torch_xla 2.9.0"
+    assert list(check_libtpu("2.9.0", "0.0.21")) == list(check_libtpu(None, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("chips", "pjrt", "sentence"),
+    [
+        (1, None, ""),
+        (1, "CPU", "PJRT_DEVICE=CPU hides 1 TPU chips"),
+        (0, "TPU", "there is no TPU chip here"),
+        (1, "TPU", ""),
+        (0, None, ""),
+    ],
+)
+def test_tpu_chips_and_pjrt_device(chips, pjrt, sentence, tmp_path):
+    files = [tmp_path / f"accel{i}" for i in range(chips)]
+    environment = {"PJRT_DEVICE": pjrt} if pjrt else {}
+    first = next(iter(check_tpu(files, environment)))
+    assert sentence in first.problem
+    assert bool(first.problem) == bool(sentence)
+
+
+def test_a_chip_held_by_another_process_is_named(tmp_path):
+    chip = tmp_path / "accel0"
+    chip.touch()
+    program = f"file = open({str(chip)!r}); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "open\n"
+        assert held_by(chip) == holder.pid
+        problems = [finding.problem for finding in check_tpu([chip], {"PJRT_DEVICE": "TPU"})]
+        assert f"{chip} is held by process {holder.pid}; end that first" in problems
+        holder.communicate("\n")
+    assert held_by(chip) is None
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert "cannot be written" in check_folder("results folder", tmp_path / "file").problem
+    assert not check_folder("results folder", tmp_path / "new" / "deep").problem
+    assert not Path(tmp_path / "new").exists()
+
+
+def test_a_results_url_is_asked_not_taken_for_a_folder_here():
+    Folder("memory://doctor/results").write("store.json", b"{}")
+    assert check_url("memory://doctor/results").found == "memory://doctor/results answers, with 1 entries"
+    assert "Protocol not known" in check_url("nothing://x").problem

@@ -1,0 +1,385 @@
+"""Configuration: what is refused and in which words, and what makes a trial the same trial."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+
+from mup_tpu.config import (
+    Axis,
+    DataConfig,
+    Ladder,
+    ModelConfig,
+    OptimizerConfig,
+    RunOptions,
+    Sweep,
+    SweepOptions,
+    TrainConfig,
+    Trial,
+    parse_learning_rate,
+)
+from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.config.toml import from_dict, load_sweep, load_trial, parse_axis
+from mup_tpu.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ModelConfig(parametrization="mupp"), "parametrization 'mupp' is not one of 'mup', 'sp'"),
+        (
+            lambda: ModelConfig(width=100),
+            "width 100 is not a multiple of head_size 32; nearest allowed: 96, 128",
+        ),
+        (
+            lambda: ModelConfig(base_width=40),
+            "base_width 40 is not a multiple of head_size 32; nearest allowed: 32, 64",
+        ),
+        (
+            lambda: ModelConfig(width=63, growing_dimension="head_size"),
+            "width 63 is not a multiple of the number of heads 2",
+        ),
+        (lambda: ModelConfig(depth=0), "depth 0 is not allowed"),
+        (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
+        (
+            lambda: ModelConfig(qk_norm=True),
+            "qk_norm True is for architecture 'llama': 'gpt2' has none, so that it must be False",
+        ),
+        (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama'"),
+        (
+            lambda: ModelConfig("llama", width=192, base_width=64, query_group_size=3),
+            "query_group_size 3 does not divide the 2 heads at width 64; nearest below that does: 2",
+        ),
+        (lambda: ModelConfig("llama", query_group_size=0), "query_group_size 0 is not allowed: it must be 1"),
+        (
+            lambda: ModelConfig("llama", width=66, growing_dimension="head_size"),
+            "head_size 33 at width 66 is not allowed: rotary positions turn pairs of dimensions",
+        ),
+        (
+            lambda: OptimizerConfig(learning_rate=-8.0),
+            "learning_rate -8 is not allowed.* write 0.00390625 or 2\\^-8",
+        ),
+        (
+            lambda: OptimizerConfig(learning_rate=0.0),
+            "learning_rate 0 is not allowed: a learning rate is above 0",
+        ),
+        (lambda: OptimizerConfig(beta2=1.0), r"beta2 1.0 is not in \[0, 1\)"),
+        (lambda: TrainConfig(steps=100, warmup=200), "warmup 200 is 200 steps, but the run has steps 100"),
+        (lambda: TrainConfig(steps=1, warmup=0.9), "warm-up must be shorter than the run"),
+        (lambda: TrainConfig(warmup=2.5), "warmup 2.5 is neither a fraction below 1 nor a whole number"),
+        (lambda: DataConfig(validation_fraction=1.5), "validation_fraction 1.5 is not between 0 and 1"),
+        (lambda: Sweep("x", learning_rates=()), "learning_rates of the sweep is empty"),
+        (lambda: Trial().replace(widht=3), "unknown key 'widht'; the nearest known key is 'width'"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused_in_one_sentence(make, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[model]\nwidht = 3", r"trial\.toml: model: unknown key 'widht'; the nearest known key is 'width'"),
+        ("[modle]\nwidth = 3", "unknown key 'modle'; the nearest known key is 'model'"),
+        ("[model]\nwidth = '64'", "model: width '64' is not a whole number"),
+        ("[model]\ntied = 1", "tied 1 is not true or false"),
+        ("[optimizer]\noptimizer = 'adam'", "optimizer 'adam' is not one of 'adamw', 'sgd'"),
+        ("[optimizer]\nlearning_rate = 'fast'", "learning rate 'fast' is not a number"),
+        ("model = 3", "model: 3 is not a table"),
+        ("[model", "is not valid TOML"),
+    ],
+)
+def test_bad_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
+    path = tmp_path / "trial.toml"
+    path.write_text(toml)
+    with pytest.raises(ConfigError, match=sentence):
+        load_trial(path)
+
+
+HUGE = 10**40
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ModelConfig(depth=100_000_000), "depth 100000000 is not allowed: it must be at most 10,000"),
+        (lambda: ModelConfig(width=32 * HUGE), "width 3200.* is not allowed: it must be at most 1,048,"),
+        (lambda: TrainConfig(seed=2**63), "seed 9223372036854775808 is not allowed: it must be at most 9"),
+        (lambda: DataConfig(data_seed=-1), "data_seed -1 is not allowed: it must be 0 or more"),
+        (lambda: DataConfig(validation_fraction=math.nan), "validation_fraction nan is not allowed"),
+        (lambda: ModelConfig(alpha_out=math.inf), "alpha_out inf is not allowed: it must be a finite number"),
+        (lambda: ModelConfig(alpha_in=HUGE**8), "alpha_in 1000.* is not allowed: it must be a finite number"),
+        (lambda: OptimizerConfig(learning_rate=math.nan), "learning_rate nan is not allowed: .* finite"),
+        (lambda: OptimizerConfig(learning_rate=math.inf), "learning_rate inf is not allowed: .* finite"),
+        (lambda: OptimizerConfig(beta1=math.nan), "beta1 nan is not allowed: it must be a finite number"),
+        (lambda: TrainConfig(warmup=math.inf), "warmup inf is not allowed: it must be a finite number"),
+        (lambda: ModelConfig(tied=0.5), "tied 0.5 is not true or false"),
+        (lambda: ModelConfig(width=64.0), "width 64.0 is not a whole number"),
+        (lambda: DataConfig(corpus=3), "corpus 3 is not text"),
+        (lambda: OptimizerConfig(optimizer=["adamw"]), r"optimizer \['adamw'\] is not one of 'adamw', 'sgd'"),
+        (
+            lambda: Trial().replace(steps=10**9, batch_size=2**20, sequence_length=2**20),
+            "steps 1000000000 of batch_size 1048576 and sequence_length 1048576 are more than 2\\^63 tokens",
+        ),
+        (lambda: TrainConfig(cooldown=0.3), "cooldown 0.3 needs schedule 'wsd', not 'cosine'"),
+        (lambda: TrainConfig(schedule="wsd", cooldown=0), "cooldown 0 is not allowed"),
+        (lambda: TrainConfig(schedule="wsd", cooldown=2.5), "cooldown 2.5 is neither a fraction below 1"),
+        (
+            lambda: TrainConfig(steps=100, schedule="wsd", cooldown=95),
+            "cooldown 95 is 95 steps and warmup 0.1 is 10, but the run has steps 100",
+        ),
+        (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
+        (lambda: RunOptions(log_every=HUGE), "log_every 1000.* is not allowed: it must be at most"),
+        (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
+        (lambda: SearchOptions(time_budget="infs"), "time_budget 'infs' is not a time; write 90s, 30m or 2h"),
+        (lambda: SearchOptions(time_budget="nanh"), "time_budget 'nanh' is not a time"),
+        (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
+        (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
+        (lambda: Domain("choice", values=(math.nan,)), "values of a choice hold nan, which is no"),
+        (
+            lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}),
+            "space of tied: tied 0.5 is not true or false",
+        ),
+        (lambda: Sweep("x", num_seeds=HUGE), "num_seeds 1000.* is not allowed: it must be at most"),
+        (lambda: Sweep("x", num_seeds=10**6), "the sweep has 42,000,000 trials; at most 100,000"),
+        (lambda: Ladder(({},)), "ladder: its first point sets no field"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_or_beyond_all_bounds_are_refused(make, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        make()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "../..", "a/b", "a\\b", ".hidden", "a\nb", "\0", "a" * 201]
+)
+def test_an_experiment_is_named_as_a_folder_can_be(name):
+    for make in (Sweep, lambda name: Search(name, space={"learning_rate": Domain("uniform", 0.1, 0.2)})):
+        with pytest.raises(ConfigError, match="experiment .* is (not allowed|longer)") as caught:
+            make(name)
+        assert "\n" not in str(caught.value)
+    assert Sweep("[b]2026[$x$] · μP").experiment == "[b]2026[$x$] · μP"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2^99999", "0^-1", "-2^0.5", "nan", "inf", "-inf", "1e999", "2^", "^", "2^3^4", 10**400, None, ""],
+)
+def test_numbers_with_a_power_are_finite_or_refused(text):
+    with pytest.raises(ConfigError, match="learning rate .* is not a number; write"):
+        parse_learning_rate(text)
+
+
+def test_a_whole_number_for_a_float_names_the_same_trial():
+    assert Trial().replace(weight_decay=0).trial_id("d") == Trial().replace(weight_decay=0.0).trial_id("d")
+    assert Trial().replace(alpha_in=2).trial_id("d") == Trial().replace(alpha_in=2.0).trial_id("d")
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[train]\nseed = 99999999999999999999", "seed 99999999999999999999 is not allowed"),
+        ("[train]\nseed = 0x" + "f" * 6000, "seed of type int is not allowed"),
+        ("[model]\nalpha_in = 0x" + "f" * 6000, "alpha_in of type int is not allowed: .* finite"),
+        ("[train]\nseed = " + "9" * 6000, "is not valid TOML: Exceeds the limit"),
+        ("[optimizer]\nlearning_rate = '2^99999'", "learning rate '2.99999' is not a number"),
+        ("[optimizer]\nweight_decay = nan", "weight_decay nan is not allowed: it must be a finite number"),
+        ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
+        ("[model]\ngrowing = 'heads'\ngrowing_dimension = 'heads'", "were both given"),
+        ("[optimizer]\noptimizer = ['adamw']", r"optimizer \['adamw'\] is not one of"),
+    ],
+)
+def test_hostile_toml_is_refused_in_one_sentence(toml, sentence, tmp_path):
+    path = tmp_path / "trial.toml"
+    path.write_text(toml)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_trial(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_sweep_without_a_name_says_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"sweep\.toml: experiment is missing"):
+        sweep_of(tmp_path, "widths = [64]")
+
+
+def test_missing_toml(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.toml cannot be read: No such file"):
+        load_trial(tmp_path / "nothing.toml")
+
+
+def test_toml_round_trip(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        'experiment = "mine"\nwidths = [64, 128]\nlearning_rates = ["2^-8", 0.01]\nnum_seeds = 2\n'
+        "[base.model]\ndepth = 3\n[base.train]\nsteps = 50\n[base.optimizer]\nlearning_rate = '2^-7'\n"
+    )
+    sweep = load_sweep(path)
+    assert sweep.learning_rates == (2**-8, 0.01)
+    assert (sweep.base.model.depth, sweep.base.train.steps) == (3, 50)
+    assert sweep.base.optimizer.learning_rate == 2**-7
+    assert from_dict(Trial, sweep.base.to_dict()) == sweep.base
+
+
+def test_sweep_is_the_whole_grid_narrow_first():
+    sweep = Sweep("x", widths=(128, 64), learning_rates=(0.02, 0.01, 0.02), num_seeds=2)
+    trials = sweep.trials()
+    assert len(trials) == 2 * 2 * 2 * 2
+    assert [t.model.width for t in trials] == [64] * 8 + [128] * 8
+    assert len({t.trial_id("data") for t in trials}) == 16
+
+
+def test_trial_id_names_what_decides_the_result():
+    trial = Trial()
+    base = trial.trial_id("data")
+    assert re.fullmatch("[0-9a-f]{16}", base)
+    assert Trial().trial_id("data") == base
+    assert trial.trial_id("other data") != base
+    changes = {
+        "width": 256,
+        "learning_rate": 0.5,
+        "seed": 1,
+        "data_seed": 1,
+        "steps": 10,
+        "precision": "bf16",
+        "eps": 1e-6,
+    }
+    ids = {trial.replace(**{name: value}).trial_id("data") for name, value in changes.items()}
+    assert len(ids | {base}) == len(changes) + 1
+    # The fingerprint stands for the text and its tokens: the same text from another folder is the same trial.
+    assert trial.replace(corpus="elsewhere/sotu.txt").trial_id("data") == base
+
+
+def test_a_later_field_changes_the_trial_id_only_where_it_differs_from_its_default():
+    later = [("later", int, dataclasses.field(default=0))]
+    Later = dataclasses.make_dataclass("Later", later, bases=(ModelConfig,), frozen=True)
+    model = dataclasses.asdict(Trial().model)
+    assert Trial(model=Later(**model)).trial_id("data") == Trial().trial_id("data")
+    assert Trial(model=Later(**model, later=2)).trial_id("data") != Trial().trial_id("data")
+    wider = dataclasses.replace(Trial().model, width=256)
+    assert Trial(model=Later(**dataclasses.asdict(wider))).trial_id("data") != Trial().trial_id("data")
+
+
+def test_warmup_in_steps_or_as_a_fraction():
+    assert TrainConfig(steps=200, warmup=0.1).warmup_steps == 20
+    assert TrainConfig(steps=200, warmup=20).warmup_steps == 20
+    assert TrainConfig(steps=200, warmup=0).warmup_steps == 0
+
+
+def test_heads_and_head_size():
+    grown = ModelConfig(width=256, head_size=32, base_width=64)
+    assert (grown.heads, grown.actual_head_size, grown.width_multiplier) == (8, 32, 4)
+    stretched = ModelConfig(width=256, head_size=32, base_width=64, growing_dimension="head_size")
+    assert (stretched.heads, stretched.actual_head_size) == (2, 128)
+
+
+AXES = """
+experiment = "mine"
+scale = {depth = [4, 2]}
+tune = {weight_decay = [0.1, 0, "2^-4"]}
+compare = {precision = ["float32", "bf16"]}
+"""
+
+
+def sweep_of(tmp_path, toml: str) -> Sweep:
+    path = tmp_path / "sweep.toml"
+    path.write_text(toml)
+    return load_sweep(path)
+
+
+def test_a_sweep_is_any_scale_against_any_hyperparameter(tmp_path):
+    sweep = sweep_of(tmp_path, AXES)
+    assert [axis.column for axis in sweep.axes] == ["depth", "weight_decay", "precision"]
+    trials = sweep.trials()
+    points = [(t.model.depth, t.train.precision, t.optimizer.weight_decay) for t in trials]
+    assert points == [(d, p, wd) for d in (2, 4) for p in ("float32", "bf16") for wd in (0.0, 0.0625, 0.1)]
+    assert {t.model.parametrization for t in trials} == {"mup"}, "nothing but the precision is compared"
+
+
+def test_a_ladder_sets_several_fields_at_each_point(tmp_path):
+    toml = 'experiment = "l"\nmeasured_by = "tokens"\n[[ladder]]\nbatch_size = 4\nsteps = 50\n'
+    sweep = sweep_of(tmp_path, toml + "[[ladder]]\nbatch_size = 8\nsteps = 100\n")
+    assert sweep.scale_axis == Ladder(
+        ({"batch_size": 4, "steps": 50}, {"batch_size": 8, "steps": 100}), "tokens"
+    )
+    assert sweep.scale_axis.column == "tokens_planned"
+    assert {(t.data.batch_size, t.train.steps) for t in sweep.trials()} == {(4, 50), (8, 100)}
+    assert Ladder(({"width": 64, "depth": 2},), measured_by="depth").column == "depth"
+
+
+def test_parametrizations_are_compared_by_default_where_they_differ():
+    """Along the width; at one width SP and μP are one and the same, or differ as they do everywhere."""
+    assert Sweep("x").compare_axis.values == ("sp", "mup")
+    assert Sweep("x", scale=Axis("depth", (2, 4))).compare_axis.values == ("mup",)
+    assert Sweep("x", scale=Ladder(({"width": 64, "depth": 2},))).compare_axis.values == ("sp", "mup")
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("scale = {dept = [2]}", "scale: unknown key 'dept'; the nearest known key is 'depth'"),
+        ("scale = {depth = 2}", "scale: depth 2 is not a list"),
+        ("scale = {depth = []}", "depth of the sweep has no values"),
+        ("scale = {depth = [2.5]}", "scale: depth 2.5 is not a whole number"),
+        ("scale = {depth = [2], width = [64]}", r"is not one field with its values.*\[\[ladder\]\]"),
+        ("scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
+        ("tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
+        ("tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
+        ("widths = [64]\nscale = {depth = [2]}", "widths and scale of the sweep were both given"),
+        ("scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
+        ("scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
+        ("scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),
+        ("ladder = [{depth = 2}, {width = 64}]", "does not set the first one's fields: depth"),
+        (
+            "ladder = [{depth = 2}]\nmeasured_by = 'time'",
+            "measured_by 'time' is not one of 'params', 'flops'",
+        ),
+        ("ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
+        ("ladder = []", "ladder has no points"),
+        ("measured_by = 'flops'", "measured_by 'flops' is that of a ladder, and there is none"),
+    ],
+)
+def test_bad_axes_are_refused_in_one_sentence(toml, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        sweep_of(tmp_path, f'experiment = "x"\n{toml}\n')
+    assert "\n" not in str(caught.value) and "sweep.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("depth=2,4,8", Axis("depth", (2, 4, 8))),
+        ("weight_decay=0,0.01,2^-3", Axis("weight_decay", (0.0, 0.01, 0.125))),
+        ("tied=true,false", Axis("tied", (True, False))),
+        ("parametrization=mup,sp", Axis("parametrization", ("mup", "sp"))),
+    ],
+)
+def test_axes_from_the_command_line(text, axis):
+    assert parse_axis(text, "scale") == axis
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("depth", "scale 'depth' is not FIELD=VALUE,VALUE"),
+        ("depth=two", "scale: depth 'two' is not a whole number"),
+        ("weight_decay=x", "scale: weight_decay 'x' is not a number"),
+        ("tied=maybe", "scale: tied 'maybe' is not true or false"),
+        ("depth=", "depth of the sweep has no values"),
+    ],
+)
+def test_bad_axes_on_the_command_line(text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse_axis(text, "scale")
+
+
+def test_a_field_that_was_renamed_is_known_by_its_former_name(tmp_path):
+    """In TOML, in stored configurations and to `replace`; and `trial_id` still goes by it."""
+    path = tmp_path / "trial.toml"
+    path.write_text("[model]\ngrowing = 'head_size'\n")
+    trial = load_trial(path)
+    assert trial == Trial().replace(growing="head_size") == Trial().replace(growing_dimension="head_size")
+    assert trial.trial_id("data") != Trial().trial_id("data")

@@ -1,0 +1,651 @@
+"""Buckets by the protocols of two clouds: s3:// and gs://, against servers on this machine that speak them.
+
+They are moto and gcp-storage-emulator. Endpoint and credentials reach the commands as they would reach a
+user's: by the environment variables that s3fs and gcsfs read.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import http.server
+import io
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from mup_tpu.cli import main
+from mup_tpu.cli.doctor import check_url
+from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
+from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.data import load
+from mup_tpu.data.shards import prepare
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder, checksum, patiently
+from mup_tpu.files import folder as files
+from mup_tpu.jobs import local_packs
+from mup_tpu.store import is_search, load_curves, load_runs
+from mup_tpu.tuning.search_log import SearchLog
+from mup_tpu.tuning.sweep import run_sweep
+
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gcsfs would ask over gRPC, which nobody answers
+
+BUCKET = "my-bucket"
+OTHER_CLIENT = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1", "NO_GCE_CHECK": "true"}
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+
+
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""All cores for one pack: packs run in this process."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A server that speaks one protocol."""
+
+    scheme: str
+    endpoint: str
+
+    def environment(self, endpoint: str = "") -> dict[str, str]:
+        """What a process needs to reach it, or something in front of it."""
+        at = endpoint or self.endpoint
+        ours = {"AWS_ENDPOINT_URL": at} if self.scheme == "s3" else {"STORAGE_EMULATOR_HOST": at}
+        return KEYS | OTHER_CLIENT | ours
+
+    def url(self, bucket: str = BUCKET) -> str:
+        """A folder that nobody has used yet."""
+        return f"{self.scheme}://{bucket}/{uuid.uuid4().hex}"
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object, not by our file system: as another machine would."""
+        bucket, _, key = url.partition("://")[2].partition("/")
+        if self.scheme == "s3":
+            address, method = f"{self.endpoint}/{bucket}/{urllib.parse.quote(key)}", "PUT"
+        else:
+            query = urllib.parse.urlencode({"uploadType": "media", "name": key})
+            address, method = f"{self.endpoint}/upload/storage/v1/b/{bucket}/o?{query}", "POST"
+        header = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(address, content, header, method=method)
+        urllib.request.urlopen(request, timeout=30).close()
+
+
+@contextlib.contextmanager
+def reached_by(environment: dict[str, str]) -> Iterator[None]:
+    """File systems that are opened in this process are opened with this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        forget_file_systems()
+        try:
+            yield
+        finally:
+            forget_file_systems()
+
+
+def forget_file_systems() -> None:
+    for scheme in ("s3", "gs"):
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Cloud]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    cloud = Cloud("s3", f"http://{host}:{port}")
+    urllib.request.urlopen(urllib.request.Request(f"{cloud.endpoint}/{BUCKET}", method="PUT")).close()
+    yield cloud
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs_emulator() -> Iterator[Cloud]:
+    from gcp_storage_emulator.server import create_server
+
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
+    server.start()
+    yield Cloud("gs", f"http://127.0.0.1:{port}")
+    server.stop()
+
+
+@pytest.fixture
+def gcsfs_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs tries six times, with pauses of 31 s in all, for which it has no setting."""
+    hurried = SimpleNamespace(sleep=lambda pause: asyncio.sleep(pause / 30))
+    monkeypatch.setattr("gcsfs.retry.asyncio", hurried)
+
+
+@pytest.fixture(scope="module", params=["moto", "gcs_emulator"])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
+    """Each of the clouds, reached by this process."""
+    found = request.getfixturevalue(request.param)
+    with reached_by(found.environment()):
+        yield found
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What has become of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def is_unheard(record: logging.LogRecord) -> bool:
+    """Whether no logger below the root handles it, not even by a `NullHandler`."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger and logger is not logging.root:
+        if logger.handlers:
+            return False
+        logger = logger.parent
+    return True
+
+
+def command(cloud: Cloud, *words: object, endpoint: str = "", **more: str) -> Ended:
+    """A command of ours, with this environment."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    log = logging.StreamHandler(err)
+    log.addFilter(is_unheard)  # as `logging` prints it in a process where nobody listens
+    logging.getLogger().addHandler(log)
+    with (
+        reached_by(cloud.environment(endpoint) | more),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            logging.getLogger().removeHandler(log)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def assert_one_sentence(ended: Ended | subprocess.CompletedProcess, *parts: str) -> None:
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and all(part in errors[0] for part in parts), ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+# Folders
+
+
+def test_a_folder_in_a_bucket_is_as_one_on_a_disk(cloud):
+    folder = Folder(cloud.url())
+    assert folder.names() == []
+    with pytest.raises(FileNotFoundError):
+        folder.read("a")
+    folder.write("b/two", b"2")
+    with folder.writing("b/three") as path:
+        path.write_bytes(b"3" * 6_000_000)  # gcsfs uploads it in several requests
+    folder.write("a", b"0")
+    folder.write("a", b"1")
+    assert folder.names() == ["a", "b"] and (folder / "b").names() == ["three", "two"]
+    assert (folder.read("a"), folder.read("b/two"), folder.size("b/three")) == (b"1", b"2", 6_000_000)
+    with folder.reading("b/three") as path:
+        copy = path
+        assert path.stat().st_size == 6_000_000 and len(checksum(path)) == 64
+    assert not copy.exists()
+    for name in ("new", "a"):
+        with pytest.raises(RuntimeError), folder.writing(name) as path:
+            path.write_bytes(b"half")
+            raise RuntimeError
+    assert folder.names() == ["a", "b"] and folder.read("a") == b"1"
+    folder.remove("b", "a", "never there")
+    assert folder.names() == []
+    folder.write("a", b"1")
+    folder.remove()
+    assert folder.names() == ["a"]
+    folder.remove_all()
+    folder.remove_all()
+    assert folder.names() == []
+
+
+def test_what_others_write_is_listed_and_removed(cloud):
+    """File systems keep listings, which others do not know of."""
+    folder = Folder(cloud.url())
+    folder.write("pack/step-1/meta.json", b"1")
+    assert (folder / "pack").names() == ["step-1"] and (folder / "pack/step-1").names() == ["meta.json"]
+    cloud.put(f"{folder}/pack/step-1/tensors", b"2")
+    cloud.put(f"{folder}/pack/step-2/meta.json", b"2")
+    assert (folder / "pack").names() == ["step-1", "step-2"]
+    assert folder.read("pack/step-2/meta.json") == b"2" and folder.size("pack/step-1/tensors") == 1
+    cloud.put(f"{folder}/pack/step-3/meta.json", b"3")
+    folder.remove("pack")
+    assert folder.names() == (folder / "pack").names() == []
+
+
+def test_a_folder_made_in_the_clouds_console_holds_nothing(cloud):
+    """The console writes an object of its name and a slash."""
+    folder = Folder(cloud.url())
+    cloud.put(f"{folder}/", b" ")
+    assert folder.names() == []
+    folder.write("a", b"1")
+    assert folder.names() == ["a"]
+
+
+def test_a_bucket_that_is_not_there_is_said_and_not_made(cloud, corpus):
+    name = f"mistyped-{uuid.uuid4().hex[:8]}"
+    folder = Folder(cloud.url(name))
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"there is no bucket {name}"):
+            folder.write("a", b"1")
+        with pytest.raises(OSError, match=f"there is no bucket {name}"), folder.writing("b") as path:
+            path.write_bytes(b"1")
+    assert folder.names() == []
+    folder.remove("a")
+    ended = command(cloud, "data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1)
+    assert_one_sentence(ended, str(folder), f"there is no bucket {name}")
+    assert check_url(str(folder)).problem.endswith(f"cannot be read: there is no bucket {name}")
+    assert not check_url(cloud.url()).problem, "a folder that nobody has used, in a bucket that is there"
+
+
+# Shards
+
+
+def objects(folder: Folder) -> dict[str, bytes]:
+    return {name: folder.read(name) for name in folder.names()}
+
+
+@pytest.mark.slow
+def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(cloud, corpus, tmp_path):
+    """Byte for byte those of a disk; a call after one that was killed makes what is missing."""
+    text = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
+    prepare(text, str(tmp_path), shard_samples=1500, workers=1, progress=False)
+    bucket, disk = Folder(cloud.url()), Folder(tmp_path)
+    index = prepare(text, str(bucket), shard_samples=1500, workers=2, progress=False)
+    assert objects(bucket) == objects(disk)
+    bucket.write("preparing.json", bucket.read("index.json"))
+    bucket.remove("index.json", "train-000001.tar.sha256", "validation-000000.tar")
+    assert prepare(text, str(bucket), shard_samples=1500, workers=1, progress=False) == index
+    assert objects(bucket) == objects(disk)
+    config = DataConfig(corpus=str(disk), sequence_length=32, batch_size=24)
+    streamed, local = load(DataConfig(**vars(config) | {"corpus": str(bucket)})), load(config)
+    for step in (0, 100, 3):
+        assert np.array_equal(streamed.train_batch(step), local.train_batch(step))
+    assert np.array_equal(streamed.validation_batches(2), local.validation_batches(2))
+    ended = command(cloud, "data", "inspect", "--corpus", bucket, "--verify")
+    assert ended.returncode == 0, ended.stderr
+
+
+# Sweeps
+
+
+@pytest.fixture(scope="module")
+def sweep(tiny):
+    base = tiny.replace(grad_clip=0.0, depth=1)
+    return Sweep("small", base, widths=(32, 64), learning_rates=(0.01, 1e30), parametrizations=("mup",))
+
+
+@pytest.fixture(scope="module")
+def local(sweep, tmp_path_factory):
+    """The sweep's table in a local folder."""
+    path = tmp_path_factory.mktemp("local")
+    run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sweep_file(sweep, tmp_path_factory):
+    """The same sweep for the command line."""
+    file = tmp_path_factory.mktemp("sweep") / "sweep.py"
+    file.write_text(
+        "import json, sys\nfrom mup_tpu.cli import run_experiment\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config.toml import from_dict\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
+        "run_experiment(Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30),\n"
+        "                     parametrizations=('mup',)), None)\n"
+    )
+    return file
+
+
+def driver(cloud: Cloud, file: Path, url: str, *options: object) -> subprocess.Popen:
+    """A sweep that checkpoints every few steps, one thread a pack."""
+    words = ["--results", url, "--checkpoint-every", "5", "--threads", "1", *map(str, options)]
+    return subprocess.Popen(
+        [sys.executable, str(file), *words],
+        env=os.environ | cloud.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def assert_same_table(url: str, path: Path) -> None:
+    pd.testing.assert_frame_equal(load_curves(url), load_curves(path))
+    ours, theirs = (load_runs(where).drop(columns=NOT_RESULTS) for where in (url, path))
+    pd.testing.assert_frame_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(cloud, sweep, sweep_file, local):
+    folder = Folder(cloud.url())
+    victim = driver(cloud, sweep_file, str(folder), "--pack-size", 1)
+    try:
+        while not (folder / "runs").names():
+            assert victim.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+    finally:
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.communicate()
+    assert 0 < len(load_runs(str(folder))) < 4
+    run_sweep(sweep, str(folder), SweepOptions(), replace(ALONE, checkpoint_every=5), Console(quiet=True))
+    assert_same_table(str(folder), local)
+    assert (folder / "checkpoints").names() == []
+
+
+@pytest.mark.slow
+def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(cloud, sweep_file, local):
+    url = cloud.url()
+    drivers = [driver(cloud, sweep_file, url, "--pack-size", size) for size in (1, 2)]
+    said = [one.communicate(timeout=300)[0] for one in drivers]
+    assert [one.returncode for one in drivers] == [0, 0], said
+    assert load_runs(url)["trial_id"].is_unique
+    assert_same_table(url, local)
+    folder = Folder(url)
+    assert (folder / "checkpoints").names() == []
+    assert {"transfer.png", "analysis.json"} <= set((folder / "figures").names())
+    logs = [folder.read(f"logs/{name}").decode() for name in (folder / "logs").names()]
+    assert sum(log.count("step 30/30") for log in logs) >= 2, "workers ended without their logs"
+
+
+# Searches
+
+
+@pytest.fixture
+def search(tiny):
+    return Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
+
+
+def test_a_search_keeps_its_log_in_a_bucket(cloud, search):
+    """An object an event, which the next driver reads."""
+    folder = Folder(cloud.url())
+    log = SearchLog(folder)
+    assert not is_search(str(folder))
+    log.begin(search, SearchOptions())
+    for point in range(20):
+        log.end(log.propose({"learning_rate": 0.01 * point}), loss=float(point))
+    log.propose({"learning_rate": 0.5})
+    again = SearchLog(folder)
+    again.begin(search, SearchOptions())
+    assert again.proposals == log.proposals and again.ended == log.ended == set(range(20))
+    assert len((folder / "search").names()) == 42 and is_search(str(folder))
+    with pytest.raises(ConfigError, match=f"seed of the search is not that of {folder}/search"):
+        SearchLog(folder).begin(search, SearchOptions(seed=1))
+
+
+def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(moto, search):
+    """The emulator of gs:// takes an object that is there already."""
+    with reached_by(moto.environment()):
+        folder = Folder(moto.url())
+        first, second = SearchLog(folder), SearchLog(folder)
+        first.begin(search, SearchOptions())
+        with pytest.raises(StoreError, match=f"{folder} is being written by another search"):
+            second.begin(search, SearchOptions())
+        assert second.events == [] and len(SearchLog(folder).events) == 1
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
+def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, package, extra):
+    url = f"{scheme}://{BUCKET}/x"
+    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
+        code = (  # None: importing it fails, as where it is not installed
+            f"import sys\nfrom mup_tpu.cli import main\nsys.modules[{package!r}] = None\nmain({words})"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+        assert_one_sentence(ended, url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'")
+
+
+@contextlib.contextmanager
+def server_of(handler: type[http.server.BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """The address of a server on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """What answers all methods alike, and closes the connection."""
+
+    protocol_version = "HTTP/1.1"  # it asks for the body of a request that waits to send it
+    log_message = lambda self, *words: None  # noqa: E731
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        self.answer(int(self.headers.get("Content-Length", 0)))
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def answer(self, length: int) -> None:
+        raise NotImplementedError
+
+    def hand_on(self, cloud: Cloud, length: int) -> None:
+        """Have a cloud answer."""
+        ahead = http.client.HTTPConnection(cloud.endpoint.removeprefix("http://"))
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        ahead.request(self.command, self.path, self.rfile.read(length), headers)
+        answer = ahead.getresponse()
+        content = answer.read()
+        self.reply(answer.status, answer.getheaders(), content)
+        ahead.close()
+
+    def reply(self, status: int, headers: Iterable[tuple[str, str]], content: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def cut_above(cloud: Cloud, most: int, times: float) -> type[Quiet]:
+    """What hands requests on to a cloud; of one with more bytes, the connection is cut in mid-upload.
+
+    A cut request never reaches the cloud: the services drop such, but the emulator of gs:// stores it.
+    """
+    left = [times]
+
+    class Proxy(Quiet):
+        def answer(self, length: int) -> None:
+            if length > most and left[0] > 0:
+                left[0] -= 1
+                self.rfile.read(most)
+                return
+            self.hand_on(cloud, length)
+
+    return Proxy
+
+
+def without_logs(cloud: Cloud, ended: threading.Event) -> type[Quiet]:
+    """What takes logs and is silent until the end; all else it hands on to a cloud."""
+
+    class Proxy(Quiet):
+        def handle_expect_100(self) -> bool:
+            return not self.is_held() and super().handle_expect_100()
+
+        def answer(self, length: int) -> None:
+            if not self.is_held():
+                self.hand_on(cloud, length)
+
+        def is_held(self) -> bool:
+            if "/logs/" not in urllib.parse.unquote(self.path):
+                return False
+            self.close_connection = True
+            return ended.wait()
+
+    return Proxy
+
+
+class Forbidden(Quiet):
+    """What Google's service answers to an account without rights."""
+
+    def answer(self, length: int) -> None:
+        self.rfile.read(length)
+        message = "me@project.iam.gserviceaccount.com does not have storage.objects access"
+        content = json.dumps({"error": {"code": 403, "message": message}}).encode()
+        self.reply(403, [("Content-Length", str(len(content)))], content)
+
+
+@contextlib.contextmanager
+def without_rights(cloud: Cloud) -> Iterator[str]:
+    """The endpoint of a cloud that refuses everything: moto as it asks for rights, of gs:// one of ours."""
+    if cloud.scheme == "gs":
+        with server_of(Forbidden) as endpoint:
+            yield endpoint
+        return
+    try:
+        reset_auth(cloud, b"0")
+        yield cloud.endpoint
+    finally:
+        reset_auth(cloud, b"inf")
+
+
+def reset_auth(cloud: Cloud, unchecked: bytes) -> None:
+    """How many requests moto lets through before it asks for rights."""
+    header = {"Content-Type": "text/plain"}
+    urllib.request.urlopen(
+        urllib.request.Request(f"{cloud.endpoint}/moto-api/reset-auth", unchecked, header)
+    ).close()
+
+
+def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
+    """At once, for shards too, whose reading is otherwise tried for a minute and a half."""
+    url = cloud.url()
+    # S3 says no more where the answer to a request has no body.
+    why = {"s3": "", "gs": "does not have storage.objects access"}[cloud.scheme]
+    with without_rights(cloud) as endpoint:
+        commands = [
+            ["runs", url],
+            ["train", "--corpus", corpus, "--results", url],
+            ["data", "prepare", "--corpus", corpus, "--out", url],
+            ["data", "inspect", "--corpus", url],
+        ]
+        for words in commands:
+            ended = command(cloud, *words, endpoint=endpoint)
+            assert_one_sentence(ended, url, why)
+            assert "try 2 of" not in ended.stderr
+
+
+class Unauthenticated(Quiet):
+    """What Google's service answers to a token that has expired."""
+
+    def answer(self, length: int) -> None:
+        self.rfile.read(length)
+        content = json.dumps({"error": {"code": 401, "message": "Invalid Credentials"}}).encode()
+        self.reply(401, [("Content-Length", str(len(content)))], content)
+
+
+def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry):
+    """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
+    nowhere = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+    }
+    unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    url = moto.url()
+    assert_one_sentence(command(moto, "runs", url, **nowhere, **unset), url, "redentials")
+    url = gcs_emulator.url()
+    with server_of(Unauthenticated) as endpoint:
+        assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")
+
+
+def test_an_upload_that_is_cut_is_tried_again(cloud):
+    content = os.urandom(2_000_000)
+    url = cloud.url()
+    with server_of(cut_above(cloud, 500_000, times=1)) as front, reached_by(cloud.environment(front)):
+        Folder(url).write("big", content)
+    assert Folder(url).read("big") == content and Folder(url).names() == ["big"]
+
+
+def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog, gcsfs_in_a_hurry):
+    """As while a host has no network."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    url = cloud.url()
+    with reached_by(cloud.environment(f"http://127.0.0.1:{port}")):
+        with pytest.raises(ConnectionError):
+            Folder(url).write("runs/a", b"1")
+        waits = threading.Thread(target=patiently, args=[lambda: Folder(url).write("runs/a", b"1")])
+        waits.start()
+        while "tried again: " not in caplog.text:
+            time.sleep(0.05)
+        with server_of(cut_above(cloud, 1_000, times=0), port):
+            waits.join(60)
+    assert Folder(url).read("runs/a") == b"1"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [Folder.names, lambda folder: folder.write("a", b"1"), lambda folder: folder.remove("a")],
+    ids=["read", "write", "remove"],
+)
+def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, caplog):
+    """It takes connections and never answers; by themselves s3fs waits so for 7 minutes, or without end."""
+    monkeypatch.setattr(files, "NOTICE_S", 0.2)
+    monkeypatch.setattr(files, "UNANSWERED_S", 1.0)
+    url = cloud.url()
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            reached_by(cloud.environment(endpoint)),
+            pytest.raises(ConnectionError, match="no answer in time"),
+        ):
+            ask(Folder(url))
+    assert f"{url} has not answered for 0.2 s: still waiting" in caplog.text
+
+
+@pytest.mark.slow
+def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
+    """All workers together have as long as one."""
+    monkeypatch.setattr(local_packs, "_LAST_LOG_S", 2.0)
+    url, ended = moto.url(), threading.Event()
+    with server_of(without_logs(moto, ended)) as front, reached_by(moto.environment(front)):
+        run_sweep(sweep, url, SweepOptions(), RunOptions(threads=1), Console(quiet=True))
+        assert len(load_runs(url)) == 4
+        ended.set()
+    assert re.search(rf"the last lines of [2-4] workers' logs are lost: {url} did not take them", caplog.text)
+
+
+@pytest.mark.slow
+def test_uploads_that_are_always_cut_end_in_a_sentence_and_leave_nothing(cloud, corpus, gcsfs_in_a_hurry):
+    folder = Folder(cloud.url())
+    words = ["data", "prepare", "--corpus", corpus, "--out", folder, "--workers", 1]
+    with server_of(cut_above(cloud, 100_000, times=float("inf"))) as front:
+        ended = command(cloud, *words, endpoint=front)
+    assert_one_sentence(ended, f"shards cannot be written to {folder}: ")
+    there = folder.names()
+    assert "preparing.json" in there, "small files came through"
+    assert not [name for name in there if name.startswith(("train", "index"))], "what was cut can be seen"
+    assert command(cloud, *words).returncode == 0
+    assert "index.json" in folder.names()

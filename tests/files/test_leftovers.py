@@ -1,0 +1,124 @@
+"""What a killed process leaves is removed at the next start; what is in use or another's never is."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from mup_tpu.files import Folder
+from mup_tpu.store import Store
+
+
+def wait_for(process, condition, seconds=240):
+    """Until the condition holds, while the process lives."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, "it ended, or took too long"
+        time.sleep(0.02)
+
+
+def kill(process):
+    """As `kill -9`."""
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """A process in the middle of writing two files of a results folder."""
+    code = (
+        "import sys, time; from mup_tpu.files import Folder\n"
+        "folder = Folder(sys.argv[1])\n"
+        "with folder.writing('runs/a') as one, folder.writing('checkpoints/b/step-1/t') as other:\n"
+        "    one.write_bytes(b'half'), other.write_bytes(b'half'), print(flush=True), time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    kill(process)
+
+
+def partials(folder):
+    return sorted(folder.rglob(".partial-*"))
+
+
+def test_half_written_files_of_a_killed_process_are_removed_when_the_folder_is_opened_again(writer, tmp_path):
+    assert len(partials(tmp_path)) == 2
+    kill(writer)
+    assert len(partials(tmp_path)) == 2
+    Store(tmp_path, "x")
+    assert not partials(tmp_path)
+
+
+def test_files_that_a_process_is_writing_stay(writer, tmp_path):
+    before = partials(tmp_path)
+    Store(tmp_path, "x")
+    assert partials(tmp_path) == before
+
+
+def test_what_others_wrote_stays(tmp_path):
+    """Another machine's file may be in use there; a name like ours may be the user's."""
+    theirs = [tmp_path / ".partial-another.machine-0123", tmp_path / "partial", tmp_path / ".partial-notes"]
+    for path in theirs:
+        path.write_text("mine")
+    Store(tmp_path, "x")
+    assert all(path.read_text() == "mine" for path in theirs)
+
+
+def test_a_file_is_whole_or_not_there_and_nothing_is_beside_it(tmp_path):
+    folder = Folder(tmp_path)
+    folder.write("a", b"old")
+    with pytest.raises(RuntimeError), folder.writing("a") as path:
+        path.write_bytes(b"half")
+        raise RuntimeError
+    assert (tmp_path / "a").read_bytes() == b"old" and not partials(tmp_path)
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for temporary files, whose path is short enough for Ray's sockets."""
+    folder = Path(tempfile.mkdtemp())
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def script(tmp_path, base, ray):
+    """A driver of a sweep of four trials."""
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
+        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\n"
+        f"base = from_dict(Trial, json.loads({json.dumps(base.to_dict())!r}))\n"
+        "sweep = Sweep('small', base, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=1)\n"
+        f"options = SweepOptions(ray={ray}, pack_size=4)\n"
+        "run_sweep(sweep, sys.argv[1], options, RunOptions(threads=1), Console(quiet=True))\n"
+    )
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", [False, True])
+def test_temporary_folders_of_a_killed_sweep_are_removed_by_the_next(ray, temporary, tiny, tmp_path):
+    """And those of the standard library that are not ours stay."""
+    others = temporary / "pymp-other"
+    others.mkdir()
+    command = [sys.executable, str(script(tmp_path, tiny.replace(steps=2000), ray)), str(tmp_path / "long")]
+    driver = subprocess.Popen(command, start_new_session=True)
+    wait_for(driver, lambda: list((tmp_path / "long" / "logs").glob("*")))  # a worker trains
+    left = {path.name for path in temporary.iterdir()} - {others.name}
+    kill(driver)
+    ours = {name for name in left if (temporary / name).is_dir()}
+    assert {re.match("[a-z]*", name)[0] for name in ours} >= {"mup" if ray else "pymp"}
+    command = [sys.executable, str(script(tmp_path, tiny.replace(steps=2), ray)), str(tmp_path / "short")]
+    subprocess.run(command, check=True, timeout=300)
+    assert not ours & set(os.listdir(temporary)), "left behind"
+    assert others.is_dir()

@@ -1,0 +1,191 @@
+"""TPU hosts and lost nodes, on a fake Ray cluster: several nodes on this machine."""
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import ray
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.cluster import ray_cluster, slots
+from mup_tpu.jobs.ray_packs import run_packs
+from mup_tpu.store import load_runs
+from mup_tpu.training.report import PackResult, Report
+from mup_tpu.tuning.sweep import run_sweep
+
+
+def test_a_machine_too_busy_for_ray_is_a_sentence_after_some_tries(monkeypatch):
+    """Which cannot be brought about at will: Ray's own error is raised in its place."""
+    tries = []
+
+    def time_out(**options):
+        tries.append(options["address"])
+        raise Exception("The current node timed out during startup. This could happen because")
+
+    monkeypatch.setattr(ray, "init", time_out)
+    with pytest.raises(ConfigError, match="Ray did not start on this machine in 3 tries"), ray_cluster(None):
+        pass
+    assert tries == ["local"] * 3
+
+
+ALONE = """
+import ipaddress, os
+from pathlib import Path
+import ray
+from mup_tpu.jobs.cluster import ray_cluster
+
+def descendants(pid):
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            yield from descendants(child)
+
+def sockets(pid):
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            yield os.readlink(file).partition("socket:")[2].strip("[]")
+        except FileNotFoundError:
+            pass
+
+def listening():
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, address, _, state, *_ = fields = line.split()
+            if state == "0A":
+                words = address.partition(":")[0]  # of 32 bits, as numbers
+                each = [int(words[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(words), 8)]
+                found = ipaddress.ip_address(b"".join(each))
+                yield fields[9], getattr(found, "ipv4_mapped", None) or found
+
+with ray_cluster(None):
+    assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    ours = {socket for pid in descendants(str(os.getpid())) for socket in sockets(pid)}
+    print(*(address for socket, address in listening() if socket in ours))
+"""
+
+
+@pytest.mark.slow
+def test_a_local_ray_is_for_this_machine_and_this_user_alone(tmp_path):
+    """Nothing of it listens elsewhere, and the token that lets a driver in is nobody else's to read."""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment.pop("RAY_AUTH_MODE", None)
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    addresses = done.stdout.split()
+    assert len(addresses) >= 6, "a driver, a worker, GCS, raylet and agents listen"
+    assert set(addresses) == {"127.0.0.1"}
+    token = tmp_path / ".ray" / "auth_token"
+    assert token.stat().st_size
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+@pytest.mark.slow
+def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(local_ray, monkeypatch):
+    """On a cluster of this machine alone."""
+    with ray_cluster(None):
+        monkeypatch.setenv("PJRT_DEVICE", "CPU")
+        room = slots(RunOptions(device="xla"))
+        assert (room.execution, room.environment["PJRT_DEVICE"]) == ("vmap", "CPU")
+        assert "resources" not in room.needs
+        monkeypatch.delenv("PJRT_DEVICE")
+        with pytest.raises(ConfigError, match="has CPU .*TPU 0; PJRT_DEVICE=CPU runs XLA without TPUs"):
+            slots(RunOptions(device="xla"))
+
+
+@pytest.fixture(scope="module")
+def hosts(fake_cluster):
+    """A head without chips and two hosts of four; and the way to a third."""
+    cluster = fake_cluster.cluster
+    nodes = [cluster.add_node(num_cpus=4, resources={"TPU": 4}) for _ in range(2)]
+    cluster.wait_for_nodes()
+    yield cluster
+    fake_cluster.remove(nodes)
+
+
+class Chips:
+    """Says which chips Ray gave it."""
+
+    def place(self):
+        import os
+
+        return ray.get_runtime_context().get_node_id(), os.environ.get("TPU_VISIBLE_CHIPS")
+
+
+def placed(room):
+    """Where as many actors as there is room for are, all alive at once."""
+    actors = [
+        ray.remote(Chips).options(runtime_env={"env_vars": room.environment}, **room.needs).remote()
+        for _ in range(room.count)
+    ]
+    places = ray.get([actor.place.remote() for actor in actors], timeout=240)
+    for actor in actors:
+        ray.kill(actor)
+    return places
+
+
+@pytest.mark.slow
+def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    by_host = slots(RunOptions(device="xla"))
+    assert (by_host.count, by_host.needs["resources"], by_host.execution) == (2, {"TPU": 4}, "vmap")
+    assert by_host.environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
+    assert len({node for node, _ in placed(by_host)}) == 2
+    by_chip = slots(RunOptions(device="xla", placement="chip"))
+    assert (by_chip.count, by_chip.needs["resources"]) == (8, {"TPU": 1})
+    chips = placed(by_chip)
+    assert len(set(chips)) == 8, "a chip was used twice"
+    assert {chip for _, chip in chips} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.slow
+def test_more_than_the_cluster_can_give_is_an_error_before_anything_is_asked_for(hosts, monkeypatch):
+    monkeypatch.setattr(ray, "remote", None)  # nor does it wait for room, which pytest's timeout would end
+    with pytest.raises(ConfigError, match="asks for .*'num_cpus': 64.* has CPU 8, GPU 0, TPU 8"):
+        slots(RunOptions(threads=64))
+    with pytest.raises(ConfigError, match="asks for .*'num_gpus': 1.* has CPU 8, GPU 0, TPU 8"):
+        slots(RunOptions(device="cuda"))
+
+
+@pytest.mark.slow
+def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, tmp_path):
+    lost = hosts.add_node(num_cpus=4)  # a third slot of 3 threads, for four packs
+    hosts.wait_for_nodes()
+    sweep = Sweep("lost", tiny.replace(steps=150), widths=(32,), num_seeds=2, learning_rates=(0.003, 0.01))
+    options = RunOptions(threads=3, checkpoint_every=50)
+
+    def lose():
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("checkpoints/*/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        hosts.remove_node(lost)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(pack_size=2), options, Console(quiet=True))
+    thread.join()
+    assert outcome == {"finished": 8}
+    runs = load_runs(tmp_path)
+    assert len(runs) == 8
+    assert runs["trial_id"].is_unique
+
+
+@pytest.mark.slow
+def test_a_node_added_in_mid_sweep_is_used(hosts, tiny):
+    options = RunOptions(threads=3)
+    room = slots(options)
+    packs = [[tiny.replace(steps=6000, seed=seed)] for seed in range(room.count + 1)]
+    added, started = None, set()
+    for index, event in run_packs(packs, options, room):
+        started.add(index)
+        if isinstance(event, Report) and added is None:
+            added = hosts.add_node(num_cpus=4)
+        if isinstance(event, PackResult) or len(started) == len(packs):
+            break
+    hosts.remove_node(added)
+    assert len(started) == len(packs), "the last pack waited for another to end"

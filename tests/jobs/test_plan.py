@@ -1,0 +1,56 @@
+"""What is left to run, and in which packs."""
+
+from mup_tpu.config import Sweep, Trial
+from mup_tpu.errors import PackTooLarge
+from mup_tpu.jobs.plan import make_packs, missing_trials, split_pack
+from mup_tpu.training.pack_key import pack_key
+
+SWEEP = Sweep(
+    "x", Trial(), widths=(64, 128), learning_rates=tuple(2.0**-e for e in range(4, 11)), num_seeds=2
+)
+
+
+def test_only_what_has_no_result_is_missing():
+    trials = SWEEP.trials()
+    done = {trial.trial_id("data") for trial in trials[::3]}
+    missing = missing_trials(trials + trials, done, lambda trial: trial.trial_id("data"))
+    assert {t.trial_id("data") for t in missing} == {t.trial_id("data") for t in trials} - done
+    assert len(missing) == len(trials) - len(done)
+
+
+def test_every_trial_is_in_one_pack_of_its_shape():
+    trials = SWEEP.trials()
+    for workers in (1, 2, 5):
+        packs = make_packs(trials, workers, "loop")
+        assert sorted(t.trial_id("d") for p in packs for t in p) == sorted(t.trial_id("d") for t in trials)
+        assert all(len({pack_key(t) for t in pack}) == 1 for pack in packs)
+        assert all(len(pack) <= 8 for pack in packs)
+
+
+def test_workers_get_equal_shares_and_wide_packs_go_first():
+    packs = make_packs(SWEEP.trials(), 2, "loop")
+    widths = [pack[0].model.width for pack in packs]
+    assert widths == sorted(widths, reverse=True)
+    for width in (64, 128):
+        sizes = [len(pack) for pack in packs if pack[0].model.width == width]
+        assert len(sizes) % 2 == 0 and max(sizes) - min(sizes) <= 1
+
+
+def test_a_pack_mixes_learning_rates():
+    pack = make_packs(SWEEP.trials(), 2, "loop")[0]
+    rates = [t.optimizer.learning_rate for t in pack]
+    assert max(rates) / min(rates) >= 8
+
+
+def test_pack_size_is_obeyed():
+    assert {len(pack) for pack in make_packs(SWEEP.trials(), 2, "vmap", pack_size=1)} == {1}
+    assert len(make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)) == 2
+
+
+def test_a_pack_that_does_not_fit_is_split_into_parts_that_do():
+    packs = make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)
+    whole = packs[0]
+    added = split_pack(packs, 0, PackTooLarge("too large", 10))
+    assert added == [2, 3, 4]
+    assert all(len(packs[i]) <= 10 for i in added)
+    assert sorted(t.trial_id("d") for i in added for t in packs[i]) == sorted(t.trial_id("d") for t in whole)

@@ -1,0 +1,173 @@
+"""TPU slices of several hosts, on a fake Ray cluster: nodes of this machine with the labels of two slices."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import ray
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs import ray_packs
+from mup_tpu.jobs.cluster import slots
+from mup_tpu.jobs.heartbeat import Heartbeats
+from mup_tpu.jobs.tpu_hosts import SliceKind
+from mup_tpu.jobs.workers import SliceWorker, end_worker
+from mup_tpu.store import load_runs
+from mup_tpu.training.report import PackStarted, Report
+from mup_tpu.tuning.sweep import run_sweep
+
+pytestmark = pytest.mark.slow
+BY_SLICE = RunOptions(device="xla", placement="slice", checkpoint_every=20)
+
+
+def add_host(cluster, slice_name, number):
+    """A host of four chips, as Ray sees one of a v4-16."""
+    environment = {
+        "PJRT_DEVICE": "CPU", "TPU_NAME": slice_name, "TPU_WORKER_ID": str(number),
+        "TPU_ACCELERATOR_TYPE": "v4-16", "TPU_TOPOLOGY": "2x2x2",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # compiles in half the time
+    }  # fmt: skip
+    labels = {
+        "ray.io/tpu-slice-name": slice_name, "ray.io/tpu-worker-id": str(number),
+        "ray.io/tpu-topology": "2x2x2", "ray.io/tpu-pod-type": "v4-16",
+    }  # fmt: skip
+    head = {"TPU-v4-16-head": 1} if number == 0 else {}
+    resources = {"TPU": 4, slice_name: 1, **head}
+    return cluster.add_node(num_cpus=2, resources=resources, labels=labels, env_vars=environment)
+
+
+@pytest.fixture(scope="module")
+def cluster(fake_cluster):
+    """A head without chips, and one host of a slice whose other host is not there yet."""
+    cluster = fake_cluster.cluster
+    add_host(cluster, "one", 1)
+    cluster.wait_for_nodes()
+    yield cluster
+    fake_cluster.remove(cluster.worker_nodes)
+
+
+@pytest.fixture(scope="module")
+def two_slices(cluster):
+    """Two whole slices, whose hosts joined in no order."""
+    for slice_name, number in (("two", 1), ("one", 0), ("two", 0)):
+        add_host(cluster, slice_name, number)
+    cluster.wait_for_nodes()
+
+
+@pytest.fixture(autouse=True)
+def on_tpus(monkeypatch):
+    """As a driver on a TPU cluster is."""
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+
+
+def test_without_a_whole_slice_it_is_an_error_at_once_that_says_what_there_is(cluster):
+    with pytest.raises(ConfigError, match="asks for a TPU slice .* has 1 TPU hosts and no slice with all"):
+        slots(BY_SLICE)
+
+
+class Placed(SliceWorker):
+    """Says where its hosts are."""
+
+    def where(self):
+        def place(worker):
+            told = ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
+            return ray.get_runtime_context().get_node_id(), *(os.environ[name] for name in told)
+
+        return ray.get([host.__ray_call__.remote(place) for host in self._hosts])
+
+
+def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
+    room = slots(BY_SLICE)
+    assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
+    workers = [ray.remote(Placed).options(**room.needs).remote(BY_SLICE, None, room.slice) for _ in range(2)]
+    ray.get([worker.ready.remote() for worker in workers], timeout=300)
+    places = ray.get([worker.where.remote() for worker in workers])
+    assert {hosts[0][1] for hosts in places} == {"one", "two"}
+    for hosts in places:
+        assert len({node for node, *_ in hosts}) == 2
+        assert len({name for _, name, *_ in hosts}) == 1, "a pack straddles two slices"
+        assert [number for *_, number, _ in hosts] == ["0", "1"]
+        assert {len(names.split(",")) for *_, names in hosts} == {2}
+    for worker in workers:
+        end_worker(worker)
+    wait_for_chips()
+
+
+def wait_for_chips():
+    """All chips come free, and no placement group is left that holds some."""
+    deadline = time.monotonic() + 120
+    while ray.available_resources().get("TPU", 0) < 16 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert ray.available_resources()["TPU"] == 16
+    groups = ray.util.placement_group_table().values()
+    assert {group["state"] for group in groups} == {"REMOVED"}
+
+
+@pytest.mark.parametrize(
+    "what, how", [("PackWorker.follow", signal.SIGKILL), ("PackWorker.run", signal.SIGSTOP)]
+)
+def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_checkpoint(
+    what, how, two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
+):
+    """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
+    steps = 60 if how == signal.SIGKILL else 300  # a checkpoint is written while training goes on
+    base = tiny.replace(steps=steps, depth=1, sequence_length=16)
+    sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
+    seen = []
+
+    class Patient(Heartbeats):
+        """Whoever compiles on a busy machine is silent too: silence counts for the one that was stopped."""
+
+        found_it = False
+
+        def hung(self):
+            silent = super().hung()
+            if not lost or self.found_it:
+                return []
+            self.found_it = bool(silent)
+            return silent
+
+    def recorded(*arguments):
+        for index, event in run_packs(*arguments):
+            seen.append(event)
+            yield index, event
+
+    run_packs = ray_packs.run_packs
+    monkeypatch.setattr(ray_packs, "run_packs", recorded)
+    monkeypatch.setattr(ray_packs, "Heartbeats", Patient)
+
+    def ours():
+        """Found before there is a checkpoint: on a busy machine the pack might end meanwhile."""
+        found = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
+        return list(filter(is_of_these_tests, found))
+
+    def lose_one():
+        deadline = time.monotonic() + 240
+        while not (workers := ours()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if how == signal.SIGKILL:  # without collectives it may be ahead, and end before there is a checkpoint
+            workers[0].send_signal(signal.SIGSTOP)
+        while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        lost.append(workers[0])
+        workers[0].send_signal(how)
+
+    lost: list[psutil.Process] = []
+    thread = threading.Thread(target=lose_one)
+    thread.start()
+    options = SweepOptions(ray=True, pack_size=4, heartbeat=15 if how == signal.SIGSTOP else 600)
+    outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
+    thread.join()
+    assert outcome == {"finished": 4}
+    assert len(load_runs(tmp_path)) == 4
+    assert load_runs(tmp_path)["trial_id"].is_unique
+    assert seen.count(PackStarted()) == 2, "the pack was started twice"
+    again = seen[seen.index(PackStarted(), 1) :]
+    assert next(event for event in again if isinstance(event, Report)).step > 20, "it began anew"
+    assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
+    wait_for_chips()

@@ -1,0 +1,55 @@
+"""The server that processes for packs are forked from, and what becomes of those that it does not fork."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs import this_machine
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
+
+
+def servers() -> Iterator[psutil.Process]:
+    """Those that this process has started."""
+    for child in psutil.Process().children():
+        if child.status() != psutil.STATUS_ZOMBIE and "forkserver" in " ".join(child.cmdline()):
+            yield child
+
+
+def test_a_server_that_is_killed_while_it_starts_is_started_again():
+    this_machine._ensure_server()
+    (server,) = servers()
+    server.send_signal(signal.SIGSTOP)  # it forks nothing before it is killed
+    threading.Timer(0.5, server.kill).start()
+    process = this_machine.start_process(os._exit, (7,))
+    process.join(60)
+    assert process.exitcode == 7
+    assert server not in list(servers())
+
+
+def test_a_server_that_dies_each_time_is_a_sentence():
+    ended = threading.Event()
+
+    def kill_all():
+        while not ended.wait(0.05):
+            with contextlib.suppress(psutil.Error):  # it is dead already
+                for server in servers():
+                    server.kill()
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    try:
+        time.sleep(0.5)  # one that was there before is gone
+        with pytest.raises(ConfigError, match=r"forked from died as it started, 3 times \(.*is memory short"):
+            this_machine.start_process(os._exit, (7,))
+    finally:
+        ended.set()
+        killer.join()

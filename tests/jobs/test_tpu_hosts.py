@@ -1,0 +1,166 @@
+"""TPU hosts as Ray shows them, and what workers on them are told; hosts are nodes of this machine."""
+
+import contextlib
+import json
+import os
+import re
+
+import pytest
+import ray
+from rich.console import Console
+
+from mup_tpu.config import RunOptions
+from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.cluster import slots
+from mup_tpu.jobs.workers import PackWorker
+from mup_tpu.tuning import search as searches
+from mup_tpu.tuning.trainable import TrialTrainable
+
+pytestmark = pytest.mark.slow
+BY_HOST, BY_CHIP, BY_SLICE = (RunOptions(device="xla", placement=by) for by in ("host", "chip", "slice"))
+LABELS = {
+    "ray.io/tpu-slice-name": "one", "ray.io/tpu-worker-id": "1",
+    "ray.io/tpu-topology": "2x2x2", "ray.io/tpu-pod-type": "v4-16",
+}  # fmt: skip
+TOLD = (
+    "PJRT_DEVICE", "TPU_ACCELERATOR_TYPE", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS",
+    "TPU_SKIP_MDS_QUERY", "TPU_VISIBLE_CHIPS", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID",
+)  # fmt: skip
+ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+
+
+@pytest.fixture(scope="module")
+def cluster(fake_cluster):
+    """A head without chips; neither it nor the driver says which device XLA is to use."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TOLD:
+            patch.delenv(name, raising=False)
+        yield fake_cluster
+
+
+@contextlib.contextmanager
+def hosts(fake, *described):
+    """Hosts of so many chips, with these labels and environments, for as long as the block lasts."""
+    nodes = [
+        fake.cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
+        for chips, labels, environment in described
+    ]
+    fake.cluster.wait_for_nodes()
+    try:
+        yield
+    finally:
+        fake.remove(nodes)
+
+
+def environment_of(options):
+    """What a worker of a pack is told, in its own process."""
+    room = slots(options)
+    worker = ray.remote(PackWorker).options(runtime_env={"env_vars": room.environment}, **room.needs)
+    worker = worker.remote(options, None)
+    seen = ray.get(worker.__ray_call__.remote(lambda _: dict(os.environ)), timeout=120)
+    ray.kill(worker)
+    return {name: seen[name] for name in TOLD if name in seen}
+
+
+@pytest.mark.parametrize("chips", [3, 16])
+def test_a_host_of_as_many_chips_as_ray_gives_nobody_is_a_sentence_and_its_chips_can_be_used(cluster, chips):
+    with hosts(cluster, (chips, {}, {})):
+        with pytest.raises(
+            ConfigError, match=rf"^TPU host [\d.]+ has {chips} chips, but Ray gives one pack 1, 2"
+        ):
+            slots(BY_HOST)
+        room = slots(BY_CHIP)
+        assert (room.count, room.needs["resources"]) == (chips, {"TPU": 1})
+
+
+def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster):
+    with hosts(cluster, (8, {}, {}), (4, {}, {})):
+        room = slots(BY_HOST)
+        assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
+
+
+def test_slices_that_cannot_be_used_are_named_with_the_reason(cluster):
+    changes = [
+        ({"ray.io/tpu-pod-type": None}, "without the label ray.io/tpu-pod-type"),
+        ({"ray.io/tpu-worker-id": None}, "without the label ray.io/tpu-worker-id"),
+        ({"ray.io/tpu-worker-id": "first"}, "whose label ray.io/tpu-worker-id is 'first'"),
+        ({"ray.io/tpu-topology": "large"}, "whose label ray.io/tpu-topology is 'large'"),
+        ({"ray.io/tpu-topology": "2x3x1"}, "has hosts of 4 chips, which do not make up its topology 2x3x1"),
+        ({"ray.io/tpu-topology": "2x2x1"}, "is a single host"),
+        ({}, "of 2 hosts has those of number 1"),
+    ]
+    described = [
+        {
+            name: value
+            for name, value in (LABELS | {"ray.io/tpu-slice-name": str(i)} | changed).items()
+            if value
+        }
+        for i, (changed, _) in enumerate(changes)
+    ]
+    described += [LABELS, LABELS | {"ray.io/tpu-pod-type": "v5p-16"}, {}]
+    with hosts(cluster, *((4, labels, {}) for labels in described)):
+        with pytest.raises(ConfigError) as error:
+            slots(BY_SLICE)
+        sentence = str(error.value)
+        for i, (_, reason) in enumerate(changes):
+            assert re.search(rf"slice '{i}' (has a host, [\d.]+, )?{re.escape(reason)}[;)]", sentence)
+        assert "slice 'one' has hosts that differ in type, topology or number of chips" in sentence
+        assert "the Ray cluster has 10 TPU hosts and no slice with all of its hosts (slice '0'" in sentence
+        assert sentence.endswith("; --placement host takes single hosts")
+        assert slots(BY_HOST).count == 10, "their hosts can be"
+
+
+def test_tpu_v7x_is_refused_in_a_sentence(cluster):
+    with hosts(cluster, (4, {"ray.io/tpu-pod-type": "v7x-8"}, {})):
+        for options in (BY_HOST, BY_CHIP, BY_SLICE):
+            with pytest.raises(
+                ConfigError, match=r"^TPU host [\d.]+ is a v7x-8: TPU v7x .* is not supported"
+            ):
+                slots(options)
+
+
+def test_a_pack_on_one_host_of_a_slice_is_told_that_it_is_alone(cluster):
+    """Its host's own environment says that it is the second of two."""
+    of_slice = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
+    expected = ALONE | {"PJRT_DEVICE": "TPU", "TPU_ACCELERATOR_TYPE": "v4-16", "TPU_PROCESS_BOUNDS": "1,1,1"}
+    with hosts(cluster, (4, LABELS, of_slice)):
+        by_host = environment_of(BY_HOST)
+        assert by_host.pop("TPU_VISIBLE_CHIPS") == "0,1,2,3"
+        assert by_host == expected | {"TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}
+        by_chip = environment_of(BY_CHIP)
+        assert by_chip.pop("TPU_VISIBLE_CHIPS") in "0123"
+        assert by_chip == expected | {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
+
+
+def test_workers_with_chips_use_them_unless_their_host_or_the_driver_says_otherwise(cluster, monkeypatch):
+    single = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
+    with hosts(cluster, (4, single, {})):
+        told = environment_of(BY_HOST)
+        assert told["PJRT_DEVICE"] == "TPU"
+        assert not ALONE.keys() & told.keys(), "a single host asks its metadata as ever"
+        monkeypatch.setenv("PJRT_DEVICE", "TPU_C_API")
+        assert environment_of(BY_HOST)["PJRT_DEVICE"] == "TPU_C_API"
+        monkeypatch.delenv("PJRT_DEVICE")
+        assert "PJRT_DEVICE" not in environment_of(RunOptions(device="cpu")), "it was given no chips"
+    with hosts(cluster, (4, single, {"PJRT_DEVICE": "CPU"})):
+        assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
+
+
+def test_trials_of_a_search_are_told_the_same(cluster, tiny, tmp_path, monkeypatch):
+    class Seen(TrialTrainable):
+        def step(self):
+            with open(f"{self._folder}/seen.json", "w") as file:
+                json.dump({name: os.environ[name] for name in TOLD if name in os.environ}, file)
+            return super().step()
+
+    monkeypatch.setattr(searches, "TrialTrainable", Seen)
+    search = Search("x", tiny.replace(steps=4), {"learning_rate": Domain("loguniform", 0.001, 0.01)})
+    of_slice = {"PJRT_DEVICE": "CPU", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
+    options = SearchOptions(num_samples=1, scheduler="none", evaluations=2)
+    with hosts(cluster, (4, LABELS, of_slice)):
+        outcome = searches.run_search(search, str(tmp_path), options, BY_HOST, False, Console(quiet=True))
+    assert outcome.counts == {"finished": 1}
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert ALONE.items() <= seen.items()
+    assert (seen["PJRT_DEVICE"], seen["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("CPU", "2,2,1")

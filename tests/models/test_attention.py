@@ -1,0 +1,75 @@
+"""Attention's forms against a float64 softmax over masked products, written out here."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from mup_tpu.models.attention import ATTENTION
+
+
+def written_out(qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
+    """One row after another, head by head."""
+    b, t, x = qkv_BTX.shape
+    query, key, value = qkv_BTX.view(b, t, 3, -1, head_size).unbind(2)
+    rows = []
+    for i in range(t):
+        logits_BHS = (
+            torch.einsum("bhd,bshd->bhs", query[:, i], key[:, : i + 1]) * factor / math.sqrt(head_size)
+        )
+        weights_BHS = logits_BHS.exp() / logits_BHS.exp().sum(-1, keepdim=True)
+        rows.append(torch.einsum("bhs,bshd->bhd", weights_BHS, value[:, : i + 1]).reshape(b, x // 3))
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+@pytest.mark.parametrize(("b", "t", "heads", "head_size"), [(2, 7, 3, 4), (3, 48, 1, 8), (2, 130, 2, 16)])
+def test_every_form_is_softmax_attention_and_so_is_its_gradient(form, b, t, heads, head_size):
+    generator = torch.Generator().manual_seed(0)
+    shape = (b, t, 3 * heads * head_size)
+    qkv = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    ours = ATTENTION[form](qkv, head_size, torch.tensor(1.7, dtype=torch.float64))
+    theirs = written_out(qkv, head_size, 1.7)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    toward = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    gradients = [torch.autograd.grad(out, qkv, toward)[0] for out in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["matmul", "recomputed"])
+def test_forms_for_stacked_members_are_so_for_each_of_them(form):
+    """K members of a factor each, as vmap over gradients runs them."""
+    generator = torch.Generator().manual_seed(0)
+    qkv_KBTX = torch.randn(3, 2, 150, 3 * 8, generator=generator, dtype=torch.float64)
+    factors_K = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+
+    def loss(qkv: Tensor, factor: Tensor) -> Tensor:
+        return ATTENTION[form](qkv, 8, factor).square().sum()
+
+    stacked_KBTX = vmap(grad(loss))(qkv_KBTX, factors_K)
+    for qkv, factor, ours in zip(qkv_KBTX, factors_K, stacked_KBTX, strict=True):
+        qkv.requires_grad_()
+        (theirs,) = torch.autograd.grad(written_out(qkv, 8, float(factor)).square().sum(), qkv)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+def test_logits_beyond_exps_range_stay_finite(form):
+    qkv = 200 * torch.randn(1, 60, 3 * 8, generator=torch.Generator().manual_seed(0))
+    qkv.requires_grad_()
+    out = ATTENTION[form](qkv, 8, torch.ones(()))
+    (gradient,) = torch.autograd.grad(out.sum(), qkv)
+    assert out.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+def test_a_sequence_with_a_nan_leaves_the_others_alone(form):
+    qkv = torch.randn(2, 50, 3 * 8, generator=torch.Generator().manual_seed(0))
+    clean = ATTENTION[form](qkv, 8, torch.ones(()))
+    qkv[0, 3] = math.nan
+    out = ATTENTION[form](qkv, 8, torch.ones(()))
+    assert out[0, 3:].isnan().all()
+    torch.testing.assert_close(out[1], clean[1])

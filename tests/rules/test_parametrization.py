@@ -1,0 +1,351 @@
+"""The rules against mup's own optimizers and shape inference, on a real GPT-2."""
+
+import math
+
+import mup
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mup_tpu.config import ModelConfig, OptimizerConfig, Trial
+from mup_tpu.errors import ConfigError
+from mup_tpu.models import (
+    ARCHITECTURES,
+    architecture_of,
+    declare,
+    forward_scaling,
+    infshapes,
+    parameter_scalings,
+)
+from mup_tpu.optimizers import UPDATE_RULES, weight_decay
+from mup_tpu.rules.parametrization import (
+    PARAMETRIZATIONS,
+    ForwardScaling,
+    Growth,
+    MomentScaling,
+    Scaling,
+    infer_infshapes,
+)
+
+VOCAB, T = 40, 16
+WIDTHS = [32, 64, 128, 256]
+
+
+def stock(width: int, tied: bool, growing: str) -> GPT2LMHeadModel:
+    heads = width // 16 if growing == "heads" else 2
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_positions=T, n_embd=width, n_layer=2, n_head=heads, tie_word_embeddings=tied
+        )
+    )
+
+
+def mup_group_values(
+    model: GPT2LMHeadModel, optimizer: str, lr: float, wd: float
+) -> dict[str, tuple[float, float]]:
+    """(learning rate, weight decay) of each parameter by name, in mup's own optimizer."""
+    make = mup.MuAdamW if optimizer == "adamw" else mup.MuSGD
+    groups = make(model.parameters(), lr=lr, weight_decay=wd).param_groups
+    by_id = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    return {name: by_id[id(p)] for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
+    model = stock(width, tied, growing)
+    mup.set_base_shapes(
+        model, stock(32, tied, growing), delta=stock(96, tied, growing), rescale_params=False, do_assert=False
+    )
+    theirs = mup_group_values(model, optimizer, lr=0.1, wd=0.2)
+    trial = Trial().replace(
+        width=width, base_width=32, head_size=16, tied=tied, growing_dimension=growing, optimizer=optimizer,
+        learning_rate=0.1, weight_decay=0.2,
+    )  # fmt: skip
+    ours = parameter_scalings(trial, VOCAB, T)
+    declared = declare(trial.model, VOCAB, T).parameters
+    assert ours.keys() == theirs.keys()
+    for name, (lr, wd) in theirs.items():
+        assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
+        decay = weight_decay(trial.optimizer, 0.1, declared[name], ours[name])
+        if len(dict(model.named_parameters())[name].shape) > 1:  # we never decay biases and norms
+            assert decay == pytest.approx(wd), name
+        else:
+            assert decay == 0, name
+
+
+OPTIMIZERS = {
+    rule.scaled_as(config): config
+    for name, rule in UPDATE_RULES.items()
+    for scale in ("spectral", "match_rms_adamw")
+    for config in [OptimizerConfig(optimizer=name, muon_scale=scale)]
+}
+"""A configuration for each way that parametrizations have factors."""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_factors_of_llama_match_mups_optimizer_groups(optimizer, growing, qk_norm):
+    """mup on the stock class; a gain of a head's size stays as it is where heads are added."""
+    trials = {
+        width: Trial().replace(
+            architecture="llama", width=width, base_width=32, head_size=8, qk_norm=qk_norm,
+            query_group_size=2, tied=False, growing_dimension=growing, optimizer=optimizer,
+            learning_rate=0.1, weight_decay=0.2,
+        )
+        for width in (32, 64, 128)
+    }  # fmt: skip
+    models = {w: architecture_of(t.model).stock(t.model, VOCAB, T) for w, t in trials.items()}
+    mup.set_base_shapes(models[128], models[32], delta=models[64], rescale_params=False, do_assert=False)
+    theirs = mup_group_values(models[128], optimizer, lr=0.1, wd=0.2)
+    ours = parameter_scalings(trials[128], VOCAB, T)
+    declared = declare(trials[128].model, VOCAB, T).parameters
+    assert ours.keys() == theirs.keys()
+    for name, (lr, wd) in theirs.items():
+        assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
+        decay = weight_decay(trials[128].optimizer, 0.1, declared[name], ours[name])
+        assert decay == (0 if declared[name].role == "norm" else pytest.approx(wd)), name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [(name, rule) for name, p in PARAMETRIZATIONS.items() for rule in p.parameters]
+)
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optimizer, growing):
+    trial = Trial(optimizer=OPTIMIZERS[optimizer]).replace(
+        architecture=architecture, parametrization=name, width=32, growing_dimension=growing,
+        base_width=32, head_size=16, depth=3, base_depth=3, batch_size=8, base_batch_size=8, steps=50,
+        base_steps=50, tied=False,
+    )  # fmt: skip
+    assert trial.growth == Growth()
+    assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
+    assert forward_scaling(trial) == ForwardScaling()
+    assert PARAMETRIZATIONS[name].moments(trial.growth) == MomentScaling()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "lr", "residual", "eps", "embedding_eps"),
+    [
+        ("completep", 1.0, 0.25, 0.125, 1.0),
+        ("completep_half", 0.5, 0.5, 0.25, 1.0),
+        ("completep_zero", 0.25, 1.0, 0.5, 1.0),
+        ("completedp", 1.0, 0.25, 0.125, 0.5),
+    ],
+)
+def test_factors_of_every_parameter_are_those_of_completep_s_table(
+    name, lr, residual, eps, embedding_eps, tied
+):
+    """Dey et al. 2025 and Mlodozeniec et al. 2025, both Table 1, at m_N = 2 and m_L = 4: within blocks the
+    learning rate is × m_L^(α-1), and 1/m_N for matrices; ε × 1/(m_N·m_L^α); residual branches × m_L^-α."""
+    trial = Trial().replace(
+        parametrization=name, width=64, base_width=32, head_size=16, depth=8, base_depth=2, tied=tied
+    )
+    matrix = Scaling(init=2**-0.5, learning_rate=lr / 2, weight_decay=2, eps=eps)
+    # GPT-2's 1/√(2·layers) is that of the base depth: × √(8/2) undoes what the declaration has too much.
+    branch = Scaling(init=2**-0.5 * 2, learning_rate=lr / 2, weight_decay=2, eps=eps)
+    vector = Scaling(learning_rate=lr, eps=eps)
+    block = {
+        "ln_1.weight": vector, "ln_1.bias": vector, "attn.c_attn.weight": matrix, "attn.c_attn.bias": vector,
+        "attn.c_proj.weight": branch, "attn.c_proj.bias": vector, "ln_2.weight": vector, "ln_2.bias": vector,
+        "mlp.c_fc.weight": matrix, "mlp.c_fc.bias": vector, "mlp.c_proj.weight": branch,
+        "mlp.c_proj.bias": vector,
+    }  # fmt: skip
+    embedding = Scaling(eps=embedding_eps)
+    expected = {"transformer.wte.weight": embedding, "transformer.wpe.weight": embedding}
+    expected |= {f"transformer.h.{i}.{part}": scaling for i in range(8) for part, scaling in block.items()}
+    expected |= {"transformer.ln_f.weight": Scaling(), "transformer.ln_f.bias": Scaling()}
+    # Complete(d)P's readout, init/m, η/m, λ·m and ε without a factor on the logits, is this one behind 1/m.
+    expected |= {} if tied else {"lm_head.weight": embedding}
+    found = parameter_scalings(trial, VOCAB, T)
+    assert found.keys() == expected.keys()
+    for parameter, scaling in expected.items():
+        assert vars(found[parameter]) == pytest.approx(vars(scaling)), parameter
+    assert vars(forward_scaling(trial)) == pytest.approx(vars(ForwardScaling(residual=residual, logits=0.5)))
+    grown = forward_scaling(trial.replace(growing_dimension="head_size", width=128))
+    assert grown.attention == pytest.approx(0.5), "1/d_head"
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [("mup", None), ("completep", 1), ("completep_half", 0.5), ("completep_zero", 0), ("completedp", 1)],
+)
+@pytest.mark.parametrize(("scale", "width"), [("spectral", 1.0), ("match_rms_adamw", 0.5)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_s_matrices_are_scaled_by_its_updates_norm_and_the_rest_as_adamw_has_it(
+    name, alpha, scale, width, tied
+):
+    """At m_N = 4 and m_L = 4: the norm of the update is ∝ √max(out, in), or not, and must not grow (Yang et
+    al. 2023, Condition 1), so that the learning rate is × 1/√m_N, or 1; in blocks × m_L^(α-1). A step's
+    decay, η·λ, does not follow width. Init, and all that is no hidden matrix, is as under AdamW."""
+    trial = Trial().replace(
+        parametrization=name, width=128, base_width=32, head_size=16, depth=8, base_depth=2, tied=tied,
+        optimizer="muon", muon_scale=scale,
+    )  # fmt: skip
+    found, adamw = (parameter_scalings(trial.replace(optimizer=o), VOCAB, T) for o in ("muon", "adamw"))
+    depth = 1 if alpha is None else 4 ** (alpha - 1)
+    for n, parameter in declare(trial.model, VOCAB, T).parameters.items():
+        if parameter.role == "hidden":
+            expected = Scaling(init=adamw[n].init, learning_rate=width * depth, weight_decay=1 / width)
+            assert vars(found[n]) == pytest.approx(vars(expected)), n
+        else:
+            assert found[n] == adamw[n], n
+
+
+@pytest.mark.parametrize("scale", ["spectral", "match_rms_adamw"])
+def test_sp_scales_nothing_for_muon(scale):
+    trial = Trial().replace(
+        parametrization="sp", width=128, base_width=32, head_size=16, optimizer="muon", muon_scale=scale
+    )
+    assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
+
+
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize(
+    ("name", "lr", "eps", "embedding_eps"),
+    [("completep", 1.0, 0.25, 1.0), ("completep_half", 0.5, 0.5, 1.0), ("completedp", 1.0, 0.25, 0.5)],
+)
+def test_factors_of_llama_s_parameters_are_those_of_the_same_tables(name, lr, eps, embedding_eps, growing):
+    """At m_N = 2 and m_L = 4, as above; gate and up are matrices too. The gain of a query or key norm has
+    all heads' gradients: where heads are added its ε does not follow the width (Mlodozeniec et al.)."""
+    trial = Trial().replace(
+        architecture="llama", parametrization=name, width=64, base_width=32, head_size=8, depth=8,
+        base_depth=2, tied=False, qk_norm=True, query_group_size=2, growing_dimension=growing,
+    )  # fmt: skip
+    matrix = Scaling(init=2**-0.5, learning_rate=lr / 2, weight_decay=2, eps=eps / 2)
+    gain = Scaling(learning_rate=lr, eps=eps / 2)
+    head_gain = gain if growing == "head_size" else Scaling(learning_rate=lr, eps=eps)
+    attention, mlp = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+    layer = {f"self_attn.{part}": matrix for part in attention} | {f"mlp.{part}": matrix for part in mlp}
+    layer |= {"self_attn.q_norm": head_gain, "self_attn.k_norm": head_gain}
+    layer |= {"input_layernorm": gain, "post_attention_layernorm": gain}
+    expected = {f"model.layers.{i}.{part}.weight": s for i in range(8) for part, s in layer.items()}
+    embedding = Scaling(eps=embedding_eps)
+    expected |= {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    expected |= {"model.norm.weight": Scaling()}
+    found = parameter_scalings(trial, VOCAB, T)
+    assert found.keys() == expected.keys()
+    for parameter, scaling in expected.items():
+        assert vars(found[parameter]) == pytest.approx(vars(scaling)), parameter
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["completep", "completep_half", "completep_zero", "completedp"])
+def test_init_under_completep_does_not_follow_depth(name, architecture):
+    base = Trial().replace(architecture=architecture, parametrization=name, depth=2, base_depth=2)
+    deep = base.replace(depth=32)
+
+    def spread(trial: Trial) -> dict[str, float]:
+        parameters = declare(trial.model, VOCAB, T).parameters
+        scalings = parameter_scalings(trial, VOCAB, T)
+        return {n: p.init_factor * scalings[n].init for n, p in parameters.items()}
+
+    first = spread(base)
+    assert {n: x for n, x in spread(deep).items() if n in first} == pytest.approx(first)
+    mup = spread(deep.replace(parametrization="mup"))
+    follows = any(p.init_depth_exponent for p in declare(deep.model, VOCAB, T).parameters.values())
+    assert (mup != pytest.approx(spread(deep))) == follows, "in μP and SP GPT-2's own factor follows it"
+
+
+def test_sp_with_faster_embeddings_differs_in_these_alone_and_keeps_their_decay_a_step():
+    trial = Trial().replace(
+        parametrization="sp_embedding", width=128, base_width=32, head_size=16, tied=False
+    )
+    found = parameter_scalings(trial, VOCAB, T)
+    faster = {"transformer.wte.weight", "transformer.wpe.weight"}
+    assert {found.pop(name) for name in faster} == {Scaling(learning_rate=4, weight_decay=0.25)}
+    assert set(found.values()) == {Scaling()}
+    assert forward_scaling(trial) == ForwardScaling()
+
+
+def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_given():
+    trial = Trial().replace(
+        growing_dimension="head_size", width=96, base_width=32, head_size=16, depth=6, base_depth=2,
+        batch_size=24, base_batch_size=8, steps=500, base_steps=100,
+    )  # fmt: skip
+    assert trial.growth == Growth(width=3, head_size=3, depth=3, batch_size=3, tokens=15)
+    assert Trial().replace(width=64, depth=5, batch_size=7, steps=99).growth == Growth()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("growing", ["heads", "head_size"])
+@pytest.mark.parametrize("own", [{}, {"qk_norm": True, "query_group_size": 2}], ids=str)
+def test_what_is_declared_is_what_mup_infers(architecture, tied, growing, own):
+    """Fans and roles against the axes that mup's shape inference finds to grow."""
+    if own and architecture != "llama":
+        pytest.skip("fields of another architecture")
+    config = ModelConfig(
+        architecture=architecture, width=96, base_width=32, head_size=16, tied=tied,
+        growing_dimension=growing, **own,
+    )  # fmt: skip
+    base = declare(ModelConfig(**(vars(config) | {"width": 32})), VOCAB, T).parameters
+    inferred = infshapes(config, VOCAB, T)
+    for name, p in declare(config, VOCAB, T).parameters.items():
+        grown = [p.fan_in != base[name].fan_in, p.fan_out != base[name].fan_out]
+        assert sum(grown) == inferred[name].ninf(), name
+        assert (sum(grown) == 2) == (p.role == "hidden"), name
+        assert p.size == math.prod(p.shape) == p.fan_in * p.fan_out, name
+        assert inferred[name].width_mult() == (3 if any(grown) else 1), name
+        if p.role == "readout":
+            assert grown == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["coupled", "independent"])
+@pytest.mark.parametrize("name", ["mup", "sp"])
+def test_weight_decay_shrinks_as_its_mode_says(name, mode):
+    """Coupled: in μP lr·λ of a matrix is the base's at every width. Independent: so is the shrinking by λ."""
+    trial = Trial().replace(
+        parametrization=name, width=128, base_width=32, head_size=16, learning_rate=0.01, weight_decay=0.1,
+        decay_mode=mode,
+    )  # fmt: skip
+    shrinks = {
+        p.role: 0.01 * s.learning_rate * weight_decay(trial.optimizer, 0.01, p, s)
+        for p, s in zip(
+            declare(trial.model, VOCAB, T).parameters.values(),
+            parameter_scalings(trial, VOCAB, T).values(),
+            strict=True,
+        )
+    }
+    expected = 0.001 if mode == "coupled" else 0.1
+    assert shrinks == pytest.approx(
+        {
+            "token_embedding": expected,
+            "position_embedding": expected,
+            "hidden": expected,
+            "norm": 0,
+            "bias": 0,
+        }
+    )
+
+
+def test_an_update_rule_without_a_rule_of_its_own_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(
+        UPDATE_RULES, "sgd", type("Lion", (type(UPDATE_RULES["sgd"]),), {"name": "unheard"})()
+    )
+    with pytest.raises(ConfigError, match="parametrization 'mup' has no rule for optimizer 'unheard'"):
+        parameter_scalings(Trial().replace(optimizer="sgd"), VOCAB, T)
+
+
+def test_a_sequence_or_vocabulary_as_long_as_a_width_does_not_look_like_width():
+    trial = Trial().replace(width=64, base_width=32, head_size=16)
+    rows = parameter_scalings(trial, vocab_size=64, sequence_length=32)
+    assert rows["transformer.wte.weight"].learning_rate == rows["transformer.wpe.weight"].learning_rate == 1
+    assert rows["transformer.h.0.mlp.c_fc.weight"].learning_rate == 0.5
+
+
+def test_delta_equal_to_the_base_is_an_error():
+    shapes = declare(ModelConfig(width=64), VOCAB, T).shapes
+    with pytest.raises(ConfigError, match="delta model"):
+        infer_infshapes(shapes, shapes, declare(ModelConfig(width=128), VOCAB, T).shapes)
+
+
+def test_mup_alone_would_accept_it():
+    """Why that is an error of ours: mup sees no growing axis, and every multiplier is 1 without a word."""
+    model, base = stock(64, True, "heads"), stock(32, True, "heads")
+    shapes = mup.make_base_shapes(base, base)
+    assert all(shape.ninf() == 0 for shape in shapes.values())
+    assert len(shapes) == len(dict(model.named_parameters()))

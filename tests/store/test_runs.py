@@ -1,0 +1,312 @@
+"""The store: whole parts or none, one row a trial, one experiment a folder."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import threading
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from mup_tpu.config import Axis, Sweep
+from mup_tpu.errors import StoreError
+from mup_tpu.store import (
+    Store,
+    StoredAxes,
+    StoredAxis,
+    load_axes,
+    load_curves,
+    load_planned,
+    load_question,
+    load_runs,
+)
+from mup_tpu.store.conditions import Condition
+
+
+def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
+    return {"trial_id": trial_id, "width": 64, "lr": 0.01, "seed": 0, "loss": loss, "status": status} | more
+
+
+def point(trial_id: str, step: int, loss: float) -> dict:
+    return {"trial_id": trial_id, "step": step, "tokens": 10 * step, "split": "train", "loss": loss}
+
+
+def test_rows_and_curves_come_back(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append(
+        [row("a", 1.5), row("b", float("inf"), "diverged")], [point("a", 1, 3.0), point("a", 2, 2.0)]
+    )
+    store.append([row("c", 1.25)])
+    runs = load_runs(tmp_path)
+    assert runs.set_index("trial_id")["loss"].to_dict() == {"a": 1.5, "b": float("inf"), "c": 1.25}
+    assert set(runs["experiment"]) == {"x"}
+    assert load_curves(tmp_path)["loss"].tolist() == [3.0, 2.0]
+    assert store.done() == {"a", "b", "c"}
+
+
+def test_a_row_written_twice_is_one_row(tmp_path):
+    Store(tmp_path, "x").append([row("a", 1.0)], [point("a", 1, 3.0)])
+    Store(tmp_path, "x").append([row("a", 1.0), row("b")], [point("a", 1, 3.0)])
+    assert load_runs(tmp_path)["trial_id"].tolist() == ["a", "b"]
+    assert len(load_curves(tmp_path)) == 1
+
+
+def test_a_result_outranks_an_earlier_failure_and_failures_are_run_again(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append(
+        [row("a", float("nan"), "failed", reason="out of memory"), row("b", float("nan"), "preempted")]
+    )
+    assert store.done() == set()
+    store.append([row("a", 1.0)])
+    assert store.done() == {"a"}
+    assert load_runs(tmp_path).set_index("trial_id")["status"].to_dict() == {
+        "a": "finished",
+        "b": "preempted",
+    }
+
+
+def test_a_whole_run_outranks_one_that_was_stopped_early(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a", 2.0, "stopped"), row("b", 1.0)])
+    assert store.done() == {"a", "b"}
+    assert store.done(stopped=False) == {"b"}
+    store.append([row("a", 1.5)])
+    assert store.done(stopped=False) == {"a", "b"}
+    assert load_runs(tmp_path).set_index("trial_id")["loss"].to_dict() == {"a": 1.5, "b": 1.0}
+
+
+def test_unknown_columns_are_kept_beside_known_ones(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    store.append([row("b", dropout=0.1)])
+    runs = load_runs(tmp_path).set_index("trial_id")
+    assert runs.loc["b", "dropout"] == 0.1 and pd.isna(runs.loc["a", "dropout"])
+    store.compact()
+    assert load_runs(tmp_path).set_index("trial_id").loc["b", "dropout"] == 0.1
+
+
+def test_compaction_keeps_every_row_in_one_part(tmp_path):
+    store = Store(tmp_path, "x")
+    for i in range(5):
+        store.append([row(f"t{i}", i)], [point(f"t{i}", 1, i)])
+    before, curves = load_runs(tmp_path), load_curves(tmp_path)
+    store.compact()
+    pd.testing.assert_frame_equal(load_runs(tmp_path), before)
+    pd.testing.assert_frame_equal(load_curves(tmp_path), curves)
+    assert len(list((tmp_path / "runs").iterdir())) == len(list((tmp_path / "curves").iterdir())) == 1
+
+
+def test_a_half_written_part_is_never_seen(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    (tmp_path / "runs" / ".partial-1234").write_bytes(b"PAR1 torn")
+    assert load_runs(tmp_path)["trial_id"].tolist() == ["a"]
+    store.append([row("b")])
+    assert len(load_runs(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_who_reads_while_parts_are_merged_sees_every_row(tmp_path):
+    """A compaction over and over in a thread, beside a reader: no part may be missed for being merged."""
+    store = Store(tmp_path, "x")
+    ended = threading.Event()
+
+    def append_and_compact():
+        while not ended.is_set():
+            for k in range(3):
+                store.append([row(f"trial-{k}")])
+            store.compact()
+
+    for k in range(20):
+        store.append([row(f"trial-{k}")])
+    thread = threading.Thread(target=append_and_compact)
+    thread.start()
+    try:
+        counts = [len(load_runs(tmp_path)) for _ in range(60)]
+    finally:
+        ended.set()
+        thread.join()
+    assert counts == [20] * 60
+
+
+def _append_many(path: str, first: int) -> None:
+    store = Store(path, "x")
+    for i in range(first, first + 20):
+        store.append([row(f"t{i:03d}", i)])
+
+
+def test_two_writers_at_once_lose_and_double_nothing(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_append_many, args=(str(tmp_path), first)) for first in (0, 10)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert load_runs(tmp_path)["trial_id"].tolist() == [f"t{i:03d}" for i in range(30)]
+
+
+def test_a_kill_while_writing_leaves_a_readable_table(tmp_path):
+    code = (
+        "import sys; from mup_tpu.store import Store\n"
+        "store = Store(sys.argv[1], 'x'); i = 0\n"
+        "while True:\n"
+        "    store.append([{'trial_id': f't{i:05d}', 'status': 'finished', 'loss': float(i)}]); i += 1\n"
+        "    print(i, flush=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(15):
+        confirmed = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    runs = load_runs(tmp_path)
+    assert len(runs) >= confirmed
+    assert runs["loss"].tolist() == [float(i) for i in range(len(runs))]
+
+
+def test_another_experiments_folder_is_refused(tmp_path):
+    Store(tmp_path, "lr_transfer").append([row("a")])
+    with pytest.raises(StoreError, match="holds experiment 'lr_transfer', not 'ablations'"):
+        Store(tmp_path, "ablations")
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written: "):
+        Store(tmp_path / "file" / "results", "x")
+
+
+def test_missing_or_empty_folders_say_so(tmp_path):
+    with pytest.raises(StoreError, match="holds no store"):
+        load_runs(tmp_path / "nowhere")
+    Store(tmp_path, "x")
+    with pytest.raises(StoreError, match="holds no runs yet"):
+        load_runs(tmp_path)
+
+
+def test_damaged_part_and_newer_format_are_named(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    (tmp_path / "runs" / "zzz.parquet").write_bytes(b"not parquet")
+    with pytest.raises(StoreError, match=r"zzz\.parquet.*cannot be read"):
+        load_runs(tmp_path)
+    (tmp_path / "store.json").write_text(json.dumps({"experiment": "x", "format": 99}))
+    with pytest.raises(StoreError, match="format 99"):
+        load_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("[]", "store.json: it is no JSON object"),
+        ("3", "store.json: it is no JSON object"),
+        ("[" * 100_000, "store.json: maximum recursion depth"),
+        ("{", "store.json: Expecting property name"),
+        ("\ud800", "store.json: "),
+        ("{}", "store.json: it has store format None; this version reads 1"),
+        ('{"format": 1}', "store.json: it does not name its experiment"),
+        ('{"format": 1, "experiment": ["x"]}', "store.json: it does not name its experiment"),
+        ('{"format": 1, "experiment": "x", "axes": [1]}', "its axes are not scale, tune, compare"),
+        ('{"format": 1, "experiment": "x", "axes": {"depth": {}}}', "its axes are not scale, tune, compare"),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"scale": 3}}',
+            "its axis scale is not a column",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"scale": {"column": "depth", "fields": []}}}',
+            "its axis scale is not a column and fields that this version knows",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": "lr", "fields": ["lr2"]}}}',
+            "its axis tune is not a column and fields that this version knows",
+        ),
+        (
+            '{"format": 1, "experiment": "x", "axes": {"tune": {"column": {}, "fields": ["lr"]}}}',
+            "its axis tune is not a column",
+        ),
+        ('{"format": 1, "experiment": "x", "planned": 3}', "its planned scales are not numbers above 0: 3"),
+        ('{"format": 1, "experiment": "x", "planned": [64, "a"]}', "are not numbers above 0"),
+        ('{"format": 1, "experiment": "x", "planned": [NaN]}', "are not numbers above 0"),
+        ('{"format": 1, "experiment": "x", "where": "width=64"}', "its question, where, is not a list of "),
+        ('{"format": 1, "experiment": "x", "where": [64]}', "its question, where, is not a list of "),
+        (
+            '{"format": 1, "experiment": "x", "where": ["width"]}',
+            "question: where 'width' is not COLUMN=VALUE",
+        ),
+        ('{"format": 1, "experiment": "x", "where": ["width>=a"]}', "'width>=a': 'a' is not a number"),
+    ],
+)
+def test_headers_that_are_none_are_refused_by_all_who_read(header, sentence, tmp_path):
+    Store(tmp_path, "x").append([row("a")])
+    (tmp_path / "store.json").write_bytes(header.encode("utf-8", "surrogatepass"))
+    for read in (load_runs, load_axes, lambda path: Store(path, "x")):
+        with pytest.raises(StoreError, match=sentence) as caught:
+            read(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_row_whose_stored_configuration_is_none_names_its_part(tmp_path):
+    for config in ("{", "[1]", '{"model": {"alpha_in": "much"}}'):
+        folder = tmp_path / config.strip("{[")[:3]
+        store = Store(folder, "x")
+        store.append([row("a", config="{}")])
+        store.append([row("b", config=config)])
+        with pytest.raises(StoreError, match=r"part .*/runs/[0-9a-f-]*\.parquet cannot be read: ") as caught:
+            load_runs(folder)
+        name = str(caught.value).split("/runs/")[1].split()[0]
+        assert pq.read_table(folder / "runs" / name)["trial_id"].to_pylist() == ["b"]
+
+
+def test_parts_whose_unknown_columns_do_not_fit_together_are_refused(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a", note=1.5)])
+    store.append([row("b", note="text")])
+    with pytest.raises(StoreError, match=r"parts of .*/runs do not fit together: .*note"):
+        load_runs(tmp_path)
+
+
+def test_urls_work_like_folders():
+    store = Store("memory://bucket/results", "x")
+    store.append([row("a", 2.0)], [point("a", 1, 3.0)])
+    store.append([row("b", 1.0)])
+    store.compact()
+    assert load_runs("memory://bucket/results")["loss"].tolist() == [2.0, 1.0]
+    assert len(load_curves("memory://bucket/results")) == 1
+
+
+def test_a_url_that_cannot_be_opened_is_named():
+    with pytest.raises(StoreError, match="results folder nothing://x cannot be opened: Protocol not known"):
+        Store("nothing://x", "x")
+
+
+def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_path):
+    depth = Sweep("x", scale=Axis("depth", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)))
+    Store(tmp_path / "new", "x", StoredAxes.of(depth)).append([row("a")])
+    assert load_axes(tmp_path / "new") == StoredAxes(
+        StoredAxis("depth", ("depth",)), StoredAxis("weight_decay", ("weight_decay",))
+    )
+    Store(tmp_path / "old", "x").append([row("a")])
+    assert load_axes(tmp_path / "old") == StoredAxes.of(Sweep("x")) == StoredAxes()
+    Store(tmp_path / "old", "x", StoredAxes.of(Sweep("x")))
+    for folder, held in (("new", "weight_decay by depth"), ("old", "learning_rate by width")):
+        other = StoredAxes.of(Sweep("x", scale=Axis("batch_size", (2, 4))))
+        with pytest.raises(
+            StoreError, match=f"holds a sweep of {held}, .*not of learning_rate by batch_size"
+        ):
+            Store(tmp_path / folder, "x", other)
+
+
+def test_a_folder_keeps_what_it_asks_whatever_else_is_written(tmp_path):
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    assert load_question(tmp_path) == ()
+    asked = (Condition("width", ">=", "64"), Condition("lr", "<=", "2^-4"))
+    store.ask(asked)
+    Store(tmp_path, "x", planned=(64.0, 128.0)).append([row("b")])
+    assert load_question(tmp_path) == asked and load_planned(tmp_path) == (64.0, 128.0)
+    assert len(load_runs(tmp_path)) == 2, "rows are there whatever is asked"
+    store.ask(())
+    assert load_question(tmp_path) == () and load_planned(tmp_path) == (64.0, 128.0)
