@@ -1,6 +1,6 @@
-"""All that waits for a GPU, most important first, in 40 minutes: tests, steps, a sweep, bf16, H200 presets.
+"""Tests, peers, sweeps and steps on a GPU, most important first.
 
-    python benchmarks/on_gpu.py                                   # the same command goes on after a kill
+    python benchmarks/on_gpu.py --minutes 9                       # the same command goes on after a kill
     python benchmarks/on_gpu.py --rehearse --out /tmp/rehearsal   # on the CPU, in tiny sizes
 
 Each step is a process with a limit of its own. One that has ended is noted in OUT/on_gpu.json and not run
@@ -60,7 +60,11 @@ def preset(experiment: str, width: int) -> Step:
 
 
 STEPS = (
-    Step("tests", 8, (*PYTEST, "--device", "cuda", *TESTS), (*PYTEST, "--device", "cpu", ONE_TEST)),
+    Step("tests", 2, (*PYTEST, "-n", "8", "--device", "cuda", *TESTS), (*PYTEST, "--device", "cpu", ONE_TEST)),
+    benchmark("gpu_peers", 3.5, "gpu_peers", "--seconds 1.5", "--widths 32 --members 1 --seconds 0.1"),
+    preset("lr_transfer", 256),
+    preset("lr_transfer", 512),
+    preset("lr_transfer", 1024),
     benchmark(
         "step_cuda", 6, "step", "--widths 128 512 2048 --members 1 4 16 --seconds 2",
         "--widths 32 --members 2 --seconds 0.1",
@@ -79,11 +83,8 @@ STEPS = (
     ),
     preset("lr_transfer", 128),
     preset("nanogpt_mup", 256),
-    preset("lr_transfer", 256),
     preset("nanogpt_mup", 512),
-    preset("lr_transfer", 512),
     preset("nanogpt_mup", 1024),
-    preset("lr_transfer", 1024),
     preset("nanogpt_mup", 2048),
     preset("lr_transfer", 2048),
 )  # fmt: skip
@@ -91,7 +92,10 @@ STEPS = (
 
 def run(words: tuple[str, ...], log: Path, seconds: float) -> int | None:
     """Exit code of a Python process, None where it ran past its limit; what it started ends with it."""
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join(
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    )  # where it is not installed
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, *words],
