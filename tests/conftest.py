@@ -1,4 +1,4 @@
-"""Shared by all tests: few threads, a small real corpus, and a trial small enough to train in a second."""
+"""Fixtures and settings of all tests: one thread, a small real corpus, a trial that trains in a second."""
 
 import importlib.util
 import os
@@ -20,50 +20,59 @@ import pytest
 import mup_tpu.tuning  # noqa: F401 (before ray: it tells Ray how to authenticate)
 from mup_tpu.config import Trial
 
-# Without a package that triples the time that each process of Ray takes to start.
+# Folder that hides a package which makes each process of Ray three times as slow to start.
 QUICK_START = str(Path(__file__).with_name("quick_start"))
 sys.path.insert(0, QUICK_START)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_START, os.environ.get("PYTHONPATH"))))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where tests ask for more threads: those that wait must not spin on cores that others also use.
+# Waiting threads sleep: spinning would take a core from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray need not start workers before it is asked for some: packs' have an environment of their own, and would
-# not be these.
+# Ray's workers start when they are asked for: packs need an environment of their own, early ones lack it.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-# What tests start would compile our modules, and those of fresh environments, anew in each process.
+# Ray's workers run at nice 15 by default: a busy machine starves them, and tests wait.
+os.environ.setdefault("RAY_worker_niceness", "0")
+# Bytecode is written: otherwise each process of a test compiles our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A shell has its background jobs ignore Ctrl-C, and what tests start would inherit that.
+# Ctrl-C is heard: a shell has its background jobs ignore it, and processes of tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where packs train that train anywhere; tests that leave it to "auto" take a GPU by themselves."""
+    """Device of tests that train on any device; tests of "auto" take a GPU by themselves."""
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where packs of tests train")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Nightly tests are left out unless -m names them."""
     os.environ["MUP_TPU_TEST_DEVICE"] = config.getoption("--device")
+    asked = config.option.markexpr
+    if "nightly" not in asked:
+        config.option.markexpr = f"({asked}) and not nightly" if asked else "not nightly"
 
 
 RAYS = ("local_ray", "fake_cluster")
 IN_ONE_PROCESS = (*RAYS, "replay_python")
-"""Fixtures that cost so much that all tests that share one run in one process of pytest-xdist."""
+"""Expensive fixtures: all tests that share one run in one process of pytest-xdist."""
+MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
+"""Whether tests of Hypothesis draw thousands of inputs: each then takes minutes."""
 
 
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """What shares an expensive fixture stands together, and what takes longest begins first: what shares one,
-    then what is slow, then what is many.
+    """Group tests that share an expensive fixture, and begin with the longest groups: those of an expensive
+    fixture, then slow ones, then the largest.
 
-    Under pytest-xdist tests of a file run in one process, but for slow ones without a fixture of their file.
+    Under pytest-xdist a file's tests run in one process, except slow ones without a fixture of their file.
     """
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if MANY_EXAMPLES and is_drawn(item):
+            item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)
-    slow = {name: any(item.get_closest_marker("slow") for item in group) for name, group in groups.items()}
+    slow = {name: any(map(is_slow, group)) for name, group in groups.items()}
     items.clear()
     order = {n: (n not in IN_ONE_PROCESS, not slow[n], -len(group)) for n, group in groups.items()}
     for name in sorted(groups, key=order.__getitem__):
@@ -71,6 +80,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group(name))
         items += groups[name]
     yield
+
+
+def is_drawn(item: pytest.Item) -> bool:
+    """Whether Hypothesis draws the inputs of a test."""
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test takes more than ten seconds."""
+    marked = item.get_closest_marker("slow") or item.get_closest_marker("nightly")
+    return bool(marked) or (MANY_EXAMPLES and is_drawn(item))
 
 
 def group_of(item: pytest.Item) -> str:
@@ -82,24 +102,24 @@ def group_of(item: pytest.Item) -> str:
     file = item.nodeid.partition("::")[0]
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     of_file = any(f.scope == "module" for found in fixtures for f in found)
-    return item.nodeid if item.get_closest_marker("slow") and not of_file else file
+    return item.nodeid if is_slow(item) and not of_file else file
 
 
 def ray_of(item: pytest.Item) -> str | None:
-    """The fixture of the Ray that a test asks for; one with a parameter `ray` asks where that is true."""
+    """Name of the fixture of Ray that a test uses; a false parameter `ray` means none."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     asked = parameters.get("ray", True)
     return next((name for name in RAYS if asked and name in item.fixturenames), None)
 
 
 class SharedRay:
-    """The Ray that tests in this process share: none, one of this machine, or a fake cluster."""
+    """Ray of all tests in this process: none, one of this machine, or a fake cluster."""
 
     kind: str | None = None
     cluster: Any = None
 
     def be(self, kind: str | None) -> None:
-        """Have this one up and no other."""
+        """Start this kind of Ray and end any other."""
         if kind == self.kind:
             return
         import ray
@@ -110,10 +130,10 @@ class SharedRay:
             self.cluster.shutdown()
             self.cluster = None
         self.kind = kind
-        # A node that is not up in half a minute is given up by Ray: processes of tests start theirs in turn.
+        # Ray gives up a node that is not up in half a minute, so processes of tests start theirs in turn.
         lock = filelock.FileLock(Path(tempfile.gettempdir(), f"mup_tpu-tests-ray-{os.getuid()}.lock"))
         with lock, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("WANDB_MODE", "offline")  # for its processes
+            patch.setenv("WANDB_MODE", "offline")  # Ray's processes inherit it
             self._start(kind)
 
     def _start(self, kind: str | None) -> None:
@@ -135,7 +155,7 @@ class SharedRay:
             start_patiently(start_fake)
 
     def remove(self, nodes: Iterable[Any]) -> None:
-        """Take nodes of the fake cluster away, and wait until it knows; with the cluster they are gone."""
+        """Remove nodes from the fake cluster and wait until it knows; a cluster that has ended has none."""
         import ray
 
         if self.cluster is None:
@@ -152,7 +172,7 @@ _SHARED_RAY = SharedRay()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The Ray that a test asks for is up before its fixtures are; a test that asks for none finds none."""
+    """Start the Ray that a test uses before its fixtures, and end it before a test that uses none."""
     _SHARED_RAY.be(ray_of(item))
 
 
@@ -162,20 +182,18 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def local_ray() -> None:
-    """Ray on two cores of this machine, for tests that need one but no fresh one: what would start a Ray
-    joins it.
-    """
+    """Ray on two cores of this machine, shared: code that would start a Ray joins it."""
 
 
 @pytest.fixture(scope="session")
 def fake_cluster() -> Any:
-    """A Ray cluster of a head that has no cores; whoever adds nodes to `.cluster` removes them."""
+    """Ray cluster of a head without cores; a test removes the nodes that it adds to `.cluster`."""
     return _SHARED_RAY
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokens are cached in a folder of this test run, not in the user's."""
+    """Folder of this test run in which tokens are cached, in place of the user's."""
     folder = tmp_path_factory.mktemp("cache")
     os.environ["MUP_TPU_CACHE"] = str(folder)
     return folder
@@ -192,13 +210,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def patience() -> int:
-    """How many times as long things may take as where no other process is busy: load over cores."""
+    """Factor on time limits: load over cores, at least 1."""
     return max(1, int(os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @pytest.fixture(scope="session")
 def tiny(corpus: Path) -> Trial:
-    """A trial that trains in about a second."""
+    """Trial that trains in about a second."""
     return Trial().replace(
         corpus=str(corpus), width=32, base_width=32, head_size=16, sequence_length=32, batch_size=4, steps=30,
         warmup=0.2, init_std=0.08, learning_rate=0.01, eval_batches=2,
@@ -207,7 +225,7 @@ def tiny(corpus: Path) -> Trial:
 
 @pytest.fixture(scope="session")
 def dataset(tiny: Trial) -> Any:
-    """The tokens of `tiny`."""
+    """Tokens of `tiny`."""
     from mup_tpu import data
 
     return data.load(tiny.data)
@@ -221,9 +239,9 @@ NO_NETWORK = re.compile(
 
 @pytest.fixture(scope="session")
 def replay_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that holds `pip install .` and what executes notebooks: no torch."""
+    """Interpreter of a fresh environment with `pip install .` and nbclient, without torch."""
     root = Path(__file__).parents[1]
-    # Built from a copy: setuptools builds in the source folder, and would take stale files from there.
+    # A copy is built: setuptools builds in the source folder and takes stale files from there.
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)

@@ -1,4 +1,4 @@
-"""Installing: the set-up scripts, the pins that must fit each other, and what `pip install .` gives."""
+"""Installing: set-up scripts, pins that must fit each other, and the environment of `pip install .`."""
 
 import importlib.metadata
 import json
@@ -16,11 +16,11 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SCRIPTS = ("scripts/quickstart", "scripts/test", "scripts/docs", ".ci/run")
+SCRIPTS = ("scripts/quickstart", "scripts/test", "scripts/test-all", "scripts/docs", ".ci/run")
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """The requirements of an extra, with those of the project's extras that it names."""
+    """Requirements of an extra; extras of this project in it are replaced by their requirements."""
     found = []
     for line in METADATA["optional-dependencies"][extra]:
         requirement = Requirement(line)
@@ -32,7 +32,7 @@ def requirements_of(extra: str) -> list[Requirement]:
 
 
 def pin_in_all(package: str) -> tuple[str, str]:
-    """The exact version that `all` pins a package to, and the platforms that the pin is for."""
+    """Exact version to which `all` pins a package, and the pin's platforms."""
     pins = [r for r in requirements_of("all") if r.name == package and str(r.specifier).startswith("==")]
     assert len(pins) == 1, f"`all` pins {package} {len(pins)} times"
     return str(pins[0].specifier).removeprefix("=="), str(pins[0].marker)
@@ -50,7 +50,7 @@ def test_script_is_executable(script):
 
 
 def test_environment_refuses_a_python_it_cannot_use(tmp_path):
-    """A checkout of its own, so that this environment stays as it is."""
+    """In a copy of the scripts: the environment of this checkout stays as it is."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     old = tmp_path / "python3.9"
     old.write_text("#!/bin/sh\nexit 1\n")
@@ -87,7 +87,23 @@ def test_torchvision_pin_requires_exactly_the_pinned_torch():
     assert f"torch=={torch}" in [str(requirement) for requirement in wanted]
 
 
-@pytest.mark.slow
+def test_every_file_of_the_package_is_in_the_wheel(monkeypatch):
+    """By setuptools' own list of modules and data files."""
+    from setuptools import Distribution, find_packages
+
+    monkeypatch.chdir(ROOT)
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = find_packages(**asked["packages"]["find"])
+    given = {"packages": packages, "package_data": asked["package-data"], "script_name": "setup.py"}
+    build = Distribution(given).get_command_obj("build_py")
+    build.ensure_finalized()
+    packed = {Path(file) for _, _, file in build.find_all_modules()}
+    packed |= {Path(folder, name) for _, folder, _, names in build.data_files for name in names}
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
+    assert sorted(map(str, {path for path in wanted if "__pycache__" not in path.parts} - packed)) == []
+
+
+@pytest.mark.nightly
 def test_plain_install_is_a_working_replay_without_training_libraries(replay_python, tmp_path):
     def run(*command: str | Path) -> str:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -125,8 +141,10 @@ EACH_IN_A_FORK = """
 import json, os, sys, tempfile
 import matplotlib.figure, pandas, pyarrow.parquet, scipy.stats  # once for all
 from mup_tpu.cli import main
+for name in json.loads(sys.argv[1]):
+    sys.modules[name] = None
 answers = []
-for command in sys.argv[1:]:
+for command in sys.argv[2:]:
     with tempfile.TemporaryFile("w+") as said:
         child = os.fork()
         if not child:
@@ -148,11 +166,11 @@ for command in sys.argv[1:]:
         answers.append((command, code, said.read()))
 print(json.dumps(answers))
 """
-"""Commands, each in a process that has imported what is light already; prints its exit code and output."""
+"""Runs each command in a fork and prints its exit code and output; hides the modules that are named first."""
 
 
-@pytest.mark.slow
-def test_plain_install_answers_each_command_that_trains_with_what_to_install(replay_python, tmp_path):
+def require_what_to_install(python: Path, hidden: tuple[str, ...], tmp_path: Path) -> None:
+    """Check that each command that trains says what to install, where these modules are hidden."""
     (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
     (tmp_path / "search.toml").write_text(
         'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'
@@ -163,7 +181,7 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
         "data inspect --corpus sotu", "data prepare --corpus sotu --out shards",
         f"transfer {ROOT / 'results' / 'tune_small'} --width 512",
     )  # fmt: skip
-    asked = [replay_python, "-c", EACH_IN_A_FORK, *commands]
+    asked = [python, "-c", EACH_IN_A_FORK, json.dumps(hidden), *commands]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     answers = {command: (code, said) for command, code, said in json.loads(done.stdout)}
@@ -172,11 +190,21 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
     for command, (code, said) in answers.items():
         assert code == 2, (command, said)
         assert re.fullmatch(sentence, said), (command, said)
+
+
+def test_commands_that_train_say_what_to_install_where_it_is_not(tmp_path):
+    hidden = ("torch", "ray", "transformers", "tokenizers", "datasets", "mup", "sotu", "hyperopt", "optuna")
+    require_what_to_install(Path(sys.executable), hidden, tmp_path)
+
+
+@pytest.mark.nightly
+def test_plain_install_answers_each_command_that_trains_with_what_to_install(replay_python, tmp_path):
+    require_what_to_install(replay_python, (), tmp_path)
     python = [replay_python, "-c", "import mup_tpu.parametrize"]
     done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install 'mup_tpu[train]'"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
-    # A cluster's address: ray itself is looked for only where there is one to ask.
+    # Ray is looked for only where there is an address to ask.
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
     doctor = [replay_python.parent / "mup-tpu", "doctor"]
     found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
@@ -186,7 +214,7 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
 
 
 def installed_for(extra: str) -> set[str]:
-    """Names of the installed packages that an extra brings, by their own metadata, with what these need."""
+    """Names of installed packages that an extra brings, with all that these require."""
     names, waiting = set(), requirements_of(extra) + [Requirement(r) for r in METADATA["dependencies"]]
     while waiting:
         requirement = waiting.pop()
@@ -209,9 +237,9 @@ def installed_for(extra: str) -> set[str]:
     return {name for name in names if "[" not in name}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
-    """In an environment of links to the installed files of what the extra asks for, and of nothing else."""
+    """In an environment of links to the installed files of the extra's packages, and nothing else."""
     names = installed_for("train")
     assert "torch" in names and "pytest" not in names and "torch-xla" not in names
     for name in names:
@@ -221,7 +249,7 @@ def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 if not link.exists():
                     link.symlink_to(installed)
-                # Or all of torch would be compiled anew; what has no source beside it is never imported.
+                # Bytecode is linked too, or all of torch would be compiled again.
                 compiled = link.with_name("__pycache__")
                 if not compiled.exists() and installed.with_name("__pycache__").is_dir():
                     compiled.symlink_to(installed.with_name("__pycache__"))
@@ -238,8 +266,16 @@ def test_the_extra_train_is_enough_to_train_on_a_cpu(tmp_path):
 
 
 def test_groups_of_tests_reach_the_processes_that_run_them(request):
-    """Else each test is dealt out alone, and what a file's tests share is made in every process."""
+    """Without groups each test is dealt out alone, and each process makes the fixtures of every file."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("all tests run in one process")
     (group,) = (mark.args[0] for mark in request.node.iter_markers("xdist_group"))
     assert request.node.nodeid.endswith(f"@{group}")
+
+
+def test_nightly_tests_are_left_out_unless_they_are_asked_for(request):
+    asked = request.config.option.markexpr
+    nightly = [item.nodeid for item in request.session.items if item.get_closest_marker("nightly")]
+    assert "nightly" in asked
+    if asked == "not nightly" or asked.endswith("and not nightly"):
+        assert nightly == []

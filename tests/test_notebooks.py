@@ -1,6 +1,4 @@
-"""Notebooks run top to bottom, all but one in an environment without torch, and say what they were committed
-with.
-"""
+"""Notebooks run top to bottom and print their committed output, all but one without torch."""
 
 import json
 import re
@@ -13,7 +11,9 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 TRAINS = "05_your_own_model"
-"""The notebook that needs torch."""
+"""Notebook that needs torch."""
+LONG = "06_the_referee"
+"""Notebook that analyses every stored sweep."""
 WITHOUT_TORCH = """
 import importlib.util
 assert not importlib.util.find_spec("torch"), "torch is installed"
@@ -29,8 +29,41 @@ print(json.dumps([cell.get("outputs", []) for cell in notebook.cells]))
 """
 
 
+WITHOUT_KERNEL = """
+import json, os, sys
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+class Hook(DisplayHook):
+    def __call__(self, result=None):
+        if result is not None and not self.quiet():
+            values.append(result)
+class Shell(InteractiveShell):
+    displayhook_class = Hook
+    def enable_gui(self, gui=None):
+        pass
+os.chdir(sys.argv[1])
+found = []
+for file in sys.argv[2:]:
+    shell = Shell.instance()
+    shell.reset()
+    found.append([])
+    for cell in json.load(open(file))["cells"]:
+        outputs, values = [], []
+        if cell["cell_type"] == "code":
+            with capture_output() as captured:
+                shell.run_cell("".join(cell["source"])).raise_error()
+            if captured.stdout:
+                outputs.append({"output_type": "stream", "name": "stdout", "text": captured.stdout})
+            outputs += [{"output_type": "display_data"} for _ in captured.outputs + values]
+        found[-1].append(outputs)
+print(json.dumps([found, "torch" in sys.modules]))
+"""
+"""Runs notebooks in one process, without a kernel; prints the cells' outputs, and if torch was imported."""
+
+
 def printed(outputs) -> list[str]:
-    """What the cells printed, numbers left out: those may differ in the last digit."""
+    """What the cells printed, without numbers: these may differ in the last digit."""
     text = ["".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream"]
     return [re.sub(r"[-\d.e+]+", "#", t) for t in text]
 
@@ -65,7 +98,30 @@ def test_committed_with_outputs(name):
     assert any("image/png" in o.get("data", {}) for cell in code for o in cell["outputs"])
 
 
+def executed_here(*notebooks: Path):
+    """Outputs of each notebook's cells in this environment, and whether torch was imported."""
+    command = [sys.executable, "-c", WITHOUT_KERNEL, FOLDER, *notebooks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def shown(outputs) -> list[int]:
+    """How many tables and figures each cell showed."""
+    return [sum(kind != "stream" for kind in cell) for cell in kinds(outputs)]
+
+
 @pytest.mark.slow
+def test_cells_print_their_committed_output_and_import_no_torch():
+    names = [name for name in NOTEBOOKS if name not in (TRAINS, LONG)]
+    found, imports_torch = executed_here(*(FOLDER / f"{name}.ipynb" for name in names))
+    assert not imports_torch
+    for name, outputs in zip(names, found, strict=True):
+        assert printed(outputs) == printed(committed(name)), name
+        assert shown(outputs) == shown(committed(name)), name
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name != TRAINS])
 def test_runs_top_to_bottom_without_torch(name, replay_python):
     outputs = executed(replay_python, WITHOUT_TORCH, FOLDER / f"{name}.ipynb")
@@ -73,18 +129,33 @@ def test_runs_top_to_bottom_without_torch(name, replay_python):
     assert kinds(outputs) == kinds(committed(name))
 
 
-@pytest.mark.slow
-def test_your_own_model_runs_top_to_bottom(tmp_path):
-    """Trained anew, numbers differ between machines, and so may a verdict; what the check shows may not.
-
-    With fewer steps and seeds, it shows the same.
-    """
-    text, shorter = (FOLDER / f"{TRAINS}.ipynb").read_text(), tmp_path / "shorter.ipynb"
+def shorter(folder: Path, steps: int, seeds: int) -> Path:
+    """A copy of the notebook that trains, with fewer steps and seeds."""
+    text, copy = (FOLDER / f"{TRAINS}.ipynb").read_text(), folder / "shorter.ipynb"
     assert text.count("STEPS = 40") == text.count("for seed in range(3)") == 1
-    shorter.write_text(text.replace("STEPS = 40", "STEPS = 12").replace("in range(3)", "in range(2)"))
-    outputs = executed(sys.executable, "", shorter)
+    text = text.replace("STEPS = 40", f"STEPS = {steps}").replace("in range(3)", f"in range({seeds})")
+    copy.write_text(text)
+    return copy
+
+
+def said(outputs) -> str:
+    return "".join("".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream")
+
+
+def test_your_own_model_s_cells_run(tmp_path):
+    """With too few steps and widths for a verdict."""
+    notebook = shorter(tmp_path, steps=1, seeds=1)
+    notebook.write_text(notebook.read_text().replace("widths=[32, 64, 128, 256]", "widths=[32, 64, 128]"))
+    ((outputs,), _) = executed_here(notebook)
+    assert shown(outputs) == shown(committed(TRAINS))
+    assert "mup: no layer grows with width" in said(outputs)
+
+
+@pytest.mark.nightly
+def test_your_own_model_runs_top_to_bottom(tmp_path):
+    """With fewer steps and seeds. Numbers and verdicts may differ between machines; the check's may not."""
+    outputs = executed(sys.executable, "", shorter(tmp_path, steps=12, seeds=2))
     assert kinds(outputs) == kinds(committed(TRAINS))
-    said = "".join("".join(o["text"]) for cell in outputs for o in cell if o["output_type"] == "stream")
-    assert "mup: no layer grows with width" in said
-    assert "sp: the first layer that grows is model.layers.0.self_attn.q_proj (hidden)" in said
-    assert "sp: DRIFTS" in said
+    assert "mup: no layer grows with width" in said(outputs)
+    assert "sp: the first layer that grows is model.layers.0.self_attn.q_proj (hidden)" in said(outputs)
+    assert "sp: DRIFTS" in said(outputs)

@@ -1,4 +1,4 @@
-"""The rehearsal of several hosts: it finds what should be so, and leaves nothing of itself."""
+"""Rehearsal of several hosts in network namespaces: its checks hold, and it leaves no process."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts" / "rehearse.py"
 NO_NAMESPACES = 3
 
@@ -28,7 +29,7 @@ def skip_without_namespaces(code: int, said: str) -> None:
 
 
 def left(logs: Path) -> list[str]:
-    """Processes of a rehearsal, all made by one whose command line has the folder of its logs."""
+    """Command lines of a rehearsal's processes: they name the folder of its logs."""
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -40,9 +41,8 @@ def left(logs: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_a_host_that_is_killed_costs_no_trial_and_a_token_is_asked_for(tmp_path):
-    """By every port but one; losses are those of the sweep in which ports are looked at."""
+    """Losses equal those of the sweep that looks at ports."""
     rehearsal = start("token", "ports", "killed", "--steps", 600, "--logs", tmp_path / "logs")
     said, _ = rehearsal.communicate(timeout=840)
     skip_without_namespaces(rehearsal.returncode, said)
@@ -53,7 +53,7 @@ def test_a_host_that_is_killed_costs_no_trial_and_a_token_is_asked_for(tmp_path)
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_rehearsal_that_is_ended_leaves_no_process(end, tmp_path):
-    """A host is on, and the bucket's server starts. Namespaces end with their processes."""
+    """At a moment when a host is up and the bucket's server starts."""
     logs = tmp_path / "logs"
     rehearsal = start("both", "--logs", logs)
     deadline = time.monotonic() + 120

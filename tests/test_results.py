@@ -1,5 +1,6 @@
-"""Stored results: complete, small, explained, and the figures' numbers come out of the stored rows again."""
+"""Stored results: complete, small and explained; the stored rows give the stored numbers again."""
 
+import functools
 import json
 import re
 import runpy
@@ -8,22 +9,40 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mup_tpu.analysis import analyze, load_table
+from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.referee import page, rulings
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
+from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 STORES = [file.parent for file in sorted(RESULTS.rglob("store.json"))]
 TOGETHER = sorted({path.parent for path in STORES if path.parent != RESULTS})
-"""Folders of several sweeps, with figures of all of them."""
+"""Folders of several sweeps, each with figures that compare them."""
 SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
 
 
+def files_of(figures) -> set[str]:
+    """Names of the files in which figures of these names are stored."""
+    return {f"{name}.{suffix}" for name in figures for suffix in ("png", "svg")}
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    """Analyses of results folders, each made once."""
+    return functools.cache(lambda folder: analyze(load_table(folder)))
+
+
 def assert_close(found, stored, where="analysis"):
-    """Equal but for float noise; a grid search for a minimum may land a step (0.01 octave) further."""
+    """Equal up to float noise; a minimum found on a grid may lie a step (0.01 octave) away."""
     if isinstance(stored, dict):
         assert found.keys() == stored.keys(), where
         for key in stored:
@@ -40,37 +59,34 @@ def assert_close(found, stored, where="analysis"):
         assert found == stored, where
 
 
-@pytest.mark.parametrize("folder", SEARCHES, ids=lambda p: p.name)
-def test_a_search_s_figure_comes_out_of_the_stored_rows(folder, tmp_path, capsys):
+@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
+def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed):
+    no_json = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
+    found = json.loads(json.dumps(analysed(folder).to_dict()), parse_constant=no_json.get)
+    assert_close(found, json.loads((folder / "figures" / "analysis.json").read_text()))
+    assert names_in(folder / "figures") == files_of(drawings(analysed(folder))) | {"analysis.json"}
+
+
+@pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
+def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, analysed, tmp_path):
+    found = compare({path.name: analysed(path) for path in STORES if path.parent == folder})
+    found.to_csv(tmp_path / "found.csv", index=False)
+    found, stored = (pd.read_csv(f) for f in (tmp_path / "found.csv", folder / "figures" / "ablations.csv"))
+    pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
+    assert names_in(folder / "figures") == files_of(["ablations"]) | {"ablations.csv"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [RESULTS / "quickstart", SEARCHES[0]], ids=lambda p: p.name)
+def test_plot_writes_every_stored_figure(folder, tmp_path, capsys):
     main(["plot", str(folder), "--out", str(tmp_path)])
-    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
+    assert names_in(tmp_path) == names_in(folder / "figures")
+
+
+@pytest.mark.parametrize("folder", SEARCHES, ids=lambda p: p.name)
+def test_a_search_s_best_trials_come_out_of_the_stored_rows(folder, capsys):
     main(["analyze", str(folder)])
     assert f"best of {len(load_runs(folder))} trials" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
-def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, tmp_path):
-    main(["plot", str(folder), "--out", str(tmp_path)])
-    found, stored = (json.loads((f / "analysis.json").read_text()) for f in (tmp_path, folder / "figures"))
-    assert_close(found, stored)
-    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", TOGETHER, ids=lambda p: p.name)
-def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, tmp_path):
-    main(["plot", str(folder), "--out", str(tmp_path)])
-    found, stored = (pd.read_csv(f / "ablations.csv") for f in (tmp_path, folder / "figures"))
-    pd.testing.assert_frame_equal(found, stored, rtol=0.02, atol=0.02)
-    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in (folder / "figures").iterdir()}
-
-
-@pytest.mark.slow
-def test_coordinate_check_s_figure_comes_out_of_the_stored_table(tmp_path):
-    main(["plot", str(RESULTS / "coord_check"), "--out", str(tmp_path)])
-    committed = {p.name for p in (RESULTS / "coord_check" / "figures").iterdir()}
-    assert {p.name for p in tmp_path.iterdir()} == committed
 
 
 def test_what_a_coordinate_check_has_stored_is_not_measured_again():
@@ -95,7 +111,7 @@ def test_every_run_has_ended_and_has_its_curve(folder):
 
 @pytest.mark.parametrize("folder", STORES, ids=lambda p: p.name)
 def test_every_stored_row_keeps_its_name(folder):
-    """The trial_id of each row, from its own configuration: or it would be trained again."""
+    """Each row's configuration gives its trial_id; otherwise it would be trained again."""
     runs = load_runs(folder)
     for config, fingerprint, name in zip(
         runs["config"], runs["data_fingerprint"], runs["trial_id"], strict=True
@@ -116,6 +132,7 @@ def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
 
     parts = by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
     assert set(parts) == {"adamw_tied", "adamw_untied", "sgd_tied", "sgd_untied"}
+    assert names_in(RESULTS / "coord_check" / "figures") == files_of(parts)
     for part in parts.values():
         largest = slopes(part).groupby("parametrization")["slope"].max()
         assert largest["mup"] < 0.1
@@ -133,8 +150,26 @@ def test_the_first_pages_open_with_the_stored_verdicts(page):
         assert result["verdict"]["sentence"] in top
 
 
-@pytest.mark.slow
-def test_the_table_of_all_sweeps_is_that_of_the_stored_rows():
+def test_the_table_of_all_sweeps_says_what_their_analyses_say():
+    """Drift exponent with its interval, and verdict, of each rule."""
+    row = re.compile(
+        r"^\|[^|]+\| `(?P<rule>[^`]+)` \|(?:[^|]+\|){2} (?P<alpha>[^|]+) \|[^|]+\| (?P<verdict>\w+) .*"
+        r"\[(?P<sweep>\w+)\]\(",
+        re.M,
+    )
+    rows = [match.groupdict() for match in row.finditer((RESULTS / "README.md").read_text(encoding="utf-8"))]
+    assert {found["sweep"] for found in rows} <= {path.name for path in SWEEPS}
+    for found in rows:
+        stored = json.loads((RESULTS / found["sweep"] / "figures" / "analysis.json").read_text())
+        (result,) = (r for r in stored["results"] if r["parametrization"] == found["rule"])
+        assert f"{found['rule']}: {found['verdict']}" in result["verdict"]["sentence"], found
+        numbers = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d+", found["alpha"])]
+        drift = [result["drift"][key] for key in ("alpha", "low", "high")]
+        assert numbers == pytest.approx(drift if numbers else [], abs=0.011), found
+
+
+@pytest.mark.nightly
+def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     numbers = r"−?\d+\.\d+"
     made, stored = (
         page("results", *rulings(RESULTS), "referee.png"),

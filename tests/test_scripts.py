@@ -1,4 +1,4 @@
-"""The cluster files: valid by Ray's own schema, closed to the internet, and up only after a question."""
+"""Scripts: cluster files by Ray's own schema, closed to the internet, up only after a question; test-all."""
 
 import json
 import os
@@ -161,7 +161,7 @@ def bare_path(folder: Path) -> Path:
     return tools
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_setup_makes_an_environment_where_no_python_is_on_the_path(tmp_path):
     """uv has an interpreter of its own, as on a TPU VM, where it fetches one; the replay is installed."""
     uv = shutil.which("uv") or Path(sys.executable).with_name("uv")
@@ -207,7 +207,7 @@ def docker_steps() -> list[tuple[str, str]]:
     return [tuple(line.split(" ", 1)) for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_image_s_steps_find_their_files_and_packages(tmp_path):
     """Its COPYs in an empty folder; then its installation is resolved for its Python, without making it."""
     steps = docker_steps()
@@ -241,3 +241,35 @@ def test_pods_run_the_image_of_the_dockerfile():
     assert f"docker build -f scripts/tpu/Dockerfile -t {image} ." in (TPU / "Dockerfile").read_text()
     imported = next(a for i, a in docker_steps() if i == "RUN" and "import" in a)
     assert {"ray", "torch_xla", "libtpu", "mup_tpu"} <= set(re.findall(r"\w+", imported))
+
+
+def checkout_without_packages(folder: Path) -> Path:
+    """A copy of the scripts whose environment's Python writes down pytest's arguments and runs no check."""
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        "#!/bin/sh\n"
+        'case "$1 $2" in\n'
+        '  "-m pytest") shift 2; printf "%s\\n" "$MUP_TPU_EXAMPLES" "$@" >pytest.txt; exit 3;;\n'
+        "  -m*) exit 0;;\n"
+        "esac\n"
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("script", ["test", "test-all"])
+def test_arguments_reach_pytest_and_its_exit_code_comes_back(script, tmp_path):
+    checkout = checkout_without_packages(tmp_path)
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "MUP_TPU_EXAMPLES")}
+    command = [str(checkout / "scripts" / script), "tests/store", "-k", "atomic or whole"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 3, done.stderr
+    examples, *words = (checkout / "pytest.txt").read_text().splitlines()
+    chosen = ["-m", "nightly or not nightly"] if script == "test-all" else []
+    assert words[-3 - len(chosen) :] == [*chosen, "tests/store", "-k", "atomic or whole"]
+    assert ("-m" in words, examples) == ((True, "20000") if chosen else (False, ""))
+    assert re.search(r"^\[test\] wall time \S+; CPU time \S+ \(user\) and \S+ \(system\)$", done.stderr, re.M)
