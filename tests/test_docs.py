@@ -1,4 +1,4 @@
-"""Pages for people: what they say can be typed, imported or opened is there."""
+"""Documentation pages: their commands parse, their imports work, their files exist."""
 
 import functools
 import importlib
@@ -39,13 +39,13 @@ PAGES = sorted(
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
 STARTS = re.compile(r"(mup-tpu|python|pip|scripts/\w[\w/]*|\.\.\.)(?= |$)")
 NAMED = re.compile(r"mup-tpu( [a-z-]+){0,2}")
-"""A command that is named in prose, not written out."""
+"""Name of a command in prose, without arguments."""
 ELSEWHERE = ("git", "cd", "source", "gcloud")
-"""Programs that are not ours: their lines are not checked."""
+"""Other projects' programs: their lines are not checked."""
 
 
 def text_of(page: Path) -> str:
-    """The Markdown of a page; of a notebook, that of its prose."""
+    """Markdown of a page, or of a notebook's prose."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".md":
         return text
@@ -58,7 +58,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command: lines of bash blocks, then what is written as code in prose and tables.
+    """Words of each command: lines of bash blocks, then code in prose and tables.
 
     `... --ray` goes on from the command before it; what stands in [brackets] may be left out, and is taken.
     """
@@ -85,7 +85,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def parsed_only(command: Callable) -> Callable:
-    """The same command line, of a command that does nothing."""
+    """Command with the same command line that does nothing."""
 
     @functools.wraps(command)
     def does_nothing(*_: object, **__: object) -> None:
@@ -96,7 +96,7 @@ def parsed_only(command: Callable) -> Callable:
 
 def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "argv", [path, *arguments])
-    # Where its command line has been read, and its sweep made.
+    # Stops after the command line is read and the sweep made.
     patch.setattr(tuning, "run_and_show", lambda sweep, *_: sweep.trials())
     patch.setattr(tuning, "run_either", lambda sweep, *_: sweep.trials() and {})
     for module, name in ((tuning, "show_and_judge"), (tuning, "search_and_show"), (checks, "coord_checks")):
@@ -114,7 +114,7 @@ def run_benchmark(path: str, arguments: list[str], patch: pytest.MonkeyPatch) ->
 
 
 def run_ours(arguments: list[str], patch: pytest.MonkeyPatch) -> list[str]:
-    """Also the names of all commands."""
+    """Parse our own command; return the names of all commands."""
     names = []
     register = tyro.extras.SubcommandApp.command
     groups = {id(data.app): (data.prepare, data.inspect)}
@@ -155,7 +155,7 @@ def install(requirement: str) -> None:
 
 
 def run_ray(arguments: list[str]) -> set[str]:
-    """Ray's own command line, read and not run; also the options that its command has."""
+    """Parse a command of Ray without running it; return the command's options."""
     from ray.scripts.scripts import cli
 
     command = cli.commands[arguments[0]]
@@ -167,7 +167,7 @@ def run_ray(arguments: list[str]) -> set[str]:
 
 
 def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
-    """Hand a command's words to the parser that they are for."""
+    """Hand a command's words to its program's parser."""
     program, *arguments = words
     for before, word in pairwise(words):
         if re.match(r"(experiments|benchmarks|tests|scripts)/(?!NAME)", word) and before != "--out":
@@ -192,7 +192,7 @@ def dispatch(words: list[str], patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def parse(monkeypatch, capsys) -> Callable[[list[str]], None]:
-    """Has a command's words read, and nothing run; what its parser says against them is an AssertionError."""
+    """Function that parses a command's words without running it; a refusal is an AssertionError."""
     monkeypatch.chdir(ROOT)
 
     def parse_words(words: list[str]) -> None:
@@ -260,13 +260,13 @@ def test_what_is_imported_in_examples_is_there():
 
 
 OF_OTHERS = ("pretrain.py", "completed_adamh.py")
-"""Files of other projects that docs/rules.md speaks of."""
+"""Files of other projects that docs/rules.md names."""
 
 
 def named(pattern: str) -> Iterator[tuple[str, str]]:
-    """What pages write as code in prose, where it is of this form, with the page.
+    """Code in prose that matches a pattern, with its page.
 
-    Not the benchmarks': theirs speaks of the scripts' own options, and of other projects' files.
+    Without benchmarks' pages, which name options of their scripts and files of other projects.
     """
     for page in PAGES:
         if page.parent.name == "benchmarks":
@@ -277,7 +277,7 @@ def named(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def test_options_that_prose_names_are_there(monkeypatch, capsys):
-    """Of some command, or of `ray start`: --heartbeat, --tune weight_decay=0,0.01."""
+    """Options of a command or of `ray start`, as --heartbeat or --tune weight_decay=0,0.01."""
     with monkeypatch.context() as patch:
         commands_there = run_ours(["doctor"], patch)
     assert "data inspect" in commands_there and "init" in commands_there

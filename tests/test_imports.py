@@ -1,4 +1,4 @@
-"""The arrows between rooms: replay starts without a training library, and nothing imports upward."""
+"""Arrows between rooms: nothing imports upward, and replay imports no training library."""
 
 import ast
 import json
@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "mup_tpu"
 HEAVY = ("torch", "torch_xla", "torchvision", "ray", "transformers", "datasets", "mup", "hyperopt", "optuna")
 LIGHT_ROOMS = ("errors", "files", "rules", "config", "optimizers", "store", "analysis", "plots", "report")
 
-# Rooms from left to right; what each may import from the package, besides itself. The command line and
-# experiments may use all.
+# Rooms that each room may import besides itself, from left to right. The command line and experiments may
+# import all.
 CONFIGURATION = {"errors", "rules", "config"}
 MODEL = CONFIGURATION | {"optimizers", "models"}
 TRAINING = MODEL | {"files", "data", "devices", "training"}
@@ -49,7 +49,7 @@ LIGHT = (
     "scipy.stats",
     "tyro",
 )
-"""What the replay is made of, which takes longest to import."""
+"""Packages of the replay that take longest to import."""
 
 FORKED = """
 import importlib, json, os, sys
@@ -67,8 +67,8 @@ for code in codes:
 
 
 def heavy_modules_after(*codes: str) -> list[list[str]]:
-    """Run each code in an interpreter of its own, which has imported what is light and nothing else; return
-    which training libraries it left imported.
+    """Training libraries that each code leaves imported, run in its own fork of an interpreter that has
+    imported light packages.
     """
     asked = json.dumps([LIGHT, HEAVY, codes])
     result = subprocess.run(
@@ -81,7 +81,7 @@ def heavy_modules_after(*codes: str) -> list[list[str]]:
 
 
 def room_sources(room: str) -> list[Path]:
-    """The files of a room, which is one module or one package."""
+    """Files of a room: one module or one package."""
     module = PACKAGE / f"{room}.py"
     return [module] if module.exists() else sorted((PACKAGE / room).rglob("*.py"))
 
@@ -92,7 +92,7 @@ def dotted_name(path: Path) -> str:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Modules of the package that a file imports anywhere in it, type-checking blocks included."""
+    """Modules of the package that a file imports, in functions and type-checking blocks too."""
     package = dotted_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -110,7 +110,7 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Rooms of the package that a file imports anywhere in it, type-checking blocks included."""
+    """Rooms of the package that a file imports, in functions and type-checking blocks too."""
     return {room for room in (name.split(".")[1] for name in imported_modules(path)) if room_sources(room)}
 
 
@@ -130,7 +130,7 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_the_detector_sees_a_heavy_import():
-    assert heavy_modules_after("import torch", "import numpy") == [["torch"], []]
+    assert heavy_modules_after("import optuna", "import numpy") == [["optuna"], []]
 
 
 def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_a_driver_leaves_torch_to_its_workers():
 
 
 def test_training_starts_without_transformers_and_torchs_compiler():
-    """Each takes longer to import than torch; torch's own optimizers and layers import the latter."""
+    """Each takes longer to import than torch. Torch's optimizers and layers import its compiler."""
     code = (
         "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\n"
         "from mup_tpu.training.pack import Pack\nimport mup_tpu.training.loop\n"

@@ -166,11 +166,11 @@ for command in sys.argv[2:]:
         answers.append((command, code, said.read()))
 print(json.dumps(answers))
 """
-"""Runs each command in a fork and prints its exit code and output; hides the modules that are named first."""
+"""Runs each command in a fork, without the modules that come first; prints exit codes and outputs."""
 
 
 def require_what_to_install(python: Path, hidden: tuple[str, ...], tmp_path: Path) -> None:
-    """Check that each command that trains says what to install, where these modules are hidden."""
+    """Each command that trains says what to install, where these modules are hidden."""
     (tmp_path / "sweep.toml").write_text('experiment = "x"\nwidths = [64]\nlearning_rates = [0.01]\n')
     (tmp_path / "search.toml").write_text(
         'experiment = "x"\n[space.learning_rate]\nkind = "loguniform"\nlow = 0.001\nhigh = 0.1\n'

@@ -1,4 +1,4 @@
-"""The list of what waits for a GPU: it runs, what has ended is not run again, and what was killed is."""
+"""List of steps for a GPU: an ended step is not run again, a killed one is."""
 
 import os
 import signal

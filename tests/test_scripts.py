@@ -87,7 +87,7 @@ def test_the_wrapper_explains_itself():
 
 
 def test_ray_s_provider_of_google_cloud_takes_the_cluster_file():
-    """Its own modules, which import googleapiclient: without that `cluster up` cannot start."""
+    """Ray's modules import googleapiclient: without it `cluster up` cannot start."""
     pytest.importorskip("torch_xla")  # where `all` installs everything
     from ray.autoscaler._private.gcp import config as gcp
     from ray.autoscaler._private.providers import _get_node_provider_cls
@@ -110,7 +110,7 @@ def test_ray_s_provider_of_google_cloud_takes_the_cluster_file():
 
 
 def test_what_is_asked_of_the_tpu_api_is_in_its_description():
-    """The description that Google's own client carries."""
+    """By the description in Google's own client."""
     documents = pytest.importorskip("googleapiclient.discovery_cache").DISCOVERY_DOC_DIR
     described = json.loads(Path(documents, "tpu.v2.json").read_text())["schemas"]
     config = yaml.safe_load((TPU / "cluster.yaml").read_text())
@@ -153,7 +153,7 @@ def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_p
 
 
 def bare_path(folder: Path) -> Path:
-    """A folder for PATH with the commands of any Linux, and no Python."""
+    """Folder for PATH with the commands of any Linux, without Python."""
     tools = folder / "bin"
     tools.mkdir()
     for name in ("bash", "cat", "dirname", "env", "flock", "grep", "head", "mkdir", "rm", "sed", "sh", "tr"):
@@ -163,7 +163,7 @@ def bare_path(folder: Path) -> Path:
 
 @pytest.mark.nightly
 def test_setup_makes_an_environment_where_no_python_is_on_the_path(tmp_path):
-    """uv has an interpreter of its own, as on a TPU VM, where it fetches one; the replay is installed."""
+    """With an interpreter that uv has, as one that it fetches on a TPU VM; the replay is installed."""
     uv = shutil.which("uv") or Path(sys.executable).with_name("uv")
     checkout = tmp_path / "checkout"
     for name in ("mup_tpu", "scripts"):
@@ -194,7 +194,7 @@ def test_setup_makes_an_environment_where_no_python_is_on_the_path(tmp_path):
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert "packages are installed already" in again.stderr
 
-    # A version that is not there and cannot be fetched.
+    # A missing version that cannot be fetched.
     missing = environment | {"PYTHON": "3.12", "UV_PYTHON_DOWNLOADS": "never"}
     refused = subprocess.run(command, env=missing, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2
@@ -209,7 +209,7 @@ def docker_steps() -> list[tuple[str, str]]:
 
 @pytest.mark.nightly
 def test_the_image_s_steps_find_their_files_and_packages(tmp_path):
-    """Its COPYs in an empty folder; then its installation is resolved for its Python, without making it."""
+    """Its COPYs are done in an empty folder; its installation is resolved, not made."""
     steps = docker_steps()
     python = re.fullmatch(r"python:(3\.1[123])-slim-bookworm", dict(steps)["FROM"])[1]
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
@@ -244,7 +244,7 @@ def test_pods_run_the_image_of_the_dockerfile():
 
 
 def checkout_without_packages(folder: Path) -> Path:
-    """A copy of the scripts whose environment's Python writes down pytest's arguments and runs no check."""
+    """Copy of the scripts with a Python that runs no check and writes down pytest's arguments."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     shutil.copy(ROOT / "pyproject.toml", folder)
     python = folder / ".venv" / "bin" / "python"

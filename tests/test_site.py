@@ -1,4 +1,4 @@
-"""The documentation site: built offline from the repository, without a dead link; its examples run."""
+"""Documentation site: built once, offline and without a dead link; its examples run."""
 
 import doctest
 import importlib
@@ -19,7 +19,7 @@ WITH_EXAMPLES = [
 
 @pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_examples_in_docstrings_say_what_they_print(file, monkeypatch):
-    """From the repository's top."""
+    """In the repository's top folder."""
     monkeypatch.chdir(ROOT)
     module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     ran = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
@@ -50,7 +50,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_the_site_has_every_page_and_no_dead_link(site):
-    """Pages and anchors are mkdocs' to check, in its strict mode; here also what is HTML from the start."""
+    """Links in HTML files too; mkdocs checks those of Markdown in its strict mode."""
     places = (
         "*.md",
         "docs/**/*.md",
@@ -69,7 +69,7 @@ def test_the_site_has_every_page_and_no_dead_link(site):
 
 
 def test_the_site_asks_for_nothing_over_the_network(site):
-    """Of what a browser fetches by itself; links that a reader may follow are another thing."""
+    """No script, style or image comes from elsewhere; links for the reader may."""
     fetched = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\"\s>]+)")
     for file in site.rglob("*.html"):
         found = set(fetched.findall(file.read_text(encoding="utf-8")))
@@ -79,7 +79,7 @@ def test_the_site_asks_for_nothing_over_the_network(site):
 
 
 def test_the_reference_shows_what_packages_export(site):
-    """Docstrings are read from the code, unrun, and a name that a package takes from its rooms by __all__."""
+    """Each name of a package's __all__, though mkdocstrings reads code without running it."""
     for name in ("analysis", "parametrize", "plots"):
         module = importlib.import_module(f"mup_tpu.{name}")
         text = (site / "docs" / "reference" / f"{name}.html").read_text(encoding="utf-8")

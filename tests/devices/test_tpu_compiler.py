@@ -51,13 +51,18 @@ def handed_over():
     ("accelerator_type", "case"),
     [
         ("v4-8", APART),
-        ("v4-8", LONG),
-        ("v4-16", APART),  # two hosts
-        ("v4-16", SPLIT),
-        ("v5litepod-4", SPLIT),
-        ("v5litepod-8", APART),
-        ("v6e-4", APART),
-        ("v4-8", MUON),
+        *(
+            pytest.param(accelerator_type, case, marks=pytest.mark.nightly)
+            for accelerator_type, case in [
+                ("v4-8", LONG),
+                ("v4-16", APART),  # two hosts
+                ("v4-16", SPLIT),
+                ("v5litepod-4", SPLIT),
+                ("v5litepod-8", APART),
+                ("v6e-4", APART),
+                ("v4-8", MUON),
+            ]
+        ),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -134,7 +139,7 @@ def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
         compile_pack([Trial()], 256, TARGETS["v4-8"], "trial=3,data=1")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_doctor_compiles_for_a_tpu_that_is_not_here(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
     compiled = (NARROW[0], MUON)  # the others are, above
