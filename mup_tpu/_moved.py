@@ -30,6 +30,7 @@ MOVED = {
     "tuning.cluster": "jobs.cluster",
     "tuning.plan": "jobs.plan",
     "tuning.tpu_hosts": "jobs.tpu_hosts",
+    "tuning.transfer": "tuning.zero_shot",
 }
 """Old name -> new name, below `mup_tpu`."""
 

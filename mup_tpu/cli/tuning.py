@@ -228,7 +228,7 @@ def search_and_show(
     console = make_console()
     with console.status("importing ray"):
         from mup_tpu.tuning.search import run_search
-        from mup_tpu.tuning.transfer import best_trials
+        from mup_tpu.tuning.zero_shot import best_trials
 
     folder = results or f"results/{search.experiment}"
     outcome = run_search(search, folder, options, run, resume, console)
@@ -283,7 +283,7 @@ def transfer(
     from mup_tpu.config.columns import configured, write
     from mup_tpu.jobs.plan import describe
     from mup_tpu.store import load_axes, load_runs
-    from mup_tpu.tuning import transfer as rules
+    from mup_tpu.tuning import zero_shot as rules
     from mup_tpu.tuning.sweep import run_trials
 
     console = make_console()

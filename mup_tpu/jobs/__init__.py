@@ -1,10 +1,10 @@
-"""Jobs: what runs in workers, and the workers, on this machine or on a Ray cluster."""
+"""Jobs, the scheduler that runs them, and its pools of workers: here, in forked processes, and on Ray."""
 
 import os
 from pathlib import Path
 
-# Ray 2.60 starts clusters with token authentication where this file is, but a driver that joins one by its
-# address sends the token only if it is told to before ray is imported.
+# Ray 2.60 starts clusters with token authentication where this file exists. A driver that joins one by its
+# address sends the token only if this variable is set before ray is imported.
 _token = Path.home() / ".ray" / "auth_token"
 if _token.exists() and _token.stat().st_size:
     os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -1,4 +1,4 @@
-"""The Ray cluster a sweep or search runs on: joining or starting it, and how many packs it holds at once."""
+"""Ray cluster of a sweep or search: joining or starting it, and its room for packs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import parameter, ray_constants
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.text import Text
@@ -22,6 +20,7 @@ from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
 from mup_tpu.jobs.plan import threads_per_pack
+from mup_tpu.jobs.ray_internals import alone_on_this_machine
 from mup_tpu.jobs.tpu_hosts import (
     SliceKind,
     bounds,
@@ -32,7 +31,7 @@ from mup_tpu.jobs.tpu_hosts import (
 )
 
 _LONGEST_FOLDER = 40
-"""Characters of the path of a folder in which Ray can make its sockets, whose paths have 107 at most."""
+"""Most characters of the path of Ray's folder: paths of its sockets there may have 107."""
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -45,27 +44,33 @@ class Slots:
     count: int
     """Packs at once."""
     needs: dict[str, Any]
-    """Ray options of the actor of one."""
+    """Ray options of an actor, which runs one pack."""
     execution: str
     """"vmap" on accelerators, "loop" on CPUs: the workers' device decides, which the driver need not have."""
     environment: dict[str, str]
     """Environment of an actor."""
     slice: SliceKind | None = None
-    """What an actor reserves for itself, where a pack has a TPU slice of several hosts."""
+    """Slice that an actor reserves, where a pack has a TPU slice of several hosts."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Needs, to be compared: without the strategy, since two of Ray's for one node are not equal."""
+        needs = {name: need for name, need in self.needs.items() if name != "scheduling_strategy"}
+        return needs, self.environment, self.slice
 
     def for_tune(self) -> dict[str, float]:
-        """The needs as Ray Tune writes them."""
+        """Needs as Ray Tune writes them."""
         plain = {"cpu": self.needs["num_cpus"], "gpu": self.needs.get("num_gpus", 0)}
         return {name: n for name, n in plain.items() if n} | self.needs.get("resources", {})
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:
-    """A connection to a cluster, or a cluster of this machine alone; one that is there already is used.
+    """Connection to a cluster, or a cluster of this machine only; an existing connection is used.
 
     Args:
-        address: of the cluster to join; None starts one.
-        console: says on a terminal that it starts, which takes many seconds; None says nothing.
+        address: address of the cluster to join; None starts one.
+        console: for a notice on a terminal, since a start takes many seconds; None shows nothing.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -74,7 +79,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Workers that are lost are dealt with; Ray would print a traceback of what they had left to say.
+    # The scheduler deals with lost workers; Ray would print a traceback of their last events.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -99,7 +104,7 @@ def _connect(address: str | None) -> None:
         # The cluster's workers run the driver's code, whatever they have installed.
         ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        # It listens, so that a token is what is most likely missing, which Ray says in warnings alone.
+        # Something listens, so the token is most likely missing; Ray mentions that only in warnings.
         raise ConfigError(
             f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
             "(Ray warns of that), it is that of ~/.ray/auth_token or RAY_AUTH_TOKEN"
@@ -107,52 +112,41 @@ def _connect(address: str | None) -> None:
 
 
 def start_here(**options: Any) -> None:
-    """Start a cluster of this machine alone, which nobody reaches from another.
+    """Start a cluster of this machine only, which other machines cannot reach.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     _keep_token_private()
-    # As on macOS and Windows: Ray listens on this machine alone where it does not expect others to join. Its
-    # option for a node's address does not do: of 127.0.0.1 it makes the address that others reach.
     folder = folder_of_this_process()
     if len(str(folder)) <= _LONGEST_FOLDER:
         options["_temp_dir"] = str(folder)
-    can_have_more_nodes, parameters = ray_constants.ENABLE_RAY_CLUSTER, parameter.RayParams
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    # Two processes less, for which `ray.init` has no option: the autoscaler of one machine has nothing to do,
-    # and nobody reads what workers print.
-    fewer: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
-    parameter.RayParams = partial(parameters, **fewer)  # type: ignore
-    try:
+    with alone_on_this_machine():
         start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = can_have_more_nodes
-        parameter.RayParams = parameters  # type: ignore
 
 
 def _keep_token_private() -> None:
-    """Have the token that lets a driver connect readable by this user alone: Ray makes it readable by all."""
+    """Make the token of drivers readable by this user only: Ray makes it readable by all."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return
     token = Path.home() / ".ray" / "auth_token"
-    with contextlib.suppress(OSError):  # a home that cannot be written to: Ray has the last word on that
+    with contextlib.suppress(OSError):  # Ray reports a home that cannot be written to
         token.parent.mkdir(exist_ok=True)
-        token.touch(0o600)  # empty, Ray takes it for none, and writes one into it
+        token.touch(0o600)  # Ray writes a token into an empty file
         token.chmod(0o600)
 
 
 def start_patiently(start: Callable[[], Any]) -> None:
-    """Call what starts a node until it is up in the half minute that Ray gives it: a machine may be busy.
+    """Start a node, again where Ray's half minute for it was too short on a busy machine.
 
     Raises:
-        ConfigError: it was not in several tries.
+        ConfigError: several tries were too slow.
     """
     for _ in range(_STARTS):
         try:
             start()
             return
-        except Exception as error:  # Ray has no class for it
+        except Exception as error:  # Ray has no class for this error
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
@@ -160,10 +154,10 @@ def start_patiently(start: Callable[[], Any]) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Fail in seconds where nobody listens: Ray itself tries for minutes.
+    """Check in seconds that a cluster listens: Ray itself tries for minutes.
 
     Raises:
-        ConfigError: nobody does.
+        ConfigError: nothing listens at the address.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in host:
@@ -174,13 +168,13 @@ def check_reachable(address: str) -> None:
 
 
 def threads(trials: int) -> int:
-    """CPU threads of a pack such that so many trials use every core of the connected cluster's nodes."""
+    """CPU threads of a pack, such that this number of trials uses every core of the connected cluster."""
     cores = [node["Resources"]["CPU"] for node in nodes_with("CPU")]
     return threads_per_pack(trials, int(min(cores)), len(cores)) if cores else 1
 
 
 def slots(options: RunOptions) -> Slots:
-    """How many packs run at once on the connected cluster, and what each asks Ray for.
+    """Room for packs on the connected cluster.
 
     Raises:
         ConfigError: the cluster has less than one pack needs, or TPU hosts that cannot be used.
@@ -192,7 +186,7 @@ def slots(options: RunOptions) -> Slots:
     kind = None
     if on_tpus and options.placement == "slice":
         kind, count = kind_of_most_chips()
-        # The actor itself does little and stays beside the driver, safe from what happens to a slice.
+        # The actor itself does little. It stays beside the driver, where the loss of a slice leaves it alive.
         beside = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": beside}
     elif on_tpus:

@@ -1,4 +1,4 @@
-"""What is left to run, in which packs, and what each costs."""
+"""Missing trials, the packs that they run in, and the work of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, write
-from mup_tpu.errors import PackTooLarge
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training.pack_key import pack_key
 
@@ -18,18 +17,18 @@ _FLOPS_PER_NUMBER = 500.0
 """Arithmetic that takes as long as writing a number that is kept for the backward pass (measured on CPUs)."""
 
 _VOCABULARY = 256
-"""Vocabulary assumed here: that of the data is known only once they are loaded."""
+"""Assumed size of the vocabulary: the real one is known once the data is loaded."""
 
 
 def describe(trial: Trial, fields: Sequence[str]) -> str:
-    """A trial by some of its fields: "width 64", or "width 128 depth 4"."""
+    """Name of a trial by some of its fields: "width 64", or "width 128 depth 4"."""
     labels = {column.field: column.label for column in CONFIGURED.values()}
     flat = trial.flat()
     return " ".join(f"{labels[name]} {write(name, flat[name])}" for name in fields)
 
 
 def work(trial: Trial) -> float:
-    """How long a trial takes beside others: its arithmetic, and what it writes, as arithmetic."""
+    """Relative time of a trial: its arithmetic, and its memory traffic as arithmetic."""
     data = trial.data
     declaration = declare(trial.model, _VOCABULARY, data.sequence_length)
     numbers = declaration.activations.vectors["loop"] * declaration.width * declaration.layers
@@ -38,15 +37,15 @@ def work(trial: Trial) -> float:
 
 
 def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
-    """CPU threads of a pack such that so many trials use every core of every host.
+    """CPU threads of a pack, such that this number of trials uses every core of every host.
 
-    One thread each where there are trials for all cores: two packs of one thread do more than one of two
+    Each has one thread where there are trials for all cores: two packs of one thread do more than one of two
     (measured: 119 k against 105 k tokens/s at width 64, 14.0 k against 12.6 k at width 256, on 2 cores).
 
     Args:
-        trials: how many.
-        cores: of each host.
-        hosts: how many.
+        trials: number of trials.
+        cores: cores of each host.
+        hosts: number of hosts.
     """
     return max(1, cores // math.ceil(trials / hosts))
 
@@ -54,12 +53,12 @@ def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
 def missing_trials(
     trials: Sequence[Trial], done: Collection[str], trial_id: Callable[[Trial], str]
 ) -> list[Trial]:
-    """The trials that have no result yet, each once.
+    """Trials that have no result yet, each once.
 
     Args:
-        trials: all of them.
+        trials: all trials.
         done: trial_ids that have a result.
-        trial_id: of a trial, with its data.
+        trial_id: finds a trial's name, which its data is part of.
     """
     by_id = {trial_id(trial): trial for trial in trials}
     return [trial for name, trial in by_id.items() if name not in done]
@@ -68,11 +67,11 @@ def missing_trials(
 def make_packs(
     trials: Sequence[Trial], workers: int, execution: str, pack_size: int = 0
 ) -> list[list[Trial]]:
-    """Trials in packs of one shape, the longest first so that no worker is left with one at the end.
+    """Packs of trials of one shape, the longest first, so that the last one to run is short.
 
     Args:
         trials: in any order.
-        workers: packs that run at once.
+        workers: packs at once.
         execution: "loop" or "vmap".
         pack_size: most members of a pack; 0 chooses.
     """
@@ -88,11 +87,3 @@ def make_packs(
         # Round robin mixes values of the hyperparameter, so that no pack holds all that diverge early.
         packs += [group[i::count] for i in range(count) if group[i::count]]
     return sorted(packs, key=lambda pack: -work(pack[0]))
-
-
-def split_pack(packs: list[list[Trial]], index: int, error: PackTooLarge) -> list[int]:
-    """Add a pack's parts of at most `error.fits` members to the end of the packs; return their indices."""
-    count = math.ceil(len(packs[index]) / error.fits)
-    first = len(packs)
-    packs += [packs[index][i::count] for i in range(count)]
-    return list(range(first, len(packs)))

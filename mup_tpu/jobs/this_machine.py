@@ -1,29 +1,25 @@
-"""What this machine has room for, and the server that processes for packs are forked from.
+"""Room for packs on this machine, and processes forked from a server that has imported torch.
 
-The server imports torch once, which takes seconds; nothing here imports it, so that it can be started before
-anything else is.
+Importing torch takes seconds. Nothing here imports it, so that the server can be started first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import multiprocessing
 import os
-import signal
-import sys
 import time
-import types
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker, util
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.files.leftovers import mark
+from mup_tpu.jobs.multiprocessing_internals import ensure_server, fork
 from mup_tpu.jobs.plan import threads_per_pack
+
+PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.host_log")
+"""Modules that the server imports for packs."""
 
 _STARTS = 3
 """Tries to start a process."""
@@ -40,12 +36,27 @@ def cores() -> int:
 
 
 def is_cpu(options: RunOptions) -> bool:
-    """Whether packs train on the CPU, as far as can be told without torch: here it is not to be imported."""
+    """Whether packs train on the CPU, as far as can be told without importing torch."""
     return options.device == "cpu" or (options.device == "auto" and not glob.glob("/dev/nvidia[0-9]*"))
 
 
+def execution(options: RunOptions) -> str:
+    """How members of a pack train here: "loop" or "vmap".
+
+    Raises:
+        ConfigError: the device is not there.
+    """
+    if options.execution != "auto":
+        return options.execution
+    if is_cpu(options):
+        return "loop"
+    from mup_tpu.devices import get_device
+
+    return get_device(options.device).execution
+
+
 def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Packs that run at once on this machine, and CPU threads of each, so that so many use it all."""
+    """Packs that run at once on this machine, and CPU threads of each, for this number of trials."""
     if not _CAN_FORK or not is_cpu(options):
         return 1, options.threads or cores()
     threads = options.threads or threads_per_pack(trials, cores())
@@ -55,11 +66,18 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 def start_server(where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep would use it; returns at once, while it imports on a core of its own."""
     if not where.on_ray and room(cores(), options)[0] > 1:
-        _ensure_server()
+        ensure_server(PACK_MODULES)
 
 
-def start_process(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
-    """A process forked from the server; it ends when this one does.
+def start_process(
+    target: Callable[..., None], arguments: tuple[Any, ...], preload: Sequence[str] = PACK_MODULES
+) -> BaseProcess:
+    """Process forked from the server; it ends when this process does.
+
+    Args:
+        target: function to call, importable by name.
+        arguments: its arguments, pickled.
+        preload: modules that the server imports, if it does not run yet.
 
     Raises:
         ConfigError: the server died each time that it was started.
@@ -67,42 +85,12 @@ def start_process(target: Callable[..., None], arguments: tuple[Any, ...]) -> Ba
     for attempt in range(_STARTS):
         if attempt:
             time.sleep(_PAUSE_S)
-        _ensure_server()
-        process = multiprocessing.get_context("forkserver").Process(
-            target=target, args=arguments, daemon=True
-        )
+        ensure_server(preload)
         try:
-            with _without_main():
-                process.start()
-            return process
-        except (EOFError, OSError) as error:  # it died before it had forked: the next one may live
+            return fork(target, arguments)
+        except (EOFError, OSError) as error:  # the next server may live
             why = reason(error)
     raise ConfigError(
         f"the server that processes are forked from died as it started, {_STARTS} times ({why}); is memory "
         "short on this machine?"
     )
-
-
-def _ensure_server() -> None:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["mup_tpu.training.loop", "mup_tpu.training.host_log"]
-    )
-    resource_tracker.ensure_running()  # which the server starts else, and which unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:  # Ctrl-C reaches the server too, which ignores it once it has imported what it is to
-        mark(Path(util.get_temp_dir()))  # where the server's socket will lie
-        with _without_main():
-            forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Have processes start without the caller's script, which they do not need and which may lack a guard."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -1,8 +1,8 @@
-"""TPU hosts and slices as a Ray cluster shows them, and what a worker on one tells torch_xla and libtpu.
+"""TPU hosts and slices as a Ray cluster shows them, and the environment that libtpu needs on them.
 
-Each host has the resource TPU, one a chip. Ray hands a worker its chips through TPU_VISIBLE_CHIPS, and a
-worker may ask for 1, 2, 4 or 8 of them. Hosts carry the name, type and topology of their slice, and their
-number in it, as labels; a host that is no part of a larger slice is a slice by itself.
+A host has one resource TPU for each chip. A worker may ask for 1, 2, 4 or 8 chips, and Ray tells it which in
+TPU_VISIBLE_CHIPS. Labels of a host hold its slice's name, type and topology, and its number in the slice. A
+host outside a larger slice is a slice by itself.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from typing import Any
 
 import ray
 
-from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError
 
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 TOPOLOGY, POD_TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"
 
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""Shape of the chips of one process (TPU_CHIPS_PER_PROCESS_BOUNDS), by the numbers that Ray hands out."""
+"""Shape of the chips of one process (TPU_CHIPS_PER_PROCESS_BOUNDS), by number of chips."""
 
 
 @dataclass(frozen=True)
 class SliceKind:
-    """What slices of several hosts have in common."""
+    """Kind of slices of several hosts."""
 
     generation: str
-    """As Ray names it: "v4", "v5litepod"."""
+    """Ray's name of it: "v4", "v5litepod"."""
     topology: str
     """Chips along each axis, such as "2x2x2"."""
     chips_per_host: int
@@ -42,12 +41,12 @@ class SliceKind:
         return (_chips_of(self.topology) or 0) // self.chips_per_host
 
     def host_labels(self, name: str) -> list[dict[str, str]]:
-        """The labels by which Ray finds each host of the slice of that name, in their order."""
+        """Labels by which Ray finds each host of a slice, in the hosts' order."""
         return [{SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self.hosts)]
 
 
 def nodes_with(resource: str) -> list[dict[str, Any]]:
-    """Nodes of the connected cluster that are alive and have some of a resource."""
+    """Live nodes of the connected cluster that have a resource."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)]
 
 
@@ -55,11 +54,11 @@ def tpu_hosts() -> list[dict[str, Any]]:
     """Nodes of the connected cluster with TPU chips.
 
     Raises:
-        ConfigError: one is of a generation that cannot be used.
+        ConfigError: a host is of a generation that is not supported.
     """
     hosts = nodes_with("TPU")
     for host in hosts:
-        # Its bounds are four numbers: torch_xla 2.9 writes TPU_PROCESS_BOUNDS so, but can only read three.
+        # v7x has bounds of four numbers: torch_xla 2.9 writes them, but reads three only.
         kind = host["Labels"].get(POD_TYPE, "")
         if re.match("(v|tpu)7", kind) or "accelerator_type:TPU-V7X" in host["Resources"]:
             raise ConfigError(
@@ -73,7 +72,7 @@ def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
     """Chips of a pack that has a host to itself; where hosts differ, the smallest host's.
 
     Raises:
-        ConfigError: Ray gives no worker so many.
+        ConfigError: Ray gives no worker this number of chips.
     """
     if not hosts:
         return 1
@@ -88,25 +87,28 @@ def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
 
 
 def bounds(chips: int) -> dict[str, str]:
-    """What tells libtpu that a process is alone with its chips: it would wait for the others of the host."""
+    """Environment of a process that is alone with its chips: libtpu would wait for others of its host."""
     return {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS[chips]}
 
 
-def take_chips(options: RunOptions) -> None:
-    """Tell torch_xla and libtpu of the chips that Ray gave this worker, before torch_xla is imported.
+def take_chips(placement: str) -> None:
+    """Set the environment for the chips that Ray gave this worker, before torch_xla is imported.
 
-    PJRT_DEVICE is TPU unless the driver or the host says otherwise. On one host of a slice libtpu must not
-    ask the metadata who else belongs to the slice, or it would wait for them (pytorch/xla issue 7714): it is
-    told what GKE tells a single host.
+    PJRT_DEVICE is TPU unless the driver or the host sets it. On one host of a slice libtpu must not ask the
+    metadata for other hosts, or it would wait for them (pytorch/xla issue 7714): the environment is that of
+    GKE for a single host.
+
+    Args:
+        placement: TPU resources of a job, as in `RunOptions`.
     """
     context = ray.get_runtime_context()
     if not context.get_accelerator_ids().get("TPU"):
         return
     os.environ.setdefault("PJRT_DEVICE", "TPU")
     here = next(node for node in nodes_with("TPU") if node["NodeID"] == context.get_node_id())
-    if POD_TYPE in here["Labels"]:  # without metadata torch_xla needs it while it is imported
+    if POD_TYPE in here["Labels"]:  # torch_xla needs it at import where there is no metadata
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", here["Labels"][POD_TYPE])
-    if options.placement != "slice" and _has_neighbours(here):
+    if placement != "slice" and _has_neighbours(here):
         os.environ |= {
             "TPU_SKIP_MDS_QUERY": "1",
             "TPU_WORKER_HOSTNAMES": "localhost",
@@ -115,7 +117,7 @@ def take_chips(options: RunOptions) -> None:
 
 
 def _has_neighbours(host: dict[str, Any]) -> bool:
-    """Whether a host belongs to a slice of several."""
+    """Whether a host belongs to a slice of several hosts."""
     labels = host["Labels"]
     if labels.get(WORKER_ID, "0") != "0":
         return True
@@ -129,8 +131,8 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
     """Slices of several hosts on the connected cluster.
 
     Returns:
-        Those with all of their hosts, by kind and name: the hosts' addresses in their order. And for each of
-        the others why it cannot be used.
+        Addresses of hosts, in their order, by kind and name of each slice that has all of its hosts; and a
+        sentence for each slice that cannot be used.
     """
     named: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for node in nodes_with("TPU"):
@@ -149,10 +151,10 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
 
 
 def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
-    """What kind of slice hosts make, and their addresses in their order.
+    """Kind of the slice that hosts make, and their addresses in order.
 
     Raises:
-        ValueError: they make none of several hosts; why.
+        ValueError: they make no slice of several hosts; the message says why.
     """
     for host in hosts:
         for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
@@ -181,10 +183,10 @@ def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
 
 
 def kind_of_most_chips() -> tuple[SliceKind, int]:
-    """The kind of slice that makes up most of the connected cluster, and how many there are of it.
+    """Kind of slice with the most chips on the connected cluster, and its number of slices.
 
     Raises:
-        ConfigError: no slice is whole.
+        ConfigError: no slice has all of its hosts.
     """
     hosts = tpu_hosts()
     whole, problems = slices()

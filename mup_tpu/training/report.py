@@ -77,19 +77,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class PackStarted:
-    """A pack has gone to a worker."""
-
-
-@dataclass(frozen=True)
-class PackPreparing:
-    """What a pack is doing before its first report."""
-
-    doing: str
-    """A few words, such as "importing torch"."""
-
-
-@dataclass(frozen=True)
 class PackResult:
     """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
 
@@ -98,26 +85,6 @@ class PackResult:
     pack: Pack | None
     rates: Rates | None
     """Over all of the training that this process did; None where it did none."""
-
-
-@dataclass(frozen=True)
-class PackSplit:
-    """A pack that did not fit in memory: its trials go on in smaller ones."""
-
-    packs: list[int]
-    """Their indices in the plan."""
-    reason: str
-
-
-@dataclass(frozen=True)
-class PackFailure:
-    """A pack that could not be run, and why."""
-
-    reason: str
-
-
-PackEvent = PackStarted | PackPreparing | Report | PackResult | PackFailure | PackSplit
-"""What there is to know of a pack in another process; after the last three it says no more."""
 
 
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:

@@ -1,6 +1,6 @@
-"""A folder for each pack's checkpoints, beside the rows: kept until every trial of the pack has its row.
+"""Folders of packs' checkpoints, beside the rows: kept until every trial of the pack has its row.
 
-The one that longer runs go on from (`--continue-to`) is kept after that.
+A checkpoint that longer runs go on from (`--continue-to`) is kept for good.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mup_tpu.files import Folder
 
 
 class CheckpointFolders:
-    """Folders named by a pack's trials, so that another driver's packs of the same trials have others.
+    """Folders of checkpoints, named by all trials of a pack: drivers may pack the same trials differently.
 
     Args:
-        results: the results folder.
-        trial_id: of a trial.
-        run: whether packs are checkpointed.
+        results: results folder.
+        trial_id: finds a trial's name.
+        run: says whether packs are checkpointed.
     """
 
     def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
@@ -31,7 +31,7 @@ class CheckpointFolders:
         self._trial_id = trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
-        """The folder of a pack; None where packs are not checkpointed."""
+        """Folder of a pack; None where packs are not checkpointed."""
         return str(self._root / self._name(pack)) if self._root else None
 
     def _name(self, pack: list[Trial]) -> str:
@@ -41,7 +41,7 @@ class CheckpointFolders:
         return f"{first}-{hashlib.sha256(' '.join([first, *others]).encode()).hexdigest()[:8]}"
 
     def remove(self, pack: list[Trial]) -> None:
-        """Drop the checkpoints of a pack whose rows are stored."""
+        """Remove the checkpoints of a pack whose rows are stored."""
         if self._root is not None:
             with contextlib.suppress(OSError):
                 self._remove(self._name(pack))
@@ -53,13 +53,13 @@ class CheckpointFolders:
         self._root.remove(*(closed if len(closed) < len(steps) else [name]))
 
     def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
-        """Drop what is left of these trials: packs of an earlier, killed call may have been others.
+        """Remove checkpoints of packs that an earlier, killed call made of these trials.
 
-        A pack that holds a trial without a row keeps its checkpoints: another driver may be training it.
+        A pack with a trial that has no row keeps its checkpoints: another driver may be training it.
 
         Args:
-            trials: whose packs to look at.
-            stored: trial_ids that have their row; asked only where there are checkpoints.
+            trials: trials whose packs are looked at.
+            stored: finds trial_ids that have a row; called only where there are checkpoints.
         """
         if self._root is None:
             return
@@ -74,7 +74,7 @@ class CheckpointFolders:
                 os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
 
     def _trial_ids(self, name: str) -> set[str]:
-        """The trials of a pack; none where no checkpoint of it is whole."""
+        """Names of a pack's trials; none where no checkpoint of it is whole."""
         assert self._root is not None
         for step in (self._root / name).names():
             with contextlib.suppress(KeyError, TypeError):
@@ -82,7 +82,7 @@ class CheckpointFolders:
         return set()
 
     def _meta(self, name: str, step: str) -> dict[str, Any]:
-        """What a checkpoint says of itself; nothing where it is damaged."""
+        """Metadata of a checkpoint; empty if it is damaged."""
         assert self._root is not None
         with contextlib.suppress(OSError, ValueError):
             meta = json.loads(self._root.read(f"{name}/{step}/meta.json"))

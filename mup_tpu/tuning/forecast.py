@@ -1,4 +1,4 @@
-"""What a sweep would train, how long that may take and what memory it needs, before anything runs."""
+"""Forecast of a sweep before it runs: trials, arithmetic, time and memory."""
 
 from __future__ import annotations
 
@@ -17,47 +17,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where packs would run, as far as a forecast needs it."""
+    """Machine that packs would run on, as far as a forecast needs it."""
 
     name: str
     flops: float
-    """Peak FLOP/s of all of it, in the precision asked for."""
+    """Peak FLOP/s of the whole machine, in the precision of the trials."""
     packs: int
-    """How many run at once."""
+    """Packs at once."""
     execution: str
     devices: int = 1
-    """That a pack is spread over."""
+    """Devices of one pack."""
     memory_bytes: int = 0
-    """Of one of these devices."""
+    """Memory of one device."""
     by_xla: bool = False
 
 
 @dataclass(frozen=True)
 class SizeForecast:
-    """Trials of one size."""
+    """Forecast for the trials of one size."""
 
     size: str
-    """As "width 64"."""
+    """Name of the size, as "width 64"."""
     trials: int
     packs: int
     flops: float
-    """Of a trial."""
+    """Arithmetic of one trial."""
     seconds: float
-    """Of all of them, at the stated utilisation."""
+    """Time of all trials, at the utilisation of the forecast."""
     memory_bytes: int
-    """Of a pack, on each device."""
+    """Memory of a pack on each device."""
 
 
 def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
-    """This machine, its peak measured where it is a CPU."""
+    """This machine; the peak of a CPU is measured."""
     from mup_tpu.devices import get_device
     from mup_tpu.devices.peak import cpu_peak_flops, peak_flops
-    from mup_tpu.jobs import local_packs
-    from mup_tpu.jobs.this_machine import room
+    from mup_tpu.jobs import this_machine as here
 
     device, precision = get_device(run.device), trials[0].train.precision
-    execution = local_packs.execution(run)
-    packs, threads = room(len(trials), run)
+    execution = here.execution(run)
+    packs, threads = here.room(len(trials), run)
     if device.torch_device.type == "cpu":
         peak = cpu_peak_flops(precision, 1) * threads * packs
         return Machine(f"{packs * threads} cores here", peak, packs, execution, 1, device.free_memory_bytes())
@@ -70,7 +69,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
 
 
 def tpu(chips: Target) -> Machine:
-    """A TPU of one type, each pack spread over all of it."""
+    """TPU of one type; each pack is spread over all of its chips."""
     from mup_tpu.devices.tpus import generation
 
     kind = generation(chips.accelerator_type)
@@ -89,16 +88,16 @@ def forecast(
     where: SweepOptions,
     micro_batches: int = 1,
 ) -> list[SizeForecast]:
-    """What each size of a sweep takes, the smallest first.
+    """Forecast for each size of a sweep, the smallest first.
 
     Args:
-        trials: what is to run.
-        scale: fields that tell their sizes.
-        vocab_size: of a trial's data.
-        machine: where.
-        utilisation: share of its peak that training reaches.
-        where: the size of packs.
-        micro_batches: parts that batches go through the network in.
+        trials: trials that would run.
+        scale: fields that tell sizes apart.
+        vocab_size: finds the vocabulary size of a trial's data.
+        machine: machine to run on.
+        utilisation: share of the peak that training reaches.
+        where: options that set the size of packs.
+        micro_batches: parts in which a batch goes through the network.
     """
     from mup_tpu.devices.base import MeshShape
     from mup_tpu.devices.xla import choose_mesh

@@ -1,4 +1,4 @@
-"""Progress of a sweep on the terminal: a live bar for people, a line a pack for log files."""
+"""Progress of a sweep: bars on a terminal, a line for each pack in a log file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mup_tpu.config import Trial
+from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.plan import describe, work
 from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
 
@@ -22,29 +23,29 @@ _UNSTARTED = "waiting for a worker"
 
 @dataclass
 class _Running:
-    """A pack that a worker has."""
+    """Pack that a worker has."""
 
     pack: list[Trial]
     doing: str = "starting"
-    """Before its first report."""
+    """Its preparation, before the first report."""
     report: Report | None = None
 
     @property
     def trained(self) -> float:
-        """Share of its steps that are done."""
+        """Share of steps that are done."""
         return self.report.step / self.report.steps if self.report else 0.0
 
 
 class SweepProgress:
-    """How many trials of each size are done and diverged, the rate, and the time left.
+    """Trials of each size that are done or diverged, the rate, and the time left.
 
-    A bar is as long as the share of the steps that are done; the trials beside it are those that are stored.
-    Until the first report of a size it says what that waits for.
+    The length of a bar is the share of steps that are done; the number beside it counts stored trials. Before
+    the first report of a size, its line says what that waits for.
 
     Args:
-        trials: those to run.
-        scale: fields that tell their sizes.
-        console: where to show it; not a terminal gets a line for each finished pack.
+        trials: trials to run.
+        scale: fields that tell sizes apart.
+        console: where progress is shown; without a terminal, each finished pack has a line.
     """
 
     def __init__(self, trials: list[Trial], scale: Sequence[str], console: Console) -> None:
@@ -53,11 +54,11 @@ class SweepProgress:
         self.total = Counter(describe(trial, scale) for trial in trials)
         self.done: Counter[str] = Counter()
         self.diverged: Counter[str] = Counter()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[PackJob, _Running] = {}
         self._cost = {size: work(trial) for size, trial in sizes.items()}
         self._began = time.monotonic()
         self._rates: list[Rates] = []
-        """Of each pack that has ended, over all of its training."""
+        """Rates of each ended pack, over all of its training."""
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -74,7 +75,7 @@ class SweepProgress:
         self._begun = set[str]()
 
     def __rich__(self) -> Progress:
-        """The bars, as they are shown."""
+        """Bars as they are shown."""
         return self._bars
 
     def __enter__(self) -> SweepProgress:
@@ -84,34 +85,34 @@ class SweepProgress:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bars.stop()
 
-    def started(self, pack_index: int, pack: list[Trial]) -> None:
-        """A pack has gone to a worker."""
-        self._running[pack_index] = _Running(pack)
-        size = describe(pack[0], self._scale)
+    def started(self, job: PackJob) -> None:
+        """Show that a pack has gone to a worker."""
+        self._running[job] = _Running(job.trials)
+        size = describe(job.trials[0], self._scale)
         if size not in self._begun:
             self._begun.add(size)
-            self._bars.reset(self._tasks[size])  # its time until then was that of waiting
+            self._bars.reset(self._tasks[size])  # its clock has counted the time of waiting
         self._refresh(size)
 
-    def preparing(self, pack_index: int, doing: str) -> None:
-        """A pack says what its first report waits for."""
-        running = self._running[pack_index]
+    def preparing(self, job: PackJob, doing: str) -> None:
+        """Show what the first report of a pack waits for."""
+        running = self._running[job]
         running.doing = doing
         self._refresh(describe(running.pack[0], self._scale))
 
-    def reported(self, pack_index: int, report: Report) -> None:
-        """A pack has come further."""
-        running = self._running[pack_index]
+    def reported(self, job: PackJob, report: Report) -> None:
+        """Show a report of a pack."""
+        running = self._running[job]
         running.report = report
         self._refresh(describe(running.pack[0], self._scale))
 
-    def split(self, pack_index: int) -> None:
-        """A pack did not fit in memory; its parts will start as packs of their own."""
-        self._refresh(describe(self._running.pop(pack_index).pack[0], self._scale))
+    def split(self, job: PackJob) -> None:
+        """Forget a pack that did not fit in memory; its parts start as packs of their own."""
+        self._refresh(describe(self._running.pop(job).pack[0], self._scale))
 
-    def finished(self, pack_index: int, result: PackResult) -> None:
-        """A pack has ended and is stored."""
-        pack = self._running.pop(pack_index).pack
+    def finished(self, job: PackJob, result: PackResult) -> None:
+        """Show that a pack has ended and is stored."""
+        pack = self._running.pop(job).pack
         size, statuses = describe(pack[0], self._scale), count_statuses(result)
         self.done[size] += len(pack)
         self.diverged[size] += statuses["diverged"]
@@ -126,7 +127,7 @@ class SweepProgress:
             )
 
     def summary(self) -> str:
-        """One line over the packs of all hosts: tokens, rate in all and of a device, MFU, input wait."""
+        """One line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
         tokens = sum(r.tokens for r in self._rates)
         rate = tokens / max(time.monotonic() - self._began, 1e-9)
         parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
@@ -159,7 +160,7 @@ class SweepProgress:
         )
 
     def _time_left(self) -> str | None:
-        """From the share of the work that is done; None where none is."""
+        """Time left by the share of work that is done; None before any is done."""
         total = sum(n * self._cost[size] for size, n in self.total.items())
         done = sum(n * self._cost[size] for size, n in self.done.items())
         done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
@@ -170,5 +171,5 @@ class SweepProgress:
 
 
 def count_statuses(result: PackResult) -> Counter[str]:
-    """How the members of a pack ended."""
+    """Number of members of a pack by how they ended."""
     return Counter(row["status"] for row in result.rows)

@@ -1,11 +1,10 @@
-"""A search's memory: a log of what was proposed and what came of it, beside the store.
+"""Log of a search, beside the store: its proposals and how each ended.
 
-In a local folder it is search.jsonl, a line an event. Objects of a bucket cannot be added to: there it is
-search/00000000.json and so on, an object an event.
+In a local folder it is search.jsonl, a line for each event. Objects of a bucket cannot be appended to: there
+it is search/00000000.json and so on, an object for each event.
 
-Resuming replays it into a fresh algorithm with the same seed, which then knows what it knew, and first goes
-on with the trials that had not ended, from their checkpoints. Tune's own state on disk is pickled, and never
-read.
+A resumed search replays the log into a fresh algorithm with the same seed, then goes on with the trials that
+had not ended, from their checkpoints. Tune's own state on disk is never read: it is pickled.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 from mup_tpu.tuning.search_progress import KEY
 
 _AT_ONCE = 16
-"""Objects of a log that are read at once."""
+"""Objects of a log that are read in parallel."""
 
 
 class SearchLog:
-    """What was proposed and how it ended, written through to the disk or bucket event by event.
+    """Proposals and their ends; each event is written to the disk or bucket at once.
 
     Args:
-        folder: the results folder; the log is made at the first event.
+        folder: results folder; the first event creates the log.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the log cannot be read.
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._writer = folder, uuid.uuid4().hex
         self.events: list[dict[str, Any]] = []
         self.error: StoreError | None = None
-        """Why nothing can be added any more."""
+        """Error after which nothing can be added."""
         self._in_line = False
-        """Whether a local log ends within a line, as after a kill."""
+        """Whether a local log ends in mid-line, as after a kill."""
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         try:
             self._read_file() if folder.is_local else self._read_objects()
@@ -76,10 +75,10 @@ class SearchLog:
                 self.events.append(json.loads(content))
 
     def begin(self, search: Search, options: SearchOptions) -> None:
-        """Note what is searched; a log of another space or algorithm is not gone on with.
+        """Note the space and the algorithm of a search, or compare them with the log.
 
         Raises:
-            ConfigError: the log was begun differently.
+            ConfigError: the log was begun with others.
         """
         space = {name: asdict(domain) for name, domain in search.space.items()}
         what = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
@@ -88,7 +87,7 @@ class SearchLog:
         if begun is None:
             self._add({"event": "begun", **what})
             return
-        begun = begun | {"base": from_dict(Trial, begun["base"]).to_dict()}  # fields came since
+        begun = begun | {"base": from_dict(Trial, begun["base"]).to_dict()}  # new fields have their defaults
         for name, value in what.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(
@@ -96,14 +95,14 @@ class SearchLog:
                 )
 
     def propose(self, point: dict[str, float]) -> int:
-        """Note a new proposal; its number."""
+        """Note a new proposal, and return its number."""
         key = len(self.proposals)
         self.proposals[key] = point
         self._add({"event": "proposed", "key": key, "point": point})
         return key
 
     def end(self, key: int, loss: float) -> None:
-        """Note how a proposal ended."""
+        """Note the end of a proposal."""
         self.ended.add(key)
         self._add({"event": "ended", "key": key, "loss": loss})
 
@@ -122,7 +121,7 @@ class SearchLog:
         self.events.append(event)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Write the next object, unless another search that has read the same log has written it."""
+        """Write the next object, unless another search has written it."""
         name = f"{LOG_OBJECTS}/{len(self.events):08}.json"
         try:
             patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
@@ -139,12 +138,12 @@ class SearchLog:
 
 
 class ReplayedSearcher(Searcher):
-    """An algorithm that remembers through a `SearchLog`.
+    """Search algorithm whose memory is a `SearchLog`.
 
     Args:
-        algorithm: a fresh one, with its space, metric and seed.
-        log: what happened before, replayed into the algorithm in its order.
-        metric: what is minimised.
+        algorithm: a fresh algorithm, with its space, metric and seed.
+        log: earlier events, which are replayed into the algorithm in order.
+        metric: name of the value to minimise.
     """
 
     def __init__(self, algorithm: Searcher, log: SearchLog, metric: str) -> None:
@@ -159,7 +158,7 @@ class ReplayedSearcher(Searcher):
         self._waiting = [key for key in log.proposals if key not in log.ended]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """First what had not ended, then what the algorithm proposes."""
+        """Proposals that had not ended, then new ones of the algorithm."""
         if self._waiting:
             key = self._waiting.pop(0)
         else:
@@ -173,7 +172,7 @@ class ReplayedSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the algorithm."""
+        """Tell the algorithm of an end."""
         key = str(self._keys[trial_id])
         self._algorithm.on_trial_complete(key, result, error=error)
 

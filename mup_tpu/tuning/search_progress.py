@@ -1,4 +1,4 @@
-"""What a search shows on the way: a live table on a terminal, a line an event in a log file."""
+"""Progress of a search: a live table on a terminal, a line for each event in a log file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.table import Table
 from mup_tpu.config.columns import write
 
 KEY = "_key"
-"""Where a proposal carries its number in the search's log."""
+"""Name under which a proposal carries its number in the log."""
 
 _SHOWN = 20
 
 
 def point_of(config: dict[str, Any]) -> dict[str, float]:
-    """The hyperparameters of a proposal, without its number."""
+    """Hyperparameters of a proposal, without its number."""
     return {name: value for name, value in config.items() if name != KEY}
 
 
 class SearchProgress(tune.Callback):
-    """Trials with their node, hyperparameters, step and loss, and the best so far.
+    """Table of trials with node, hyperparameters, step and loss, and the best trial so far.
 
     Args:
-        console: where to show it.
+        console: where the table is shown.
         total: trials of the whole search.
         before: trials that had ended before this call.
     """
@@ -38,7 +38,7 @@ class SearchProgress(tune.Callback):
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune pickles its callbacks for a restore that we never do."""
+        """Empty state: Tune pickles its callbacks for a restore that is never done here."""
         return {}
 
     def __enter__(self) -> SearchProgress:
@@ -52,7 +52,7 @@ class SearchProgress(tune.Callback):
             self._live.stop()
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event; before its first result a trial's worker imports torch, reads text and compiles."""
+        """Show a start; before the first result the worker imports torch, reads text and compiles."""
         self._update(trial, "starting")
 
     def on_trial_result(
@@ -74,7 +74,7 @@ class SearchProgress(tune.Callback):
         self._line(trial, "failed")
 
     def best(self) -> dict[str, Any] | None:
-        """The trial of least loss so far."""
+        """Trial of least loss so far."""
         known = [row for row in self._rows.values() if row["loss"] is not None]
         return min(known, key=lambda row: row["loss"]) if known else None
 

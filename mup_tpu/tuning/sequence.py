@@ -1,18 +1,17 @@
-"""A sequence: runs are bought where they decide, look by look, until each verdict is settled.
+"""Sequences: runs are bought where they decide, look by look, until each verdict is settled.
 
-The store is the only state. Each row holds the number of the purchase that it came with, so that looks are
-counted from the rows, and a purchase that was cut off is planned again from the rows before it.
+The store is the only state. Each row holds the number of its purchase. Looks are counted from the rows, and a
+purchase that was cut off is planned again from the rows before it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,10 +29,9 @@ from mup_tpu.config.columns import configured, label, write_scale
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
-from mup_tpu.tuning.sweep import Corpora, check_alike, measured, run_missing
-
-if TYPE_CHECKING:
-    from mup_tpu.jobs.ray_packs import KeptWorkers
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.sweep import check_alike, measured
+from mup_tpu.tuning.trial_runner import TrialRunner
 
 _SAME_X = 1e-6
 """Octaves within which a value counts as one that was run already."""
@@ -50,15 +48,15 @@ def run_until_settled(
     """Buy runs of a sweep, batch after batch, until every verdict is settled or is not worth its cost.
 
     Args:
-        sweep: its scales are planned; its values of the hyperparameter are where the search begins.
-        results: results folder or fsspec URL; what is there counts.
-        until: the time that it may take.
-        options: where it runs.
+        sweep: its scales are planned; its values of the hyperparameter are the start.
+        results: results folder or fsspec URL; rows that are there count.
+        until: budget of time.
+        options: where packs run.
         run: how each pack is run.
-        console: for what is known, what is next, and progress.
+        console: for the table of looks, the next purchase, and progress.
 
     Returns:
-        How many trials ended how in this call; empty where nothing was to be bought.
+        Trials of this call by how they ended; empty where none was bought.
 
     Raises:
         ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer
@@ -80,9 +78,10 @@ def run_until_settled(
     _check_question(sweep, points, results)
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(points))
     check_alike(sweep, store)
-    buyer = _Buyer(sweep, points, corpora, store, run, deadline)
+    run = replace(run, tuned=sweep.tune_axis.fields)
+    buyer = _Buyer(sweep, points, corpora, store, run.halving, deadline)
     outcome: Counter[str] = Counter()
-    with _workers(options, console) as workers:
+    with TrialRunner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
         while True:
             plans = buyer.plans()
             _show(plans, buyer.columns, console)
@@ -91,10 +90,7 @@ def run_until_settled(
                 return outcome
             if time.monotonic() >= deadline:
                 break
-            ended = run_missing(
-                store, buyer.corpora, list(trials), sweep.scale_axis.fields, options, buyer.run, console,
-                purchase=trials.__getitem__, deadline=deadline, workers=workers,
-            )  # fmt: skip
+            ended = runner.run(list(trials), trials.__getitem__, deadline)
             outcome += ended
             if ended["failed"] or not ended:
                 break
@@ -105,7 +101,7 @@ def run_until_settled(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is known of one parametrization, and what is to be run of it."""
+    """Looks at one parametrization so far, and its next purchase."""
 
     name: str
     looks: tuple[LookTaken, ...]
@@ -115,11 +111,11 @@ class _Plan:
     """Why the batch is not bought; "" where it is."""
     purchase: int
     trials: tuple[Trial, ...]
-    """Of the batch; none where it is not bought."""
+    """Trials of the batch; none where it is not bought."""
 
 
 class _Buyer:
-    """Plans purchases from the rows of a store."""
+    """Planner of purchases, from the rows of a store."""
 
     def __init__(
         self,
@@ -127,11 +123,11 @@ class _Buyer:
         points: Mapping[float, dict[str, Any]],
         corpora: Corpora,
         store: Store,
-        run: RunOptions,
+        halving: bool,
         deadline: float,
     ) -> None:
-        self._sweep, self._points, self._store, self.corpora = sweep, points, store, corpora
-        self.run = replace(run, tuned=sweep.tune_axis.fields)
+        self._sweep, self._points, self._store, self._corpora = sweep, points, store, corpora
+        self._halving = halving
         self.columns = Columns(
             sweep.scale_axis.column, sweep.tune_axis.column, parametrization=sweep.compare_axis.column
         )
@@ -141,15 +137,15 @@ class _Buyer:
             for point in sweep.compare_axis.points
         }
         self._known = np.empty(0)
-        """Values of the hyperparameter that were asked for or run; the grid has one above 0."""
+        """Values of the hyperparameter in the grid or in rows; the grid has one above 0."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
     def plans(self) -> list[_Plan]:
-        """What to run next of each parametrization."""
+        """Plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
         self._known = self._known_values(stored)
-        done = done_of(stored, stopped=self.run.halving)
+        done = done_of(stored, stopped=self._halving)
         return [self._plan(name, table, stored, done) for name in self._compared]
 
     def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan:
@@ -164,7 +160,7 @@ class _Buyer:
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
             again = self._bought(name, looks[:-1], batch, "", last)
-            if missing_trials(again.trials, done, self.corpora.trial_id):
+            if missing_trials(again.trials, done, self._corpora.trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
@@ -177,7 +173,7 @@ class _Buyer:
     def _next(
         self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
     ) -> Batch | None:
-        """The batch after some looks; None where the last of them settled it."""
+        """Batch after some looks; None where the last one settled it."""
         if not looks:
             return self._first(name)
         if looks[-1].decision != "INCONCLUSIVE":
@@ -187,7 +183,7 @@ class _Buyer:
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: str, purchase: int
     ) -> _Plan:
-        """A plan with the trials of its batch; a value that no trial may have ends it."""
+        """Plan with the trials of its batch; a value that no trial may have ends the sequence."""
         trials: list[Trial] = []
         if batch is not None and not stops:
             try:
@@ -199,26 +195,26 @@ class _Buyer:
     def _trials(self, name: str, cell: Cell) -> list[Trial]:
         at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
         near = float(self._known[np.abs(np.log2(self._known) - cell.x).argmin()])
-        # Not another in the last digit, which would be another trial.
+        # A value that differs in its last digit would be another trial.
         value = near if abs(math.log2(near) - cell.x) < _SAME_X else 2.0**cell.x
         tuned = {self._sweep.tune_axis.field: value}
         one = self._sweep.base.replace(**at, **self._compared[name], **tuned)
         return [one.replace(seed=one.train.seed + seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        """What the budget leaves, in the unit of a cost, at this call's pace; inf before there is one."""
+        """Rest of the budget at this call's pace, in units of cost; inf before anything was bought."""
         new = stored.loc[~stored["trial_id"].isin(self._before), self.columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
     def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
-        """Values of the hyperparameter that were asked for or run."""
+        """Values of the hyperparameter in the grid or in rows."""
         values = [*self._sweep.tune_axis.values, *stored[self.columns.hyperparameter].unique()]
         return np.array([value for value in values if value > 0], dtype=float)
 
 
 def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
-    """A verdict needs three scales; what is bought lies anywhere on a log2 axis, so it is a real number."""
+    """Check for three scales, as a verdict needs, and a hyperparameter that is a real number above 0."""
     if len(points) < NEEDED:
         name = label(sweep.scale_axis.column)
         raise ConfigError(f"the sweep has {len(points)} {name}s: until_settled needs {NEEDED} at least")
@@ -232,7 +228,7 @@ def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
 
 
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
-    """A scale that the folder does not ask about would be bought for ever: its rows are never looked at."""
+    """Refuse scales that the folder's stored conditions exclude: their rows are never analysed."""
     column = sweep.scale_axis.column
     asked = [condition for condition in load_question(results) if condition.column == column]
     if lacking := sorted(set(points) - set(asked_about(points, column, asked))):
@@ -244,21 +240,8 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         )
 
 
-@contextlib.contextmanager
-def _workers(options: SweepOptions, console: Console) -> Iterator[KeptWorkers | None]:
-    """One connection to Ray and one set of workers for the whole sequence, where it runs there."""
-    if not options.on_ray:
-        yield None
-        return
-    from mup_tpu.jobs.cluster import ray_cluster
-    from mup_tpu.jobs.ray_packs import KeptWorkers
-
-    with ray_cluster(options.address, console), KeptWorkers() as workers:
-        yield workers
-
-
 def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:
-    """What is known of each parametrization, and what is run next of it."""
+    """Print the last look at each parametrization, and its next purchase."""
     shown = Table(title=f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look")
     for heading in (
         label(columns.parametrization),

@@ -1,8 +1,8 @@
-"""Stored trials in the trackers that people look at: TensorBoard, Weights & Biases, MLflow.
+"""Copies of stored trials in trackers: TensorBoard, Weights & Biases, MLflow.
 
-The store is what counts; a tracker gets a copy of each trial when it ends, with its configuration as
-hyperparameters and its curve. A run there is named by its trial_id, so that a command that goes on tells it
-once. A tracker that fails is a warning, never a lost row.
+The store stays the record. A tracker gets each trial when it ends: its configuration as hyperparameters, and
+its curve. A run there is named by its trial_id, so that a command that goes on sends it once. A tracker that
+fails causes a warning and loses no row.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Curve = Sequence[tuple[str, int, float]]
 
 
 class Tracker(Protocol):
-    """Where runs are told."""
+    """Tracker of experiments."""
 
     def known(self) -> set[str]:
-        """The trial_ids that it has."""
+        """Names of the trials that it has."""
 
     def forget(self, trial_id: str) -> None:
-        """Remove what it has of a trial, which will be told anew."""
+        """Remove a trial, which is sent again."""
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Tell it of a trial that has ended."""
+        """Send a trial that has ended."""
 
 
 class TensorBoard:
@@ -50,15 +50,15 @@ class TensorBoard:
         self._folder = folder / "tensorboard"
 
     def known(self) -> set[str]:
-        """Those that have a folder with a file in it."""
+        """Trials that have a folder with a file in it."""
         return {name for name in self._folder.names() if (self._folder / name).names()}
 
     def forget(self, trial_id: str) -> None:
-        """Remove its folder."""
+        """Remove the trial's folder."""
         self._folder.remove(trial_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Write its file, whole or not at all."""
+        """Write the trial's file, whole or not at all."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import summary_v2
@@ -85,16 +85,16 @@ class WandB:
         self._experiment = experiment
 
     def known(self) -> set[str]:
-        """Those that have a folder of its own here, which runs have that were sent too."""
+        """Trials that have a folder here; runs that were sent have one too."""
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
     def forget(self, trial_id: str) -> None:
-        """Remove its folders; a run that was sent is overwritten by the next one of its id."""
+        """Remove the trial's folders; a run that was sent is overwritten by the next run of its id."""
         for folder in self._where.glob(f"wandb/*run-*-{trial_id}"):
             shutil.rmtree(folder)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Log its curve, with what it ended at as its summary."""
+        """Log the curve, with the final loss as summary."""
         import wandb
 
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):  # or it would ask
@@ -130,7 +130,7 @@ class MLflow:
         self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
 
     def known(self) -> set[str]:
-        """Those that a run's tag names."""
+        """Trials that are named by a tag of a run."""
         told, page = set[str](), None
         while page is None or page:
             runs = self._client.search_runs([self._experiment], page_token=page)
@@ -139,21 +139,21 @@ class MLflow:
         return told
 
     def forget(self, trial_id: str) -> None:
-        """Delete runs that are tagged with it."""
+        """Delete the runs that are tagged with the trial."""
         for run in self._client.search_runs([self._experiment], f"tags.trial_id = '{trial_id}'"):
             self._client.delete_run(run.info.run_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
-        """Log its curve, what it ended at as `loss`, and its settings as parameters."""
+        """Log the curve, the final loss as `loss`, and the settings as parameters."""
         from mlflow.entities import Metric, Param
 
         run = self._client.create_run(self._experiment, tags={"trial_id": row["trial_id"]}).info.run_id
         now = int(1000 * time.time())
         points = [*curve, ("loss", int(row["steps_done"]), _loss(row))]
         self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
-        for start in range(0, len(points), 1000):  # as many as it takes at once
+        for start in range(0, len(points), 1000):  # its limit for one call
             part = [
-                # Its databases keep the largest finite number for inf, which would be a loss like others.
+                # Its databases store inf as the largest finite number, which would look like a loss.
                 Metric(tag, value if math.isfinite(value) else math.nan, now, step)
                 for tag, step, value in points[start : start + 1000]
             ]
@@ -169,7 +169,12 @@ TRACKERS: Mapping[str, Callable[[Folder, str], Tracker]] = MappingProxyType(
 
 
 class Tracking:
-    """Tells trackers of the trials of a store: first those that they lack, then each that ends."""
+    """Sends trials of a store to trackers: first the stored ones that they lack, then each that ends.
+
+    Args:
+        names: names of trackers.
+        store: store of the trials.
+    """
 
     def __init__(self, names: Sequence[str], store: Store) -> None:
         self._trackers: dict[str, Tracker] = {}
@@ -182,18 +187,18 @@ class Tracking:
             self._tell_untold(store)
 
     def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
-        """Tell of trials that have ended for good; those that a command will train again are left out.
+        """Send trials that have ended for good, not those that the command trains again.
 
-        One that was told before, as stopped early, and was trained again takes the place of what it was.
+        A trial that was stopped early, sent, and trained again replaces its earlier copy.
 
         Args:
-            rows: of the run table.
-            curves: points of their curves.
+            rows: rows of the run table.
+            curves: points of the trials' curves.
         """
         self._tell(rows, curves, again=True)
 
     def _tell_untold(self, store: Store) -> None:
-        """Tell of what is stored and a tracker lacks."""
+        """Send stored trials that a tracker lacks."""
         told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
         table = store.results()
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
@@ -227,7 +232,7 @@ class Tracking:
 
     @contextlib.contextmanager
     def _or_without(self, name: str) -> Iterator[None]:
-        """Trackers raise errors of any kind; one that does is told of nothing more by this command."""
+        """Drop a tracker that raises any error: this command sends it nothing more."""
         try:
             yield
         except Exception as error:
@@ -240,7 +245,7 @@ class Tracking:
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Check that trackers can be told.
+    """Check that the packages of trackers are there.
 
     Raises:
         ConfigError: a package is not installed.
@@ -256,6 +261,6 @@ def _loss(row: Mapping[str, Any]) -> float:
 
 
 def _without_nothing(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of a table with None where it holds nothing, and plain Python values."""
+    """Row of a table with plain Python values, and None in empty cells."""
     plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
     return {k: None if pd.isna(v) else v for k, v in plain.items()}

@@ -1,4 +1,4 @@
-"""A trial of a search as Ray Tune runs it. Only its worker imports torch, so that the driver starts soon."""
+"""Trial of a search as Ray Tune runs it. Only its worker imports torch, so that the driver starts soon."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from mup_tpu.training.loop import PackRun
 
 RESULT = "loss"
-"""What Tune minimises."""
+"""Name of the value that Tune minimises."""
 
 _LAST_BREATH_S = 30
 
 
 def checkpoints_of(folder: str, key: int) -> str:
-    """Folder or fsspec URL of a proposal's checkpoints in a results folder."""
+    """Folder or fsspec URL of a proposal's checkpoints."""
     return f"{folder}/checkpoints/search-{key}"
 
 
 class TrialTrainable(tune.Trainable):
-    """A trial as Tune sees it: each step trains to the next evaluation, checkpointed by our own loop."""
+    """Trial as Tune sees it: each step trains to the next evaluation; our own loop checkpoints."""
 
     def setup(  # type: ignore[override]
         self,
@@ -48,18 +48,18 @@ class TrialTrainable(tune.Trainable):
         folder: str,
         environment: dict[str, str],
     ) -> None:
-        """Begin, or go on from the trial's checkpoint, in the environment of a pack's worker."""
+        """Begin, or go on from the trial's checkpoint, with the environment of a pack's worker."""
         os.environ |= environment
-        take_chips(run)
+        take_chips(run.placement)
         self._search, self._options, self._run_options, self._folder = search, options, run, folder
-        self._thread = ThreadPool(1)  # whose thread, if it hangs, the process does not wait for when it ends
+        self._thread = ThreadPool(1)  # at its end the process does not wait for a thread that hangs
         self._run: PackRun | None = None
         self._logging = contextlib.ExitStack()
         self._logging.enter_context(host_log(folder, capture_warnings=True))
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Another trial in the same process, where everything is imported already."""
+        """Begin another trial in the same process, which has imported everything."""
         self._begin(new_config)
         return True
 
@@ -80,23 +80,23 @@ class TrialTrainable(tune.Trainable):
         """Train to the next evaluation or to the end.
 
         Raises:
-            TimeoutError: that took longer than the heartbeat.
+            TimeoutError: the step took longer than the heartbeat.
         """
         try:
             return self._thread.apply_async(self._advance).get(timeout=self._options.heartbeat)
         except multiprocessing.TimeoutError:
-            self._run = None  # no checkpoint of it: the thread that would write one hangs
+            self._run = None  # no checkpoint: the thread that would write it hangs
             raise TimeoutError from None
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Nothing: the training loop writes checkpoints, which `setup` goes on from."""
+        """Empty checkpoint: the training loop writes its own, and `setup` goes on from them."""
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing, likewise."""
+        """Do nothing: see `save_checkpoint`."""
 
     def cleanup(self) -> None:
-        """Checkpoint where the trial stands, unless it hangs: the search may be ending by Ctrl-C."""
+        """Checkpoint the trial, unless it hangs: Ctrl-C may have ended the search."""
         if self._run is not None:
             with contextlib.suppress(multiprocessing.TimeoutError, StoreError):
                 self._thread.apply_async(self._run.save).get(timeout=_LAST_BREATH_S)

@@ -42,7 +42,7 @@ from mup_tpu.data.shards import prepare
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.files import folder as files
-from mup_tpu.jobs import local_packs
+from mup_tpu.jobs import forked
 from mup_tpu.store import is_search, load_curves, load_runs
 from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
@@ -628,7 +628,7 @@ def test_a_bucket_that_hangs_is_told_of_and_given_up(cloud, ask, monkeypatch, ca
 @pytest.mark.slow
 def test_logs_that_a_bucket_does_not_take_keep_no_sweep_and_are_named(moto, sweep, caplog, monkeypatch):
     """All workers together have as long as one."""
-    monkeypatch.setattr(local_packs, "_LAST_LOG_S", 2.0)
+    monkeypatch.setattr(forked, "_LAST_LOG_S", 2.0)
     url, ended = moto.url(), threading.Event()
     with server_of(without_logs(moto, ended)) as front, reached_by(moto.environment(front)):
         run_sweep(sweep, url, SweepOptions(), RunOptions(threads=1), Console(quiet=True))

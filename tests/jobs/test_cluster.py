@@ -9,14 +9,16 @@ import time
 
 import pytest
 import ray
+from light_jobs import Count
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import ray_cluster, slots
-from mup_tpu.jobs.ray_packs import run_packs
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.job import Finished, Started
+from mup_tpu.jobs.ray_actors import RayActors
 from mup_tpu.store import load_runs
-from mup_tpu.training.report import PackResult, Report
 from mup_tpu.tuning.sweep import run_sweep
 
 
@@ -176,16 +178,17 @@ def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, 
 
 
 @pytest.mark.slow
-def test_a_node_added_in_mid_sweep_is_used(hosts, tiny):
+def test_a_node_added_in_mid_run_is_used(hosts, tmp_path):
     options = RunOptions(threads=3)
     room = slots(options)
-    packs = [[tiny.replace(steps=6000, seed=seed)] for seed in range(room.count + 1)]
+    jobs = [Count(tmp_path, str(i), then="wait") for i in range(room.count + 1)]
     added, started = None, set()
-    for index, event in run_packs(packs, options, room):
-        started.add(index)
-        if isinstance(event, Report) and added is None:
-            added = hosts.add_node(num_cpus=4)
-        if isinstance(event, PackResult) or len(started) == len(packs):
-            break
+    with RayActors(room, lambda: slots(options)) as pool:
+        for job, event in run_jobs(jobs, pool, heartbeat=600):
+            started.add(job)
+            if added is None and not isinstance(event, Started):
+                added = hosts.add_node(num_cpus=4)
+            if len(started) == len(jobs):
+                (tmp_path / "go").touch()
+            assert not isinstance(event, Finished) or len(started) == len(jobs), "the last job waited"
     hosts.remove_node(added)
-    assert len(started) == len(packs), "the last pack waited for another to end"

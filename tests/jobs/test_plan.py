@@ -1,8 +1,7 @@
 """What is left to run, and in which packs."""
 
 from mup_tpu.config import Sweep, Trial
-from mup_tpu.errors import PackTooLarge
-from mup_tpu.jobs.plan import make_packs, missing_trials, split_pack
+from mup_tpu.jobs.plan import make_packs, missing_trials
 from mup_tpu.training.pack_key import pack_key
 
 SWEEP = Sweep(
@@ -45,12 +44,3 @@ def test_a_pack_mixes_learning_rates():
 def test_pack_size_is_obeyed():
     assert {len(pack) for pack in make_packs(SWEEP.trials(), 2, "vmap", pack_size=1)} == {1}
     assert len(make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)) == 2
-
-
-def test_a_pack_that_does_not_fit_is_split_into_parts_that_do():
-    packs = make_packs(SWEEP.trials(), 1, "vmap", pack_size=28)
-    whole = packs[0]
-    added = split_pack(packs, 0, PackTooLarge("too large", 10))
-    assert added == [2, 3, 4]
-    assert all(len(packs[i]) <= 10 for i in added)
-    assert sorted(t.trial_id("d") for i in added for t in packs[i]) == sorted(t.trial_id("d") for t in whole)

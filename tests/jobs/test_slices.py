@@ -8,17 +8,20 @@ import time
 import psutil
 import pytest
 import ray
+from light_jobs import Count
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs import ray_packs
+from mup_tpu.jobs.actors import SliceActor, end_actor
 from mup_tpu.jobs.cluster import slots
-from mup_tpu.jobs.heartbeat import Heartbeats
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.job import Failed, Finished, Started
+from mup_tpu.jobs.ray_actors import RayActors
 from mup_tpu.jobs.tpu_hosts import SliceKind
-from mup_tpu.jobs.workers import SliceWorker, end_worker
 from mup_tpu.store import load_runs
-from mup_tpu.training.report import PackStarted, Report
+from mup_tpu.training.report import Report
+from mup_tpu.tuning import trial_runner
 from mup_tpu.tuning.sweep import run_sweep
 
 pytestmark = pytest.mark.slow
@@ -70,7 +73,7 @@ def test_without_a_whole_slice_it_is_an_error_at_once_that_says_what_there_is(cl
         slots(BY_SLICE)
 
 
-class Placed(SliceWorker):
+class Placed(SliceActor):
     """Says where its hosts are."""
 
     def where(self):
@@ -84,7 +87,7 @@ class Placed(SliceWorker):
 def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
     room = slots(BY_SLICE)
     assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
-    workers = [ray.remote(Placed).options(**room.needs).remote(BY_SLICE, None, room.slice) for _ in range(2)]
+    workers = [ray.remote(Placed).options(**room.needs).remote("slice", None, room.slice) for _ in range(2)]
     ray.get([worker.ready.remote() for worker in workers], timeout=300)
     places = ray.get([worker.where.remote() for worker in workers])
     assert {hosts[0][1] for hosts in places} == {"one", "two"}
@@ -94,7 +97,7 @@ def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
         assert [number for *_, number, _ in hosts] == ["0", "1"]
         assert {len(names.split(",")) for *_, names in hosts} == {2}
     for worker in workers:
-        end_worker(worker)
+        end_actor(worker)
     wait_for_chips()
 
 
@@ -108,66 +111,62 @@ def wait_for_chips():
     assert {group["state"] for group in groups} == {"REMOVED"}
 
 
-@pytest.mark.parametrize(
-    "what, how", [("PackWorker.follow", signal.SIGKILL), ("PackWorker.run", signal.SIGSTOP)]
-)
-def test_a_slice_whose_host_dies_or_hangs_ends_and_its_pack_goes_on_from_its_checkpoint(
-    what, how, two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
+def processes(name, is_of_these_tests):
+    """Those of Ray's that run a method of an actor."""
+    return [p for p in psutil.process_iter(["name"]) if name in p.info["name"] and is_of_these_tests(p)]
+
+
+def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_checkpoint(
+    two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
 ):
-    """The worker that hangs is the first: without collectives, as here, it would not wait for another one."""
-    steps = 60 if how == signal.SIGKILL else 300  # a checkpoint is written while training goes on
-    base = tiny.replace(steps=steps, depth=1, sequence_length=16)
+    """The host that dies is the second, which reports nothing."""
+    base = tiny.replace(steps=60, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
-    seen = []
-
-    class Patient(Heartbeats):
-        """Whoever compiles on a busy machine is silent too: silence counts for the one that was stopped."""
-
-        found_it = False
-
-        def hung(self):
-            silent = super().hung()
-            if not lost or self.found_it:
-                return []
-            self.found_it = bool(silent)
-            return silent
+    seen, lost = [], []
 
     def recorded(*arguments):
-        for index, event in run_packs(*arguments):
+        for job, event in run_jobs(*arguments):
             seen.append(event)
-            yield index, event
+            yield job, event
 
-    run_packs = ray_packs.run_packs
-    monkeypatch.setattr(ray_packs, "run_packs", recorded)
-    monkeypatch.setattr(ray_packs, "Heartbeats", Patient)
-
-    def ours():
-        """Found before there is a checkpoint: on a busy machine the pack might end meanwhile."""
-        found = [p for p in psutil.process_iter(["name"]) if what in p.info["name"]]
-        return list(filter(is_of_these_tests, found))
+    monkeypatch.setattr(trial_runner, "run_jobs", recorded)
 
     def lose_one():
         deadline = time.monotonic() + 240
-        while not (workers := ours()) and time.monotonic() < deadline:
+        while not (found := processes("HostActor.follow", is_of_these_tests)) and time.monotonic() < deadline:
             time.sleep(0.5)
-        if how == signal.SIGKILL:  # without collectives it may be ahead, and end before there is a checkpoint
-            workers[0].send_signal(signal.SIGSTOP)
+        # Without collectives it may be ahead, and end before there is a checkpoint.
+        found[0].send_signal(signal.SIGSTOP)
         while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
             time.sleep(0.02)
-        lost.append(workers[0])
-        workers[0].send_signal(how)
+        lost.append(found[0])
+        found[0].kill()
 
-    lost: list[psutil.Process] = []
     thread = threading.Thread(target=lose_one)
     thread.start()
-    options = SweepOptions(ray=True, pack_size=4, heartbeat=15 if how == signal.SIGSTOP else 600)
+    options = SweepOptions(ray=True, pack_size=4)
     outcome = run_sweep(sweep, str(tmp_path), options, BY_SLICE, Console(quiet=True))
     thread.join()
     assert outcome == {"finished": 4}
-    assert len(load_runs(tmp_path)) == 4
-    assert load_runs(tmp_path)["trial_id"].is_unique
-    assert seen.count(PackStarted()) == 2, "the pack was started twice"
-    again = seen[seen.index(PackStarted(), 1) :]
+    runs = load_runs(tmp_path)
+    assert len(runs) == 4 and runs["trial_id"].is_unique
+    assert seen.count(Started()) == 2, "the pack was started twice"
+    again = seen[seen.index(Started(), 1) :]
     assert next(event for event in again if isinstance(event, Report)).step > 20, "it began anew"
     assert not psutil.wait_procs(lost, timeout=60)[1], "the worker that was lost is still there"
     wait_for_chips()
+
+
+def test_a_slice_whose_first_host_hangs_is_ended_and_one_where_a_job_fails_goes_on(
+    two_slices, tmp_path, patience, is_of_these_tests
+):
+    """Without collectives, as here, the first host would not wait for another one that hangs."""
+    jobs = [Count(tmp_path, how, then=how, steps=40) for how in ("hang", "raise", "")]
+    jobs[-1].name, last = "fine", {}
+    with RayActors(slots(BY_SLICE), lambda: slots(BY_SLICE), placement="slice") as pool:
+        for job, event in run_jobs(jobs, pool, heartbeat=20.0 * patience):
+            last[job.name] = event
+    assert isinstance(last["hang"], Finished) and isinstance(last["fine"], Finished)
+    assert last["raise"] == Failed("ValueError: no such luck")
+    wait_for_chips()
+    assert not [p for p in processes("HostActor", is_of_these_tests) if p.status() == psutil.STATUS_STOPPED]

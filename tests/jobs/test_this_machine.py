@@ -25,7 +25,7 @@ def servers() -> Iterator[psutil.Process]:
 
 
 def test_a_server_that_is_killed_while_it_starts_is_started_again():
-    this_machine._ensure_server()
+    this_machine.ensure_server(this_machine.PACK_MODULES)
     (server,) = servers()
     server.send_signal(signal.SIGSTOP)  # it forks nothing before it is killed
     threading.Timer(0.5, server.kill).start()

@@ -12,9 +12,10 @@ from rich.console import Console
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.actors import HostActor
 from mup_tpu.jobs.cluster import slots
-from mup_tpu.jobs.workers import PackWorker
-from mup_tpu.tuning import search as searches
+from mup_tpu.tuning import ray_tune
+from mup_tpu.tuning.search import run_search
 from mup_tpu.tuning.trainable import TrialTrainable
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,8 @@ def hosts(fake, *described):
 def environment_of(options):
     """What a worker of a pack is told, in its own process."""
     room = slots(options)
-    worker = ray.remote(PackWorker).options(runtime_env={"env_vars": room.environment}, **room.needs)
-    worker = worker.remote(options, None)
+    worker = ray.remote(HostActor).options(runtime_env={"env_vars": room.environment}, **room.needs)
+    worker = worker.remote(options.placement, None)
     seen = ray.get(worker.__ray_call__.remote(lambda _: dict(os.environ)), timeout=120)
     ray.kill(worker)
     return {name: seen[name] for name in TOLD if name in seen}
@@ -154,12 +155,12 @@ def test_trials_of_a_search_are_told_the_same(cluster, tiny, tmp_path, monkeypat
                 json.dump({name: os.environ[name] for name in TOLD if name in os.environ}, file)
             return super().step()
 
-    monkeypatch.setattr(searches, "TrialTrainable", Seen)
+    monkeypatch.setattr(ray_tune, "TrialTrainable", Seen)
     search = Search("x", tiny.replace(steps=4), {"learning_rate": Domain("loguniform", 0.001, 0.01)})
     of_slice = {"PJRT_DEVICE": "CPU", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
     options = SearchOptions(num_samples=1, scheduler="none", evaluations=2)
     with hosts(cluster, (4, LABELS, of_slice)):
-        outcome = searches.run_search(search, str(tmp_path), options, BY_HOST, False, Console(quiet=True))
+        outcome = run_search(search, str(tmp_path), options, BY_HOST, False, Console(quiet=True))
     assert outcome.counts == {"finished": 1}
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert ALONE.items() <= seen.items()

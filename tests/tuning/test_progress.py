@@ -7,9 +7,12 @@ import shutil
 import pytest
 from rich.console import Console
 
-from mup_tpu.config import RunOptions
-from mup_tpu.jobs import local_packs
-from mup_tpu.training.report import PackPreparing, PackResult, PackStarted, Report
+from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.in_process import InProcess
+from mup_tpu.jobs.job import Finished, Preparing, Started
+from mup_tpu.jobs.pack_job import PackJob
+from mup_tpu.training.report import Report
 from mup_tpu.tuning.progress import SweepProgress
 
 
@@ -27,19 +30,21 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
     options = RunOptions(threads=os.cpu_count() or 1, log_every=5)
     console, found = terminal(), []
     progress = SweepProgress([trial for pack in packs for trial in pack], ("width",), console)
-    for index, event in local_packs.run_packs(packs, options, 1, lambda pack: None, None):
-        match event:
-            case PackStarted():
-                progress.started(index, packs[index])
-            case PackPreparing():
-                progress.preparing(index, event.doing)
-            case Report():
-                progress.reported(index, event)
-            case PackResult():
-                progress.finished(index, event)
-        with console.capture() as captured:
-            console.print(progress)
-        found.append((event, captured.get().splitlines()))
+    jobs = [PackJob(pack, options) for pack in packs]
+    with InProcess(None) as pool:
+        for job, event in run_jobs(jobs, pool, SweepOptions.heartbeat):
+            match event:
+                case Started():
+                    progress.started(job)
+                case Preparing():
+                    progress.preparing(job, event.doing)
+                case Report():
+                    progress.reported(job, event)
+                case Finished():
+                    progress.finished(job, event.result)
+            with console.capture() as captured:
+                console.print(progress)
+            found.append((event, captured.get().splitlines()))
     return found
 
 
@@ -49,12 +54,12 @@ def test_before_its_first_report_a_pack_says_what_it_waits_for(shown):
         if line == 0:
             assert lines[1].rstrip().endswith("waiting for a worker") and "━" not in lines[1]
         match event:
-            case PackPreparing():
+            case Preparing():
                 assert event.doing in lines[line] and "━" not in lines[line]
                 words.append(event.doing)
             case Report():
                 assert "k tokens/s · " in lines[line] and words[-1] not in lines[line]
-            case PackResult():
+            case Finished():
                 line += 1
     if "importing torch" in words:  # unless another test of this process has imported it
         assert words.pop(0) == "importing torch"
@@ -67,12 +72,12 @@ def test_before_its_first_report_a_pack_says_what_it_waits_for(shown):
 def test_trials_count_once_they_are_stored_while_the_bar_grows_with_their_steps(shown):
     lengths = []
     for event, (first, _) in shown:
-        stored = "2/2 trials" if isinstance(event, PackResult) else "0/2 trials"
+        stored = "2/2 trials" if isinstance(event, Finished) else "0/2 trials"
         assert stored in first
         if isinstance(event, Report):
             lengths.append(first.count("━") / 24)
             assert lengths[-1] == pytest.approx(event.step / event.steps, abs=1 / 24)
-        if isinstance(event, PackResult):
+        if isinstance(event, Finished):
             break
     assert len(lengths) == 4
     assert "2/2 trials" in shown[-1][1][0] and "2/2 trials" in shown[-1][1][1]

@@ -25,7 +25,8 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.tuning.search import _algorithm, _only_one, run_search
+from mup_tpu.tuning.ray_tune import algorithm as new_algorithm
+from mup_tpu.tuning.search import _only_one, run_search
 from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
 
 QUIET = Console(quiet=True)
@@ -63,7 +64,7 @@ def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm
 
     def searcher(path):
         path.mkdir(exist_ok=True)
-        return ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(path)), "loss")
+        return ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(path)), "loss")
 
     def go_on(searcher, start, stop):
         points = []
@@ -82,12 +83,12 @@ def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm
 
 def test_what_had_not_ended_comes_first(search, tmp_path):
     options = SearchOptions()
-    first = ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
+    first = ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
     proposed = [first.suggest(name) for name in "abc"]
     first._log.end(1, 2.5)
     with (tmp_path / "log").open("a") as file:
         file.write('{"event": "propo')  # torn by a kill
-    second = ReplayedSearcher(_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
+    second = ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
     assert [second.suggest(name) for name in "de"] == [proposed[0], proposed[2]]
     assert second.suggest("f")["_key"] == 3
 

@@ -1,8 +1,8 @@
-"""From the best of a search at a small scale to the target, zero-shot.
+"""Zero-shot transfer: the best trials of a search at a small scale, and the same ones at the target.
 
-What μP transfers across width: learning rate, schedule, init, multipliers. What it does not: regularisation
-(weight decay, dropout), which depends on model and data size. Yang et al. 2022 (Tensor Programs V), table 2.
-Other parametrizations say along which scales theirs stay.
+μP transfers learning rate, schedule, init and multipliers across width. It does not transfer regularisation
+(weight decay, dropout), which depends on model and data size: Yang et al. 2022 (Tensor Programs V), table 2.
+Other parametrizations name the scales along which their optimum stays.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _MOVES = {
 
 
 _SCALE_OF = {"steps": "tokens"}
-"""Fields whose scale goes by another name."""
+"""Names of scales that differ from their field's."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A trial of a search, and what it reached."""
+    """Trial of a search, and its loss (nat per token)."""
 
     trial: Trial
     loss: float
 
 
 def best_trials(results: str, count: int = 1) -> list[Found]:
-    """The finished trials of least loss in a results folder.
+    """Finished trials of least loss in a results folder.
 
     Raises:
         StoreError: the folder holds no finished trial.
@@ -66,20 +66,20 @@ def target_trials(
     num_seeds: int = 1,
     **changes: int | str | None,
 ) -> list[Trial]:
-    """The same hyperparameters at the target.
+    """Trials with the same hyperparameters at the target.
 
     Args:
         found: trials to transfer from.
         target: fields that grow, with their values there, such as {"width": 256} or {"depth": 8}.
-        parametrizations: "mup" is the transfer; others, with the same hyperparameters, are for comparison.
-        num_seeds: seeds of each.
-        changes: other fields that are to differ (None leaves one as it is).
+        parametrizations: "mup" for the transfer; others, with the same hyperparameters, to compare it with.
+        num_seeds: seeds of each trial.
+        changes: other fields to change; None changes nothing.
 
     Raises:
-        ConfigError: the target is not larger, or not allowed.
+        ConfigError: the target is not larger than the source, or not allowed.
     """
     for name, value in target.items():
-        found[0].trial.replace(**{name: value})  # says what is wrong with the name or the value
+        found[0].trial.replace(**{name: value})  # checks name and value
         small = max(f.trial.flat()[name] for f in found)
         if not value > small:
             raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give the target's")
@@ -97,9 +97,9 @@ def target_trials(
 
 
 def _bases(source: Trial, parametrization: str) -> dict[str, int]:
-    """The source's depth, batch size and steps as bases, where it has none and rules follow these.
+    """Depth, batch size and steps of the source as bases, where it has none and rules follow them.
 
-    "The trial's own" would be the target's there, and nothing would be scaled.
+    Without them the target would be its own base, and nothing would be scaled.
     """
     fields, rules = source.flat(), source.optimizer.rules
     follows = {
@@ -112,7 +112,7 @@ def _bases(source: Trial, parametrization: str) -> dict[str, int]:
 
 
 def transfer_warnings(source: Trial, target: Trial) -> list[str]:
-    """What of the step from source to target the parametrization does not vouch for, each with its reason."""
+    """Sentences on changes from source to target that the parametrization does not cover, with reasons."""
     warnings = []
     rule = PARAMETRIZATIONS[source.model.parametrization]
     if not rule.transfers:
@@ -137,17 +137,17 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
 
 
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
-    """Loss of transferred trials over the best of a sweep at the same scale and parametrization.
+    """Regret of transferred trials: loss minus the best of a sweep at the same scale and parametrization.
 
     Args:
         runs: rows of transferred trials.
         sweep: results folder of the sweep.
 
     Returns:
-        One row a parametrization that the sweep has at that scale: loss, best and regret (nat per token).
+        A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
 
     Raises:
-        StoreError: no such sweep.
+        StoreError: the folder holds no sweep.
     """
     best = best_of_sweep(sweep)
     reached = runs.groupby(list(best.index.names))["loss"].mean()
@@ -156,10 +156,10 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 
 def best_of_sweep(sweep: str) -> pd.Series:
-    """Mean loss at the best tuned value of a sweep, nat per token, by parametrization and scale.
+    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale.
 
     Raises:
-        StoreError: no such sweep, or it has no finished run.
+        StoreError: the folder holds no sweep, or no finished run.
     """
     known, axes = load_runs(sweep), load_axes(sweep)
     cell = ["parametrization", axes.scale.column]

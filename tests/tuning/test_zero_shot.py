@@ -9,7 +9,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
 from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.transfer import best_trials, regret_against_sweep, target_trials, transfer_warnings
+from mup_tpu.tuning.zero_shot import best_trials, regret_against_sweep, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
 ALONE = SweepOptions()

@@ -1,0 +1,132 @@
+"""The scheduler: hands jobs to workers of a pool, and says what becomes of each.
+
+Attempts, heartbeats, splits and the end of a run are here, for every kind of job and every pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from mup_tpu.errors import Preempted
+from mup_tpu.jobs.heartbeat import Heartbeats
+from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Preparing, Refused, Split, Started, TooLarge
+from mup_tpu.jobs.pool import Pool, Worker
+from mup_tpu.training.signals import handling
+
+MAX_ATTEMPTS = 3
+"""Workers that a job may lose before it counts as failed."""
+
+_log = logging.getLogger(__name__)
+
+
+def run_jobs(jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> Generator[tuple[Job, Any]]:
+    """Run jobs, yielding (job, event) as events come; close it to end the jobs that still run.
+
+    Events are `Started`, `Preparing`, a job's own reports, and last `Finished`, `Failed` or `Split`. A job
+    whose worker is lost is started again. Parts of a split job follow as jobs of their own.
+
+    Args:
+        jobs: in the order of their start.
+        pool: where they run; it is open, and stays open.
+        heartbeat: seconds without a report after which a worker counts as hung.
+
+    Raises:
+        Preempted: SIGTERM ended the run before all jobs had ended.
+        ConfigError: workers do not start.
+        MupTpuError: a job met an error that the user can mend.
+    """
+    return _Run(jobs, pool, heartbeat).events()
+
+
+class _Run:
+    """State of one run of jobs."""
+
+    def __init__(self, jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> None:
+        self._pool, self._heartbeats = pool, Heartbeats(heartbeat)
+        self._waiting = deque(jobs)
+        self._busy: dict[Worker, Job] = {}
+        self._attempts: Counter[Job] = Counter()
+        self._is_ending = False
+        self._at_end: list[tuple[Job, Finished]] = []
+
+    def events(self) -> Generator[tuple[Job, Any]]:
+        signals = {signal.SIGTERM: self._end} if self._pool.passes_sigterm_on else {}
+        try:
+            with handling(signals):
+                while self._busy or (self._waiting and not self._is_ending):
+                    yield from self._start()
+                    for worker, event in self._heard():
+                        yield from self._take(worker, event)
+                # Finished results first: the caller may stop at the first one that was preempted.
+                yield from sorted(self._at_end, key=lambda ended: ended[1].preempted)
+                if self._waiting:
+                    raise Preempted("preempted between packs; the same command goes on")
+        finally:
+            for worker in self._busy:
+                self._pool.end(worker)
+
+    def _end(self, number: int, frame: object) -> None:
+        """SIGTERM: start nothing more, and have running jobs checkpoint."""
+        self._is_ending = True
+        for worker in self._busy:
+            self._pool.terminate(worker)
+
+    def _start(self) -> Iterator[tuple[Job, Any]]:
+        if self._is_ending:
+            return
+        self._pool.fill(len(self._waiting) + len(self._busy))
+        while self._waiting and self._pool.has_room and not self._is_ending:
+            job = self._waiting.popleft()
+            self._attempts[job] += 1
+            yield job, Started()
+            if self._pool.waits_for:
+                yield job, Preparing(self._pool.waits_for)
+            worker = self._pool.hand(job)
+            self._busy[worker] = job
+            self._heartbeats.heard(worker)
+            if self._is_ending:  # the signal came before this worker was known
+                self._pool.terminate(worker)
+
+    def _heard(self) -> Iterator[tuple[Worker, Any]]:
+        yield from self._pool.hear()
+        for worker in self._heartbeats.hung():
+            yield worker, Lost(f"hung{worker.where}: {self._heartbeats.sentence}")
+
+    def _take(self, worker: Worker, event: Any) -> Iterator[tuple[Job, Any]]:
+        job = self._busy[worker]
+        if not isinstance(event, Ended):
+            self._heartbeats.heard(worker)
+            yield job, event
+            return
+        if isinstance(event, Lost):
+            self._pool.end(worker)
+        del self._busy[worker]
+        self._heartbeats.forget(worker)
+        match event:
+            case Lost(reason):
+                yield from self._lost(job, reason)
+            case TooLarge(reason, fits):
+                yield from self._split(job, reason, fits)
+            case Refused(error):
+                raise error
+            case Finished() if self._is_ending:
+                self._at_end.append((job, event))
+            case _:
+                yield job, event
+
+    def _lost(self, job: Job, reason: str) -> Iterator[tuple[Job, Failed]]:
+        if not self._is_ending and self._attempts[job] >= MAX_ATTEMPTS:
+            yield job, Failed(f"{reason}, the last of {MAX_ATTEMPTS} attempts")
+            return
+        if not self._is_ending:
+            _log.warning("%s is tried again (%s)", job, reason)
+        self._waiting.appendleft(job)
+
+    def _split(self, job: Job, reason: str, fits: int) -> Iterator[tuple[Job, Split | Failed]]:
+        parts = job.split(fits)
+        self._waiting.extendleft(reversed(parts))
+        yield job, Split(parts, reason) if parts else Failed(reason)

@@ -1,0 +1,146 @@
+"""Pool of processes on this machine, each with a pipe to the driver.
+
+A Ray cluster of one machine would take many seconds to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
+
+from mup_tpu.errors import first_line
+from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Surroundings, perform
+from mup_tpu.jobs.this_machine import PACK_MODULES, start_process
+from mup_tpu.training.host_log import host_log
+
+_LAST_LOG_S = 30.0
+"""Seconds that all workers together have at the end to upload the rest of their logs to a bucket."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Process:
+    """A process that runs jobs one after another."""
+
+    where = ""
+
+    def __init__(self, results: str | None, preload: Sequence[str]) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        self.process = start_process(_work, (theirs, results, dict(os.environ)), preload)
+        theirs.close()  # or the end of the process would not be noticed
+
+    def end(self) -> None:
+        """Kill it, whatever it is doing."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Forked:
+    """Processes forked from a server that has imported what jobs need.
+
+    Args:
+        count: jobs that run at once.
+        results: folder or fsspec URL that keeps the workers' logs; None keeps none.
+        preload: modules that the server imports, if it does not run yet.
+    """
+
+    passes_sigterm_on = True
+
+    def __init__(self, count: int, results: str | None, preload: Sequence[str] = PACK_MODULES) -> None:
+        self._count, self._results, self._preload = count, results, preload
+        # The first process is there once its server has imported the modules.
+        self.waits_for = "importing torch" if preload else ""
+        self._idle: list[_Process] = []
+        self._busy: dict[Any, _Process] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._idle:
+            worker.connection.close()  # it uploads the rest of its log, and ends
+        deadline = time.monotonic() + _LAST_LOG_S
+        for worker in self._idle:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        if late := sum(worker.process.is_alive() for worker in self._idle):
+            _log.warning(
+                "the last lines of %d workers' logs are lost: %s did not take them within %g s",
+                late, self._results, _LAST_LOG_S,
+            )  # fmt: skip
+        for worker in [*self._idle, *self._busy.values()]:
+            worker.end()
+
+    def fill(self, wanted: int) -> None:
+        """Nothing: a process is started when there is a job for it."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer jobs run than may at once."""
+        return len(self._busy) < self._count
+
+    def hand(self, job: Job) -> _Process:
+        """Hand a job to an idle process, or to a new one."""
+        worker = self._idle.pop() if self._idle else _Process(self._results, self._preload)
+        self._busy[worker.connection] = worker
+        with contextlib.suppress(OSError):  # it died while it was idle: `hear` finds that out
+            worker.connection.send(job)
+        return worker
+
+    def hear(self) -> Iterator[tuple[_Process, Any]]:
+        """Events of processes that have a job, after waiting up to a second for one."""
+        for connection in wait(list(self._busy), timeout=1.0):
+            worker = self._busy[connection]
+            try:
+                event = worker.connection.recv()
+            except (EOFError, OSError):
+                worker.process.kill()
+                worker.process.join()
+                event = Lost(f"its process died (exit code {worker.process.exitcode})")
+            if isinstance(event, Ended) and not isinstance(event, Lost):
+                self._idle.append(self._busy.pop(connection))
+            yield worker, event
+
+    def end(self, worker: _Process) -> None:
+        """Kill a process."""
+        del self._busy[worker.connection]
+        worker.end()
+
+    def terminate(self, worker: _Process) -> None:
+        """Send SIGTERM to a process."""
+        worker.process.terminate()
+
+
+def _work(connection: Connection, results: str | None, environment: dict[str, str]) -> None:
+    """Main function of a process: jobs come in, events go out."""
+    os.environ.update(environment)  # the server still has the one that it was started in
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver too, which ends its workers
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    here = Surroundings(handles_sigterm=True)
+    with host_log(results, capture_warnings=True):
+        while True:
+            try:
+                job = connection.recv()
+            except EOFError:
+                return
+            except Exception as error:  # the job needs a module that cannot be imported here
+                connection.send(Failed(first_line(error)))
+                continue
+            for event in perform(job, here):
+                connection.send(event)
+
+
+def _end_with_driver() -> None:
+    """End this process when the driver does, however that ends."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)

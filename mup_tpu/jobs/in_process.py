@@ -1,0 +1,73 @@
+"""Pool of one worker: this process itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from mup_tpu.jobs.job import Ended, Job, Surroundings, perform
+from mup_tpu.training.host_log import host_log
+
+
+@dataclass(frozen=True, eq=False)
+class _Here:
+    """This process, with one job."""
+
+    events: Generator[Any]
+    where: str = ""
+
+
+class InProcess:
+    """Runs jobs one after another in the driver's process, which nothing can watch for hanging.
+
+    Args:
+        results: folder or fsspec URL that keeps the log; None keeps none.
+    """
+
+    passes_sigterm_on = False  # a job that runs handles it; before and after, it ends the command
+    waits_for = ""
+
+    def __init__(self, results: str | None) -> None:
+        self._results, self._at_end = results, contextlib.ExitStack()
+        self._surroundings = Surroundings(in_driver=True, handles_sigterm=True)
+        self._busy: _Here | None = None
+
+    def __enter__(self) -> Self:
+        self._at_end.enter_context(host_log(self._results))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._at_end.close()
+
+    def fill(self, wanted: int) -> None:
+        """Nothing: the process is there."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no job runs."""
+        return self._busy is None
+
+    def hand(self, job: Job) -> _Here:
+        """Make a job ready; it goes on as its events are read."""
+        self._busy = _Here(perform(job, self._surroundings))
+        return self._busy
+
+    def hear(self) -> Iterator[tuple[_Here, Any]]:
+        """The next event, however long it takes."""
+        here = self._busy
+        if here is None:
+            return
+        event = next(here.events)
+        if isinstance(event, Ended):
+            self._busy = None
+        yield here, event
+
+    def end(self, worker: _Here) -> None:
+        """Close the job."""
+        worker.events.close()
+        self._busy = None
+
+    def terminate(self, worker: _Here) -> None:
+        """Nothing: the job has the signal already."""

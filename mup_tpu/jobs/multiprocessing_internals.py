@@ -1,0 +1,65 @@
+"""Multiprocessing's fork server, started early and without the caller's script.
+
+Uses parts of `multiprocessing` that are not documented, as they are in Python 3.11 to 3.14:
+
+- `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
+  first process is asked for, and `set_forkserver_preload` starts nothing.
+- `util.get_temp_dir`: the folder of the server's socket, which is marked so that what a killed process leaves
+  is found.
+- `sys.modules["__main__"]`: a new process would run the caller's script, which it does not need and which may
+  lack the guard `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.files.leftovers import mark
+
+
+def ensure_server(preload: Sequence[str]) -> None:
+    """Start the server that processes are forked from, unless it runs; does not wait for its imports.
+
+    Args:
+        preload: modules that it imports, where it is started.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+    resource_tracker.ensure_running()  # the server would start it otherwise; it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:  # Ctrl-C reaches the server too, which ignores it only once its imports are done
+        mark(Path(util.get_temp_dir()))
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:
+    """Process forked from the server; it ends when this process does.
+
+    Raises:
+        EOFError, OSError: the server died before it forked.
+    """
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments, daemon=True)
+    with _without_main():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

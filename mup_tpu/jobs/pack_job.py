@@ -1,0 +1,77 @@
+"""Job that trains one pack, from importing torch to its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mup_tpu import data
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu.jobs.job import Job, Preparing, Surroundings
+from mup_tpu.training.report import PackResult, Report
+
+FolderOf = Callable[[list[Trial]], str | None]
+"""Folder or fsspec URL of a pack's checkpoints; None keeps none."""
+
+
+class PackJob(Job):
+    """A pack to train.
+
+    Args:
+        trials: its members, of one `pack_key`.
+        options: how it is run, threads included.
+        folder_of: where checkpoints lie; parts of a split pack have folders of their own.
+    """
+
+    def __init__(
+        self, trials: list[Trial], options: RunOptions, folder_of: FolderOf = lambda pack: None
+    ) -> None:
+        self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
+        self._folder_of = folder_of
+
+    def __str__(self) -> str:
+        return f"a pack of {len(self.trials)} trials"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `folder_of`: only the driver splits, and it knows all the data of a sweep."""
+        return {**vars(self), "_folder_of": None}
+
+    def split(self, fits: int) -> Sequence[PackJob]:
+        """Parts of at most `fits` members."""
+        count = math.ceil(len(self.trials) / fits)
+        return [PackJob(self.trials[i::count], self.options, self._folder_of) for i in range(count)]
+
+    def was_preempted(self, result: PackResult) -> bool:
+        """Whether a member was."""
+        return any(row["status"] == "preempted" for row in result.rows)
+
+    def run(self, here: Surroundings) -> Generator[Preparing | Report, None, PackResult]:
+        """Train the pack. Before its first report it says what that waits for.
+
+        The result comes without the pack's tensors: their memory must be free before the next pack starts,
+        and the store needs rows and curves only.
+
+        Raises:
+            PackTooLarge: the pack does not fit in memory; a part of it may.
+            DataError: the corpus cannot be used.
+        """
+        if "torch" not in sys.modules:
+            yield Preparing("importing torch")
+        from mup_tpu.training.loop import PackRun
+
+        corpus = self.trials[0].data
+        yield Preparing(data.describe_load(corpus))
+        dataset = here.once(corpus, lambda: data.load(corpus, progress=here.in_driver))
+        yield Preparing("initialising parameters")
+        training = PackRun(self.trials, dataset, self.options, self.checkpoints, here.writes)
+        yield Preparing(training.first_report_waits_for)
+        with training.preemptible() if here.handles_sigterm else contextlib.nullcontext():
+            for event in training.steps():
+                if isinstance(event, PackResult):
+                    return replace(event, pack=None)
+                yield event
+        raise AssertionError("a pack ends with its result")

@@ -1,0 +1,92 @@
+"""Choice of the pool that packs run in: this process, forked processes, or Ray actors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.jobs import this_machine
+from mup_tpu.jobs.forked import Forked
+from mup_tpu.jobs.in_process import InProcess
+from mup_tpu.jobs.pool import Pool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where packs run, and how."""
+
+    pool: Pool[Any]
+    workers: int
+    """Packs at once, to begin with."""
+    execution: str
+    """How members of a pack train: "loop" or "vmap"."""
+    run: RunOptions
+    """Options of each pack, with its number of threads."""
+
+
+class Pools:
+    """The open pool of a run, kept while the same is asked for; it ends with the `with` block.
+
+    Args:
+        options: where packs run.
+        results: folder or fsspec URL that keeps the workers' logs; None keeps none.
+        console: for what takes long.
+    """
+
+    def __init__(self, options: SweepOptions, results: str | None, console: Console) -> None:
+        self._options, self._results, self._console = options, results, console
+        self._asked: tuple[Any, ...] = ()
+        self._pool, self._cluster = contextlib.ExitStack(), contextlib.ExitStack()
+        self._open: Pool[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._cluster, self._pool:
+            self._open = None
+
+    def place(self, trials: int, run: RunOptions) -> Place:
+        """Where this number of trials runs.
+
+        Raises:
+            ConfigError: the device or cluster is not there, or too small.
+        """
+        return self._on_ray(trials, run) if self._options.on_ray else self._on_this_machine(trials, run)
+
+    def _on_ray(self, trials: int, run: RunOptions) -> Place:
+        with self._console.status("importing ray"):
+            from mup_tpu.jobs import cluster
+            from mup_tpu.jobs.ray_actors import RayActors
+
+        if self._open is None:
+            self._cluster.enter_context(cluster.ray_cluster(self._options.address, self._console))
+        run = replace(run, threads=run.threads or cluster.threads(trials))
+        room = cluster.slots(run)
+        look = functools.partial(cluster.slots, run)
+        pool = self._kept(room.key, lambda: RayActors(room, look, self._results, run.placement))
+        execution = room.execution if run.execution == "auto" else run.execution
+        return Place(pool, room.count, execution, run)
+
+    def _on_this_machine(self, trials: int, run: RunOptions) -> Place:
+        workers, threads = this_machine.room(trials, run)
+        with self._console.status("looking for the device"):  # torch is imported to find an accelerator
+            execution = this_machine.execution(run)
+        several = workers > 1
+        pool = self._kept(
+            (workers,), lambda: Forked(workers, self._results) if several else InProcess(self._results)
+        )
+        return Place(pool, workers, execution, replace(run, threads=threads))
+
+    def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
+        """The pool that is open, or a new one in its place where it was opened for something else."""
+        if self._open is None or asked != self._asked:
+            self._pool.close()
+            self._open, self._asked = self._pool.enter_context(make()), asked
+        return self._open

@@ -1,0 +1,152 @@
+"""Pool of Ray actors, one a slot of the cluster.
+
+Actors are kept, so that torch is imported and warmed up once. They are replaced where they are lost, and more
+are started where nodes join.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import ray
+
+from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.jobs.actors import HostActor, SliceActor, end_actor
+from mup_tpu.jobs.cluster import Slots
+from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Refused
+
+_LOOK_EVERY_S = 5.0
+_FAILED_STARTS = 3
+"""Actors in a row that do not start before the run ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Actor:
+    """An actor that has its place on the cluster."""
+
+    actor: Any
+    host: str
+
+    @property
+    def where(self) -> str:
+        """Its host, for a sentence."""
+        return f" on {self.host}"
+
+
+class RayActors:
+    """Actors on the connected cluster. They are handed jobs once they have their place there, which an actor
+    that replaces a lost node's may wait for long.
+
+    Args:
+        room: jobs at once to begin with, and what an actor asks Ray for.
+        look: finds the room anew, as nodes come and go; a `ConfigError` means that there is none now.
+        results: folder or fsspec URL that keeps the actors' logs; None keeps none.
+        placement: TPU resources of a job, as in `RunOptions`.
+    """
+
+    passes_sigterm_on = False
+    waits_for = ""
+
+    def __init__(
+        self, room: Slots, look: Callable[[], Slots], results: str | None = None, placement: str = "host"
+    ) -> None:
+        self._room, self._look, self._looked_at = room, look, time.monotonic()
+        actor = ray.remote(HostActor if room.slice is None else SliceActor)
+        self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
+        self._arguments = [placement, results, *([] if room.slice is None else [room.slice])]
+        self._failed_starts = 0
+        self._starting: dict[Any, Any] = {}
+        """Answer to come, which names the host -> actor."""
+        self._idle: list[_Actor] = []
+        self._busy: dict[Any, _Actor] = {}
+        """Stream of events -> actor."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        there = [worker.actor for worker in (*self._idle, *self._busy.values())]
+        for actor in [*self._starting.values(), *there]:
+            end_actor(actor)
+
+    def fill(self, wanted: int) -> None:
+        """Start as many actors as the cluster has room for now, up to this number."""
+        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+            self._room, self._looked_at = self._room_now(), time.monotonic()
+        have = len(self._starting) + len(self._idle) + len(self._busy)
+        for _ in range(min(self._room.count, wanted) - have):
+            actor: Any = self._remote.remote(*self._arguments)
+            self._starting[actor.ready.remote()] = actor
+
+    def _room_now(self) -> Slots:
+        """Room on the nodes that are there; with none, jobs wait for one."""
+        try:
+            return self._look()
+        except ConfigError:
+            return dataclasses.replace(self._room, count=0)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an actor is idle."""
+        return bool(self._idle)
+
+    def hand(self, job: Job) -> _Actor:
+        """Hand a job to an idle actor."""
+        worker = self._idle.pop()
+        self._busy[worker.actor.run.options(num_returns="streaming").remote(job)] = worker
+        return worker
+
+    def hear(self) -> Iterator[tuple[_Actor, Any]]:
+        """Events of actors that have a job, after waiting up to a second for one.
+
+        Raises:
+            ConfigError: actors do not start.
+        """
+        for stream in self._wait():
+            worker = self._busy[stream]
+            try:
+                event = ray.get(next(stream))
+            except ray.exceptions.RayActorError as error:
+                event = Lost(f"its process on {worker.host} died: {first_line(error)}")
+            except ray.exceptions.RayTaskError as error:  # as where the job cannot be unpickled
+                event = Failed(first_line(error.cause or error))
+            if isinstance(event, Refused):  # one host may lack what others have
+                event = Failed(first_line(event.error))
+            if isinstance(event, Ended) and not isinstance(event, Lost):
+                self._idle.append(self._busy.pop(stream))
+            yield worker, event
+
+    def _wait(self) -> list[Any]:
+        """Streams that have an event; actors that have found their place become idle on the way."""
+        references = [*self._busy, *self._starting]
+        if not references:  # no node is left for now
+            time.sleep(1.0)
+            return []
+        ray.wait(references, num_returns=1, timeout=1.0)
+        # All that are ready, not only the first: an actor that is not read would seem to be silent.
+        ready: list[Any] = ray.wait(references, num_returns=len(references), timeout=0)[0]
+        for reference in [reference for reference in ready if reference in self._starting]:
+            actor = self._starting.pop(reference)
+            try:
+                self._idle.append(_Actor(actor, ray.get(reference)))
+                self._failed_starts = 0
+            except ray.exceptions.RayError as error:
+                end_actor(actor)
+                self._failed_starts += 1
+                if self._failed_starts >= _FAILED_STARTS:
+                    raise ConfigError(f"workers do not start: {first_line(error)}") from None
+        return [reference for reference in ready if reference in self._busy]
+
+    def end(self, worker: _Actor) -> None:
+        """Kill an actor; its node and its place on the cluster may be gone with it."""
+        self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
+        end_actor(worker.actor)
+        self._looked_at = -math.inf
+
+    def terminate(self, worker: _Actor) -> None:
+        """Nothing: SIGTERM ends the driver, and the actors with it."""

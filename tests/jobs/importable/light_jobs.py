@@ -1,0 +1,71 @@
+"""Jobs without torch, for tests of pools: they count, and end in every way that a job can end."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from mup_tpu.errors import DataError, PackTooLarge
+from mup_tpu.jobs.job import Job
+
+
+class Count(Job):
+    """Reports numbers up to `steps`; keeps the last one in a file of its folder, from which it goes on.
+
+    Args:
+        folder: shared by all jobs of a test.
+        name: of its file; files `NAME.pids` hold the processes that ran it.
+        steps: numbers to report.
+        then: what happens at the half, once: "die", "hang"; always: "raise", "refuse", "too large",
+            "die always"; "wait" counts on until the file `go` is there.
+    """
+
+    def __init__(self, folder: Path, name: str, steps: int = 4, then: str = "") -> None:
+        self.folder, self.name, self.steps, self.then = Path(folder), name, steps, then
+
+    def __str__(self) -> str:
+        return f"job {self.name}"
+
+    def was_preempted(self, result):
+        return result == "preempted"
+
+    def split(self, fits):
+        return [Count(self.folder, f"{self.name}{i}") for i in range(2)]
+
+    def run(self, here):
+        if not here.writes:  # it follows the first host of a slice
+            yield from range(self.steps)
+            return None
+        with (self.folder / f"{self.name}.pids").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        state = self.folder / self.name
+        first = int(state.read_text()) if state.exists() else 0
+        for step in range(first, self.steps):
+            yield step
+            state.write_text(str(step + 1))
+            is_due = step + 1 >= self.steps // 2
+            if is_due and (first == 0 or "always" in self.then):
+                self.fall(self.then)
+        while self.then == "wait" and not (self.folder / "go").exists():
+            yield self.steps
+            time.sleep(0.05)
+        return f"{self.name} from {first}"
+
+    def fall(self, how: str) -> None:
+        match how:
+            case "die" | "die always":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise ValueError("no such luck")
+            case "refuse":
+                raise DataError("corpus 'x' is not there")
+            case "too large":
+                raise PackTooLarge("2 trials need too much", 1)
+
+    def pids(self) -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            return [int(line) for line in (self.folder / f"{self.name}.pids").read_text().split()]
+        return []

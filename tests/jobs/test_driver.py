@@ -1,0 +1,288 @@
+"""The scheduler, with a pool that has no processes: every way that a job, a worker or a run can end."""
+
+import os
+import signal
+
+import pytest
+
+from mup_tpu.errors import DataError, PackTooLarge, Preempted
+from mup_tpu.jobs import heartbeat
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.job import (
+    Ended,
+    Failed,
+    Finished,
+    Job,
+    Lost,
+    Preparing,
+    Split,
+    Started,
+    Surroundings,
+    perform,
+)
+
+LIMIT = 5.0
+
+
+class Dies(BaseException):
+    """The worker's process dies."""
+
+
+class Hangs(BaseException):
+    """The worker is silent for ever."""
+
+
+class Scripted(Job):
+    """Yields reports; an exception among them is raised there.
+
+    Args:
+        name: for sentences.
+        scripts: one an attempt; the last one holds for all further ones.
+        parts: jobs that it can be split into.
+    """
+
+    def __init__(self, name, *scripts, parts=()):
+        self.name, self.scripts, self.parts, self.attempts = name, scripts or ((1, 2),), parts, 0
+
+    def __repr__(self):
+        return self.name
+
+    __str__ = __repr__
+
+    def split(self, fits):
+        return self.parts
+
+    def was_preempted(self, result):
+        return "preempted" in result
+
+    def run(self, here):
+        script = self.scripts[min(self.attempts, len(self.scripts) - 1)]
+        self.attempts += 1
+        for report in script:
+            if isinstance(report, type | BaseException) and not isinstance(report, str):
+                raise report
+            yield report
+        return f"{self.name}'s result" if "terminated" not in script else "preempted"
+
+
+class Worker:
+    def __init__(self, number):
+        self.number, self.events, self.is_terminated = number, None, False
+        self.where = f" on host {number}"
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class ScriptedPool:
+    """Workers without processes. Each call of `hear` lasts a second, and each busy worker says one thing."""
+
+    passes_sigterm_on = True
+    waits_for = "warming up"
+
+    def __init__(self, clock, count=2):
+        self.clock, self.count = clock, count
+        self.idle, self.busy, self.started, self.ended, self.wanted = [], [], [], [], []
+        self.on_hand = lambda worker: None
+
+    def fill(self, wanted):
+        self.wanted.append(wanted)
+        while len(self.idle) + len(self.busy) < min(wanted, self.count):
+            self.idle.append(Worker(len(self.started)))
+            self.started.append(self.idle[-1])
+
+    @property
+    def has_room(self):
+        return bool(self.idle)
+
+    def hand(self, job):
+        worker = self.idle.pop(0)
+        worker.events = perform(job, Surroundings())
+        self.busy.append(worker)
+        self.on_hand(worker)
+        return worker
+
+    def hear(self):
+        self.clock.now += 1.0
+        for worker in list(self.busy):
+            try:
+                event = next(worker.events, None)  # None: it hangs
+            except Dies:
+                event = Lost(f"its process{worker.where} died")
+            except Hangs:
+                continue
+            if worker.is_terminated and not isinstance(event, Ended):
+                event = Finished("preempted", preempted=True)
+            if event is None:
+                continue
+            if isinstance(event, Ended) and not isinstance(event, Lost):
+                self.busy.remove(worker)
+                self.idle.append(worker)
+            yield worker, event
+
+    def end(self, worker):
+        self.busy.remove(worker)
+        self.ended.append(worker)
+
+    def terminate(self, worker):
+        worker.is_terminated = True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def pool(clock):
+    return ScriptedPool(clock)
+
+
+def ends(events):
+    """The last event of each job, and how often each was started."""
+    last, starts = {}, {}
+    for job, event in events:
+        last[job.name] = event
+        starts[job.name] = starts.get(job.name, 0) + isinstance(event, Started)
+    return last, starts
+
+
+def test_each_job_starts_reports_and_ends_and_workers_are_used_again(pool):
+    jobs = [Scripted(name) for name in "abcde"]
+    events = list(run_jobs(jobs, pool, LIMIT))
+    for job in jobs:
+        own = [event for j, event in events if j is job]
+        assert own == [Started(), Preparing("warming up"), 1, 2, Finished(f"{job}'s result")]
+    assert [job for job, event in events if event == Started()] == jobs, "in their order"
+    assert len(pool.started) == 2 and not pool.ended and not pool.busy
+    assert pool.wanted[0] == 5 and pool.wanted[-1] == 1, "no more workers than jobs"
+
+
+def test_a_job_whose_worker_dies_is_tried_again_on_another_and_said_so(pool, caplog):
+    job, other = Scripted("a", (1, Dies), (1, 2)), Scripted("b", (1,) * 9)
+    last, starts = ends(run_jobs([job, other], pool, LIMIT))
+    assert starts == {"a": 2, "b": 1}
+    assert last["a"] == Finished("a's result")
+    assert [worker.number for worker in pool.ended] == [0]
+    assert "a is tried again (its process on host 0 died)" in caplog.text
+
+
+def test_a_job_that_loses_three_workers_has_failed_and_the_others_end(pool):
+    last, starts = ends(run_jobs([Scripted("a", (Dies,)), Scripted("b"), Scripted("c")], pool, LIMIT))
+    assert starts["a"] == 3
+    assert isinstance(last["a"], Failed) and last["a"].reason.endswith("died, the last of 3 attempts")
+    assert last["b"] == Finished("b's result") and last["c"] == Finished("c's result")
+
+
+def test_a_worker_that_is_silent_for_longer_than_the_heartbeat_is_ended_and_its_job_tried_again(pool, caplog):
+    lively = Scripted("b", tuple(range(30)))
+    last, starts = ends(run_jobs([Scripted("a", (1, Hangs), (1, 2)), lively], pool, LIMIT))
+    assert starts == {"a": 2, "b": 1}, "who reports is not hung"
+    assert last["a"] == Finished("a's result")
+    assert [worker.number for worker in pool.ended] == [0]
+    assert "a is tried again (hung on host 0: no report within the heartbeat of 5 s)" in caplog.text
+
+
+def test_a_job_that_hangs_three_times_has_failed_with_the_reason(pool):
+    last, starts = ends(run_jobs([Scripted("a", (Hangs,)), Scripted("b")], pool, LIMIT))
+    assert starts["a"] == 3 and last["b"] == Finished("b's result")
+    sentence = "hung on host 4: no report within the heartbeat of 5 s, the last of 3 attempts"
+    assert last["a"].reason.partition(":")[2] == sentence.partition(":")[2]
+
+
+def test_time_in_which_the_driver_was_away_is_no_silence(pool, clock):
+    """It was suspended with its workers, or stored rows: nobody could be heard."""
+    events = run_jobs([Scripted("a", tuple(range(20))), Scripted("b", tuple(range(20)))], pool, LIMIT)
+    for _, event in events:
+        if event == 10:
+            clock.now += 1000.0
+    assert not pool.ended
+
+
+def test_a_job_that_is_too_large_goes_on_in_parts_before_all_that_wait(clock):
+    pool, halves = ScriptedPool(clock, count=1), [Scripted("a1"), Scripted("a2")]
+    halves[1] = Scripted("a2", (PackTooLarge("still", 1),), parts=[Scripted("a21"), Scripted("a22")])
+    whole = Scripted("a", (PackTooLarge("too large", 1),), parts=halves)
+    events = list(run_jobs([whole, Scripted("b")], pool, LIMIT))
+    assert [job.name for job, event in events if event == Started()] == ["a", "a1", "a2", "a21", "a22", "b"]
+    assert (whole, Split(halves, "too large")) in events
+
+
+def test_a_job_that_is_too_large_and_has_no_parts_has_failed(pool):
+    last, _ = ends(run_jobs([Scripted("a", (PackTooLarge("too large", 1),)), Scripted("b")], pool, LIMIT))
+    assert last == {"a": Failed("too large"), "b": Finished("b's result")}
+
+
+def test_a_job_that_raises_has_failed_alone_and_is_not_tried_again(pool):
+    last, starts = ends(
+        run_jobs([Scripted("a", (1, ValueError("no such luck"))), Scripted("b")], pool, LIMIT)
+    )
+    assert last == {"a": Failed("ValueError: no such luck"), "b": Finished("b's result")}
+    assert starts["a"] == 1
+
+
+def test_an_error_that_the_user_can_mend_ends_the_run_and_all_workers_that_are_busy(pool):
+    endless = Scripted("b", range(10**9))
+    with pytest.raises(DataError, match="no corpus"):
+        list(run_jobs([Scripted("a", (1, DataError("no corpus"))), endless], pool, LIMIT))
+    assert [worker.number for worker in pool.ended] == [1]
+
+
+def test_who_stops_listening_ends_busy_workers_and_has_the_old_handler_back(pool):
+    before = signal.getsignal(signal.SIGTERM)
+    events = run_jobs([Scripted("a", range(10**9)), Scripted("b", range(10**9)), Scripted("c")], pool, LIMIT)
+    next(events)
+    assert signal.getsignal(signal.SIGTERM) != before
+    while not all(worker.events for worker in pool.started[:2]) or len(pool.busy) < 2:
+        next(events)
+    events.close()
+    assert len(pool.ended) == 2 and not pool.busy
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_is_passed_on_and_what_finished_comes_before_what_was_preempted(pool):
+    """The caller may stop at the first that was preempted."""
+    running, nearly_done = Scripted("a", range(10**9)), Scripted("b", (1,))
+    waiting, seen = Scripted("c"), []
+    with pytest.raises(Preempted, match="the same command goes on"):
+        for job, event in run_jobs([running, nearly_done, waiting], pool, LIMIT):
+            seen.append((job.name, event))
+            if seen[-1] == ("b", 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert pool.started[0].is_terminated and pool.started[1].is_terminated
+    assert ("c", Started()) not in seen
+    finished = [(name, event.preempted) for name, event in seen if isinstance(event, Finished)]
+    assert finished == [("b", False), ("a", True)]
+
+
+def test_after_sigterm_a_lost_worker_s_job_is_left_for_the_same_command(pool, caplog):
+    def die(worker):
+        os.kill(os.getpid(), signal.SIGTERM)  # before the driver knows that this worker is busy
+
+    pool.on_hand = die
+    job = Scripted("a", (Dies,))
+    with pytest.raises(Preempted):
+        list(run_jobs([job], pool, LIMIT))
+    assert job.attempts == 1 and pool.started[0].is_terminated
+    assert "tried again" not in caplog.text
+
+
+def test_jobs_wait_for_a_pool_that_has_no_room_for_now(pool, clock):
+    pool.count, filled = 0, []
+
+    class Growing(ScriptedPool):
+        def hear(self):
+            filled.append(self.count)
+            self.count = len(filled) // 3
+            yield from super().hear()
+
+    growing = Growing(clock, count=0)
+    last, _ = ends(run_jobs([Scripted("a"), Scripted("b")], growing, LIMIT))
+    assert set(last.values()) == {Finished("a's result"), Finished("b's result")}
+    assert filled[:3] == [0, 0, 0]

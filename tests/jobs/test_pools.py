@@ -1,0 +1,212 @@
+"""Each pool for real, with jobs that need no torch: ends of jobs, and workers that die or hang."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from light_jobs import Count
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.errors import DataError
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.forked import Forked
+from mup_tpu.jobs.in_process import InProcess
+from mup_tpu.jobs.job import Failed, Finished, Split
+from mup_tpu.jobs.pools import Pools
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ends processes as Linux has them")
+LONG = 600.0
+
+
+@contextlib.contextmanager
+def opened(kind, results=None):
+    """A pool of two workers, or of this process."""
+    if kind == "ray":
+        from mup_tpu.jobs.cluster import slots
+        from mup_tpu.jobs.ray_actors import RayActors
+
+        pool = RayActors(slots(RunOptions(threads=1)), lambda: slots(RunOptions(threads=1)), results)
+    else:
+        pool = Forked(2, results, preload=()) if kind == "forked" else InProcess(results)
+    with pool:
+        yield pool
+
+
+EVERY = pytest.mark.parametrize(
+    ("kind", "ray"), [("in_process", False), ("forked", False), ("ray", True)], ids=lambda value: str(value)
+)
+WITH_PROCESSES = pytest.mark.parametrize(("kind", "ray"), [("forked", False), ("ray", True)], ids=str)
+
+
+def lasts(jobs, pool, limit=LONG, on_event=lambda job, event: None):
+    """The last event of each job, parts included, by name."""
+    last = {}
+    for job, event in run_jobs(jobs, pool, limit):
+        last[job.name] = event
+        on_event(job, event)
+    return last
+
+
+@EVERY
+def test_jobs_end_each_in_its_way_and_the_others_go_on(kind, ray, local_ray, tmp_path):
+    jobs = [Count(tmp_path, name, then=name) for name in ("raise", "too large", "")]
+    jobs[-1].name = "fine"
+    with opened(kind) as pool:
+        last = lasts(jobs, pool)
+    assert last["raise"] == Failed("ValueError: no such luck")
+    assert isinstance(last["too large"], Split) and last["too large"].reason == "2 trials need too much"
+    for name in ("fine", "too large0", "too large1"):
+        assert last[name] == Finished(f"{name} from 0")
+    pids = {pid for job in jobs for pid in job.pids()}
+    assert (pids == {os.getpid()}) == (kind == "in_process")
+
+
+@EVERY
+def test_what_the_user_can_mend_ends_the_run_but_on_a_cluster_where_hosts_differ(
+    kind, ray, local_ray, tmp_path
+):
+    with opened(kind) as pool:
+        if kind == "ray":
+            last = lasts([Count(tmp_path, "a", then="refuse"), Count(tmp_path, "b")], pool)
+            assert last["a"] == Failed("DataError: corpus 'x' is not there")
+            assert last["b"] == Finished("b from 0")
+        else:
+            with pytest.raises(DataError, match="corpus 'x' is not there"):
+                lasts([Count(tmp_path, "a", then="refuse")], pool)
+
+
+@LINUX
+@WITH_PROCESSES
+def test_a_worker_that_dies_or_hangs_is_replaced_and_its_job_goes_on(
+    kind, ray, local_ray, tmp_path, patience, caplog
+):
+    """Kill -9 and SIGSTOP, from within; the heartbeat is long enough for a new worker to start."""
+    jobs = [Count(tmp_path, how, then=how) for how in ("die", "hang", "die always")]
+    with opened(kind) as pool:
+        last = lasts(jobs, pool, limit=5.0 * patience)
+    assert last["die"] == Finished("die from 2") and last["hang"] == Finished("hang from 2")
+    assert [len(job.pids()) for job in jobs] == [2, 2, 3]
+    assert "died" in last["die always"].reason and "last of 3 attempts" in last["die always"].reason
+    assert "job hang is tried again (hung" in caplog.text and "job die is tried again (its" in caplog.text
+    if kind == "forked":
+        assert "its process died (exit code -9)" in last["die always"].reason
+    left = [pid for job in jobs for pid in job.pids() if psutil.pid_exists(pid)]
+    assert not [pid for pid in left if psutil.Process(pid).status() == psutil.STATUS_STOPPED]
+
+
+@LINUX
+@WITH_PROCESSES
+def test_a_worker_that_dies_while_it_is_idle_is_replaced(kind, ray, local_ray, tmp_path):
+    first, long, last_one = (
+        Count(tmp_path, name, then=then) for name, then in (("a", ""), ("b", "wait"), ("c", ""))
+    )
+
+    def kill_the_idle(job, event):
+        if job is first and isinstance(event, Finished):
+            for pid in first.pids():
+                psutil.Process(pid).kill()
+                psutil.wait_procs([psutil.Process(pid)], timeout=60) if psutil.pid_exists(pid) else None
+        if job is last_one and isinstance(event, Finished):
+            (tmp_path / "go").touch()
+
+    with opened(kind) as pool:
+        last = lasts([first, long, last_one], pool, on_event=kill_the_idle)
+    assert last == {name: Finished(f"{name} from 0") for name in "abc"}
+
+
+@WITH_PROCESSES
+def test_workers_that_ran_into_a_caller_who_stopped_listening_are_gone(kind, ray, local_ray, tmp_path):
+    jobs = [Count(tmp_path, name, then="wait") for name in "ab"]
+    with opened(kind) as pool:
+        events = run_jobs(jobs, pool, LONG)
+        while not all(job.pids() for job in jobs):
+            next(events)
+        events.close()
+        deadline = time.monotonic() + 60
+        pids = [pid for job in jobs for pid in job.pids()]
+        while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(map(psutil.pid_exists, pids))
+        assert lasts([Count(tmp_path, "c")], pool)["c"] == Finished("c from 0"), "the pool is open"
+
+
+@LINUX
+def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(tmp_path, patience):
+    """As Ctrl-Z and `fg` do: driver and workers are stopped for longer than the heartbeat."""
+    limit = 3.0 * patience
+    script = (
+        "import sys\nfrom light_jobs import Count\n"
+        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.forked import Forked\n"
+        "jobs = [Count(sys.argv[1], name, then='wait') for name in 'ab']\n"
+        "with Forked(2, None, preload=()) as pool:\n"
+        "    list(run_jobs(jobs, pool, float(sys.argv[2])))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), str(limit)]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    jobs = [Count(tmp_path, name) for name in "ab"]
+    deadline = time.monotonic() + 240
+    while not all((tmp_path / job.name).exists() for job in jobs):
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(driver.pid, signal.SIGSTOP)
+    time.sleep(limit + 2.0)
+    os.killpg(driver.pid, signal.SIGCONT)
+    time.sleep(1.0)
+    (tmp_path / "go").touch()
+    _, errors = driver.communicate(timeout=240)
+    assert driver.returncode == 0, errors
+    assert "hung" not in errors
+    assert [len(job.pids()) for job in jobs] == [1, 1], "a job was tried again"
+
+
+@LINUX
+def test_a_driver_that_is_killed_leaves_no_worker(tmp_path):
+    script = (
+        "import sys\nfrom light_jobs import Count\n"
+        "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.forked import Forked\n"
+        "with Forked(2, None, preload=()) as pool:\n"
+        "    list(run_jobs([Count(sys.argv[1], name, then='wait') for name in 'ab'], pool, 600.0))\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    jobs = [Count(tmp_path, name) for name in "ab"]
+    deadline = time.monotonic() + 240
+    while not all(job.pids() for job in jobs):
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    workers = [psutil.Process(job.pids()[0]) for job in jobs]
+    driver.kill()
+    driver.wait()
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+
+
+def test_a_job_that_a_process_cannot_import_has_failed_with_the_reason(tmp_path):
+    class Unknown(Count):
+        """Whose module the process would look for in vain."""
+
+    Unknown.__module__, Unknown.__qualname__ = "light_jobs", "Unknown"
+    sys.modules["light_jobs"].Unknown = Unknown
+    try:
+        with opened("forked") as pool:
+            last = lasts([Unknown(tmp_path, "a"), Count(tmp_path, "b")], pool)
+    finally:
+        del sys.modules["light_jobs"].Unknown
+    assert "Unknown" in last["a"].reason and last["b"] == Finished("b from 0")
+
+
+@pytest.mark.parametrize("ray", [False, True])
+def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
+    """Purchases of a sequence differ in their number of trials."""
+    with Pools(SweepOptions(ray=ray), str(tmp_path), Console(quiet=True)) as pools:
+        places = [pools.place(trials, RunOptions(threads=1, device="cpu")) for trials in (4, 9)]
+        assert places[0].pool is places[1].pool
+        for number, place in enumerate(places):
+            lasts([Count(tmp_path, str(number))], place.pool)
+        assert Count(tmp_path, "0").pids() == Count(tmp_path, "1").pids(), "a run started workers anew"
+        other = pools.place(4, RunOptions(threads=2, device="cpu"))
+        assert other.pool is not places[0].pool
