@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Self
+from typing import Any
 
 from mup_tpu.errors import first_line
 from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Surroundings, perform
+from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.jobs.this_machine import PACK_MODULES, start_process
 from mup_tpu.training.host_log import host_log
 
@@ -27,10 +28,8 @@ _LAST_LOG_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class _Process:
+class _Process(Worker):
     """A process that runs jobs one after another."""
-
-    where = ""
 
     def __init__(self, results: str | None, preload: Sequence[str]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
@@ -44,7 +43,7 @@ class _Process:
         self.connection.close()
 
 
-class Forked:
+class Forked(Pool[_Process]):
     """Processes forked from a server that has imported what jobs need.
 
     Args:
@@ -62,9 +61,6 @@ class Forked:
         self._idle: list[_Process] = []
         self._busy: dict[Any, _Process] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         for worker in self._idle:
             worker.connection.close()  # it uploads the rest of its log, and ends
@@ -78,9 +74,6 @@ class Forked:
             )  # fmt: skip
         for worker in [*self._idle, *self._busy.values()]:
             worker.end()
-
-    def fill(self, wanted: int) -> None:
-        """Nothing: a process is started when there is a job for it."""
 
     @property
     def has_room(self) -> bool:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 from mup_tpu.jobs.job import Ended, Job, Surroundings, perform
+from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.training.host_log import host_log
 
 
-@dataclass(frozen=True, eq=False)
-class _Here:
+class _Here(Worker):
     """This process, with one job."""
 
-    events: Generator[Any]
-    where: str = ""
+    def __init__(self, events: Generator[Any]) -> None:
+        self.events = events
 
 
-class InProcess:
-    """Runs jobs one after another in the driver's process, which nothing can watch for hanging.
+class InProcess(Pool[_Here]):
+    """Runs jobs one after another in the driver's process. A job that hangs is not noticed.
+
+    SIGTERM is left to the job that runs; before and after, it ends the command.
 
     Args:
         results: folder or fsspec URL that keeps the log; None keeps none.
     """
-
-    passes_sigterm_on = False  # a job that runs handles it; before and after, it ends the command
-    waits_for = ""
 
     def __init__(self, results: str | None) -> None:
         self._results, self._at_end = results, contextlib.ExitStack()
@@ -41,9 +39,6 @@ class InProcess:
     def __exit__(self, *error: object) -> None:
         self._at_end.close()
 
-    def fill(self, wanted: int) -> None:
-        """Nothing: the process is there."""
-
     @property
     def has_room(self) -> bool:
         """Whether no job runs."""
@@ -56,18 +51,13 @@ class InProcess:
 
     def hear(self) -> Iterator[tuple[_Here, Any]]:
         """The next event, however long it takes."""
-        here = self._busy
-        if here is None:
-            return
-        event = next(here.events)
-        if isinstance(event, Ended):
-            self._busy = None
-        yield here, event
+        if (here := self._busy) is not None:
+            event = next(here.events)
+            if isinstance(event, Ended):
+                self._busy = None
+            yield here, event
 
     def end(self, worker: _Here) -> None:
         """Close the job."""
         worker.events.close()
         self._busy = None
-
-    def terminate(self, worker: _Here) -> None:
-        """Nothing: the job has the signal already."""

@@ -1,53 +1,51 @@
-"""Pools: processes in which the scheduler has jobs run."""
+"""Pools: workers that the scheduler has jobs run by."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Generic, Self, TypeVar
 
 from mup_tpu.jobs.job import Job
 
 
-class Worker(Hashable, Protocol):
+class Worker:
     """A process that runs jobs one after another."""
 
-    @property
-    def where(self) -> str:
-        """Its place, for a sentence: " on host-3 (10.0.0.7)"; "" if that is this machine."""
+    where = ""
+    """Its place, for a sentence: " on host-3 (10.0.0.7)"; "" if that is this machine."""
 
 
 W = TypeVar("W", bound=Worker)
 
 
-class Pool(Protocol[W]):
-    """Workers, started and ended for the scheduler; all are ended with the `with` block.
+class Pool(ABC, Generic[W]):
+    """Workers, started and ended for the scheduler; the end of the `with` block ends all of them.
 
-    A worker that reports the end of its job is idle again. A worker that was lost is not: the scheduler ends
-    it with `end`.
+    A worker that reports the end of its job is idle again. The scheduler ends one that is lost.
     """
 
-    passes_sigterm_on: bool
-    """Whether jobs checkpoint at SIGTERM and the driver has to pass it on (`terminate`)."""
-    waits_for: str
-    """What the start of a worker waits for, in words for the terminal; "" if that is nothing."""
+    passes_sigterm_on = False
+    """Whether jobs checkpoint at SIGTERM, and the driver has to pass it on (`terminate`)."""
+    waits_for = ""
+    """What the start of a worker waits for, in words for the terminal."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def fill(self, wanted: int) -> None:
-        """Start workers, as many as there is room for, up to this number in all."""
+    @abstractmethod
+    def __exit__(self, *error: object) -> None: ...
 
     @property
+    @abstractmethod
     def has_room(self) -> bool:
         """Whether `hand` can take a job now."""
 
+    @abstractmethod
     def hand(self, job: Job) -> W:
-        """Hand a job to an idle worker."""
+        """Hand a job to an idle worker, or to a new one."""
 
+    @abstractmethod
     def hear(self) -> Iterable[tuple[W, Any]]:
         """Events of workers that have a job, after waiting up to a second for one.
 
@@ -57,8 +55,12 @@ class Pool(Protocol[W]):
             ConfigError: workers do not start.
         """
 
+    @abstractmethod
     def end(self, worker: W) -> None:
         """End a worker that has a job or was lost, whatever it is doing."""
 
-    def terminate(self, worker: W) -> None:
+    def fill(self, wanted: int) -> None:  # noqa: B027 (a pool may start workers when it hands them jobs)
+        """Start workers, as many as there is room for, up to this number in all."""
+
+    def terminate(self, worker: W) -> None:  # noqa: B027 (called only where SIGTERM is passed on)
         """Send SIGTERM to a worker that has a job."""

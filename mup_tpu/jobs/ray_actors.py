@@ -10,8 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import ray
 
@@ -19,26 +18,21 @@ from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.jobs.actors import HostActor, SliceActor, end_actor
 from mup_tpu.jobs.cluster import Slots
 from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Refused
+from mup_tpu.jobs.pool import Pool, Worker
 
 _LOOK_EVERY_S = 5.0
 _FAILED_STARTS = 3
 """Actors in a row that do not start before the run ends."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Actor:
+class _Actor(Worker):
     """An actor that has its place on the cluster."""
 
-    actor: Any
-    host: str
-
-    @property
-    def where(self) -> str:
-        """Its host, for a sentence."""
-        return f" on {self.host}"
+    def __init__(self, actor: Any, host: str) -> None:
+        self.actor, self.where = actor, f" on {host}"
 
 
-class RayActors:
+class RayActors(Pool[_Actor]):
     """Actors on the connected cluster. They are handed jobs once they have their place there, which an actor
     that replaces a lost node's may wait for long.
 
@@ -48,9 +42,6 @@ class RayActors:
         results: folder or fsspec URL that keeps the actors' logs; None keeps none.
         placement: TPU resources of a job, as in `RunOptions`.
     """
-
-    passes_sigterm_on = False
-    waits_for = ""
 
     def __init__(
         self, room: Slots, look: Callable[[], Slots], results: str | None = None, placement: str = "host"
@@ -65,9 +56,6 @@ class RayActors:
         self._idle: list[_Actor] = []
         self._busy: dict[Any, _Actor] = {}
         """Stream of events -> actor."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         there = [worker.actor for worker in (*self._idle, *self._busy.values())]
@@ -112,7 +100,7 @@ class RayActors:
             try:
                 event = ray.get(next(stream))
             except ray.exceptions.RayActorError as error:
-                event = Lost(f"its process on {worker.host} died: {first_line(error)}")
+                event = Lost(f"its process{worker.where} died: {first_line(error)}")
             except ray.exceptions.RayTaskError as error:  # as where the job cannot be unpickled
                 event = Failed(first_line(error.cause or error))
             if isinstance(event, Refused):  # one host may lack what others have
@@ -147,6 +135,3 @@ class RayActors:
         self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
         end_actor(worker.actor)
         self._looked_at = -math.inf
-
-    def terminate(self, worker: _Actor) -> None:
-        """Nothing: SIGTERM ends the driver, and the actors with it."""

@@ -20,6 +20,7 @@ from mup_tpu.jobs.job import (
     Surroundings,
     perform,
 )
+from mup_tpu.jobs.pool import Pool, Worker
 
 LIMIT = 5.0
 
@@ -65,7 +66,7 @@ class Scripted(Job):
         return f"{self.name}'s result" if "terminated" not in script else "preempted"
 
 
-class Worker:
+class Numbered(Worker):
     def __init__(self, number):
         self.number, self.events, self.is_terminated = number, None, False
         self.where = f" on host {number}"
@@ -78,7 +79,7 @@ class Clock:
         return self.now
 
 
-class ScriptedPool:
+class ScriptedPool(Pool):
     """Workers without processes. Each call of `hear` lasts a second, and each busy worker says one thing."""
 
     passes_sigterm_on = True
@@ -89,10 +90,13 @@ class ScriptedPool:
         self.idle, self.busy, self.started, self.ended, self.wanted = [], [], [], [], []
         self.on_hand = lambda worker: None
 
+    def __exit__(self, *error):
+        """Nothing to end."""
+
     def fill(self, wanted):
         self.wanted.append(wanted)
         while len(self.idle) + len(self.busy) < min(wanted, self.count):
-            self.idle.append(Worker(len(self.started)))
+            self.idle.append(Numbered(len(self.started)))
             self.started.append(self.idle[-1])
 
     @property
