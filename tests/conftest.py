@@ -1,5 +1,6 @@
 """Fixtures and settings of all tests: one thread, a small real corpus, a trial that trains in a second."""
 
+import contextlib
 import importlib.util
 import os
 import pydoc_data.topics
@@ -10,14 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import filelock
+import psutil
 import pytest
 
-import mup_tpu.tuning  # noqa: F401 (before ray: it tells Ray how to authenticate)
+import mup_tpu.jobs  # noqa: F401 (before ray: it sets how a driver authenticates)
 from mup_tpu.config import Trial
 
 # Folder that hides a package which makes each process of Ray three times as slow to start.
@@ -212,6 +214,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def patience() -> int:
     """Factor on time limits: load over cores, at least 1."""
     return max(1, int(os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
+@pytest.fixture
+def is_of_these_tests() -> Callable[[psutil.Process], bool]:
+    """Whether a process was started by this run of tests, directly or not: other runs may be beside it.
+
+    Processes of the shared local Ray count as others: it may have started before this run had its cache.
+    """
+
+    def is_of_these_tests(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            return process.environ().get("MUP_TPU_CACHE") == os.environ["MUP_TPU_CACHE"]
+        return False
+
+    return is_of_these_tests
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ class _Run:
                 # Finished results first: the caller may stop at the first one that was preempted.
                 yield from sorted(self._at_end, key=lambda ended: ended[1].preempted)
                 if self._waiting:
-                    raise Preempted("preempted between packs; the same command goes on")
+                    raise Preempted("preempted with trials left; the same command goes on")
         finally:
             for worker in self._busy:
                 self._pool.end(worker)
@@ -76,8 +76,6 @@ class _Run:
             self._pool.terminate(worker)
 
     def _start(self) -> Iterator[tuple[Job, Any]]:
-        if self._is_ending:
-            return
         self._pool.fill(len(self._waiting) + len(self._busy))
         while self._waiting and self._pool.has_room and not self._is_ending:
             job = self._waiting.popleft()

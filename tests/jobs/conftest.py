@@ -1,4 +1,4 @@
-"""Puts the jobs of these tests where processes of pools, Ray's too, can import them."""
+"""Import path of the jobs of these tests, for processes of pools and of Ray."""
 
 import os
 import sys

@@ -22,8 +22,8 @@ from mup_tpu.store import load_runs
 from mup_tpu.tuning.sweep import run_sweep
 
 
-def test_a_machine_too_busy_for_ray_is_a_sentence_after_some_tries(monkeypatch):
-    """Which cannot be brought about at will: Ray's own error is raised in its place."""
+def test_a_start_of_ray_that_times_out_is_tried_again_and_then_one_sentence(monkeypatch):
+    """Ray's own error is raised by hand: a busy machine cannot be had at will."""
     tries = []
 
     def time_out(**options):
@@ -73,8 +73,8 @@ with ray_cluster(None):
 
 
 @pytest.mark.slow
-def test_a_local_ray_is_for_this_machine_and_this_user_alone(tmp_path):
-    """Nothing of it listens elsewhere, and the token that lets a driver in is nobody else's to read."""
+def test_a_local_ray_serves_this_machine_and_this_user_only(tmp_path):
+    """It listens on the loopback address, and other users cannot read the token that drivers need."""
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop("RAY_AUTH_MODE", None)
     done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
@@ -88,8 +88,7 @@ def test_a_local_ray_is_for_this_machine_and_this_user_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(local_ray, monkeypatch):
-    """On a cluster of this machine alone."""
+def test_xla_without_tpus_names_the_missing_chips_and_the_way_to_run_on_a_cpu(local_ray, monkeypatch):
     with ray_cluster(None):
         monkeypatch.setenv("PJRT_DEVICE", "CPU")
         room = slots(RunOptions(device="xla"))
@@ -102,7 +101,7 @@ def test_xla_without_tpus_says_what_is_missing_and_how_to_do_without(local_ray, 
 
 @pytest.fixture(scope="module")
 def hosts(fake_cluster):
-    """A head without chips and two hosts of four; and the way to a third."""
+    """Cluster of a head without chips and two hosts of four chips."""
     cluster = fake_cluster.cluster
     nodes = [cluster.add_node(num_cpus=4, resources={"TPU": 4}) for _ in range(2)]
     cluster.wait_for_nodes()
@@ -111,7 +110,7 @@ def hosts(fake_cluster):
 
 
 class Chips:
-    """Says which chips Ray gave it."""
+    """Actor that says which chips Ray gave it."""
 
     def place(self):
         import os
@@ -120,7 +119,7 @@ class Chips:
 
 
 def placed(room):
-    """Where as many actors as there is room for are, all alive at once."""
+    """Node and chips of each actor, with as many alive at once as there is room for."""
     actors = [
         ray.remote(Chips).options(runtime_env={"env_vars": room.environment}, **room.needs).remote()
         for _ in range(room.count)
@@ -146,8 +145,8 @@ def test_a_pack_has_a_host_or_a_chip_to_itself(hosts, monkeypatch):
 
 
 @pytest.mark.slow
-def test_more_than_the_cluster_can_give_is_an_error_before_anything_is_asked_for(hosts, monkeypatch):
-    monkeypatch.setattr(ray, "remote", None)  # nor does it wait for room, which pytest's timeout would end
+def test_needs_beyond_the_cluster_are_refused_before_an_actor_is_asked_for(hosts, monkeypatch):
+    monkeypatch.setattr(ray, "remote", None)  # an actor would wait for room for ever
     with pytest.raises(ConfigError, match="asks for .*'num_cpus': 64.* has CPU 8, GPU 0, TPU 8"):
         slots(RunOptions(threads=64))
     with pytest.raises(ConfigError, match="asks for .*'num_gpus': 1.* has CPU 8, GPU 0, TPU 8"):
@@ -155,7 +154,7 @@ def test_more_than_the_cluster_can_give_is_an_error_before_anything_is_asked_for
 
 
 @pytest.mark.slow
-def test_packs_of_a_node_that_is_lost_go_on_elsewhere_and_end_once(hosts, tiny, tmp_path):
+def test_packs_of_a_lost_node_go_on_elsewhere_and_end_once(hosts, tiny, tmp_path):
     lost = hosts.add_node(num_cpus=4)  # a third slot of 3 threads, for four packs
     hosts.wait_for_nodes()
     sweep = Sweep("lost", tiny.replace(steps=150), widths=(32,), num_seeds=2, learning_rates=(0.003, 0.01))

@@ -69,6 +69,7 @@ class Scripted(Job):
 class Numbered(Worker):
     def __init__(self, number):
         self.number, self.events, self.is_terminated = number, None, False
+        self.until_checkpoint = 3
         self.where = f" on host {number}"
 
 
@@ -120,7 +121,9 @@ class ScriptedPool(Pool):
             except Hangs:
                 continue
             if worker.is_terminated and not isinstance(event, Ended):
-                event = Finished("preempted", preempted=True)
+                worker.until_checkpoint -= 1
+                if not worker.until_checkpoint:
+                    event = Finished("preempted", preempted=True)
             if event is None:
                 continue
             if isinstance(event, Ended) and not isinstance(event, Lost):
@@ -177,6 +180,12 @@ def test_a_job_whose_worker_dies_is_tried_again_on_another_and_said_so(pool, cap
     assert "a is tried again (its process on host 0 died)" in caplog.text
 
 
+def test_a_job_that_lost_its_worker_comes_before_all_that_wait(clock):
+    jobs = [Scripted("a", (Dies,), (1,)), Scripted("b")]
+    events = run_jobs(jobs, ScriptedPool(clock, count=1), LIMIT)
+    assert [job.name for job, event in events if event == Started()] == ["a", "a", "b"]
+
+
 def test_a_job_that_loses_three_workers_has_failed_and_the_others_end(pool):
     last, starts = ends(run_jobs([Scripted("a", (Dies,)), Scripted("b"), Scripted("c")], pool, LIMIT))
     assert starts["a"] == 3
@@ -193,18 +202,19 @@ def test_a_worker_that_is_silent_for_longer_than_the_heartbeat_is_ended_and_its_
     assert "a is tried again (hung on host 0: no report within the heartbeat of 5 s)" in caplog.text
 
 
-def test_a_job_that_hangs_three_times_has_failed_with_the_reason(pool):
+def test_a_job_that_hangs_three_times_has_failed_with_the_reason(pool, clock):
     last, starts = ends(run_jobs([Scripted("a", (Hangs,)), Scripted("b")], pool, LIMIT))
     assert starts["a"] == 3 and last["b"] == Finished("b's result")
     sentence = "hung on host 4: no report within the heartbeat of 5 s, the last of 3 attempts"
     assert last["a"].reason.partition(":")[2] == sentence.partition(":")[2]
+    assert clock.now < 3 * (LIMIT + 3), "silence was noticed late"
 
 
 def test_time_in_which_the_driver_was_away_is_no_silence(pool, clock):
-    """It was suspended with its workers, or stored rows: nobody could be heard."""
-    events = run_jobs([Scripted("a", tuple(range(20))), Scripted("b", tuple(range(20)))], pool, LIMIT)
-    for _, event in events:
-        if event == 10:
+    """It was suspended with its workers, or stored rows. One worker says nothing for seconds around that."""
+    jobs = [Scripted("a", tuple(range(20))), Scripted("b", ("report", None, None, None, None) * 4)]
+    for _, event in run_jobs(jobs, pool, 3 * LIMIT):
+        if event == 7:
             clock.now += 1000.0
     assert not pool.ended
 
@@ -266,15 +276,18 @@ def test_sigterm_is_passed_on_and_what_finished_comes_before_what_was_preempted(
 
 
 def test_after_sigterm_a_lost_worker_s_job_is_left_for_the_same_command(pool, caplog):
+    """At its third attempt, too: it has not failed."""
+    job, seen = Scripted("a", (Dies,)), []
+
     def die(worker):
-        os.kill(os.getpid(), signal.SIGTERM)  # before the driver knows that this worker is busy
+        if job.attempts == 2:
+            os.kill(os.getpid(), signal.SIGTERM)  # before the driver knows that this worker is busy
 
     pool.on_hand = die
-    job = Scripted("a", (Dies,))
     with pytest.raises(Preempted):
-        list(run_jobs([job], pool, LIMIT))
-    assert job.attempts == 1 and pool.started[0].is_terminated
-    assert "tried again" not in caplog.text
+        seen.extend(event for _, event in run_jobs([job], pool, LIMIT))
+    assert job.attempts == 3 and pool.started[-1].is_terminated
+    assert caplog.text.count("tried again") == 2 and not [e for e in seen if isinstance(e, Failed)]
 
 
 def test_jobs_wait_for_a_pool_that_has_no_room_for_now(pool, clock):

@@ -21,7 +21,7 @@ from mup_tpu.tuning.sweep import run_sweep
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 
 
-def test_the_heartbeat_is_that_of_a_search_and_no_negative_number():
+def test_sweeps_and_searches_have_the_same_heartbeat_and_it_is_above_0():
     assert SweepOptions().heartbeat == SearchOptions().heartbeat == 600
     for value, allowed in ((0.0, "above 0"), (-1.0, "above 0"), (float("nan"), "a finite number")):
         with pytest.raises(ConfigError, match=f"heartbeat {value} is not allowed: it must be {allowed}"):
@@ -55,8 +55,9 @@ def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
     stopped = []
 
     def stop_one():
-        """Once each that has begun has a checkpoint to go on from: on a busy machine one ends before the
-        other begins.
+        """Stop a worker once each one that has begun has a checkpoint.
+
+        On a busy machine one pack ends before the other begins.
         """
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline:

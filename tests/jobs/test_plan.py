@@ -1,4 +1,4 @@
-"""What is left to run, and in which packs."""
+"""Missing trials, and their packs."""
 
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.jobs.plan import make_packs, missing_trials
@@ -9,7 +9,7 @@ SWEEP = Sweep(
 )
 
 
-def test_only_what_has_no_result_is_missing():
+def test_trials_without_a_result_are_missing():
     trials = SWEEP.trials()
     done = {trial.trial_id("data") for trial in trials[::3]}
     missing = missing_trials(trials + trials, done, lambda trial: trial.trial_id("data"))

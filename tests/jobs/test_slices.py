@@ -29,7 +29,7 @@ BY_SLICE = RunOptions(device="xla", placement="slice", checkpoint_every=20)
 
 
 def add_host(cluster, slice_name, number):
-    """A host of four chips, as Ray sees one of a v4-16."""
+    """Add a host of four chips, as Ray sees a host of a v4-16."""
     environment = {
         "PJRT_DEVICE": "CPU", "TPU_NAME": slice_name, "TPU_WORKER_ID": str(number),
         "TPU_ACCELERATOR_TYPE": "v4-16", "TPU_TOPOLOGY": "2x2x2",
@@ -46,7 +46,7 @@ def add_host(cluster, slice_name, number):
 
 @pytest.fixture(scope="module")
 def cluster(fake_cluster):
-    """A head without chips, and one host of a slice whose other host is not there yet."""
+    """Cluster of a head without chips, and one of a slice's two hosts."""
     cluster = fake_cluster.cluster
     add_host(cluster, "one", 1)
     cluster.wait_for_nodes()
@@ -56,7 +56,7 @@ def cluster(fake_cluster):
 
 @pytest.fixture(scope="module")
 def two_slices(cluster):
-    """Two whole slices, whose hosts joined in no order."""
+    """Two whole slices; their hosts joined out of order."""
     for slice_name, number in (("two", 1), ("one", 0), ("two", 0)):
         add_host(cluster, slice_name, number)
     cluster.wait_for_nodes()
@@ -64,17 +64,17 @@ def two_slices(cluster):
 
 @pytest.fixture(autouse=True)
 def on_tpus(monkeypatch):
-    """As a driver on a TPU cluster is."""
+    """Environment of a driver on a TPU cluster."""
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
 
 
-def test_without_a_whole_slice_it_is_an_error_at_once_that_says_what_there_is(cluster):
+def test_without_a_whole_slice_one_sentence_says_what_the_cluster_has(cluster):
     with pytest.raises(ConfigError, match="asks for a TPU slice .* has 1 TPU hosts and no slice with all"):
         slots(BY_SLICE)
 
 
 class Placed(SliceActor):
-    """Says where its hosts are."""
+    """Slice actor that says where its hosts are."""
 
     def where(self):
         def place(worker):
@@ -102,7 +102,7 @@ def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
 
 
 def wait_for_chips():
-    """All chips come free, and no placement group is left that holds some."""
+    """Wait until all chips are free; no placement group holds any."""
     deadline = time.monotonic() + 120
     while ray.available_resources().get("TPU", 0) < 16 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -112,14 +112,14 @@ def wait_for_chips():
 
 
 def processes(name, is_of_these_tests):
-    """Those of Ray's that run a method of an actor."""
+    """Processes of Ray that run a method of an actor."""
     return [p for p in psutil.process_iter(["name"]) if name in p.info["name"] and is_of_these_tests(p)]
 
 
 def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_checkpoint(
     two_slices, tiny, tmp_path, monkeypatch, is_of_these_tests
 ):
-    """The host that dies is the second, which reports nothing."""
+    """The second host dies, which reports nothing."""
     base = tiny.replace(steps=60, depth=1, sequence_length=16)
     sweep = Sweep("slices", base, widths=(32,), learning_rates=(0.003, 0.01))
     seen, lost = [], []
@@ -135,7 +135,7 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
         deadline = time.monotonic() + 240
         while not (found := processes("HostActor.follow", is_of_these_tests)) and time.monotonic() < deadline:
             time.sleep(0.5)
-        # Without collectives it may be ahead, and end before there is a checkpoint.
+        # Without collectives it may run ahead, and end before the first checkpoint.
         found[0].send_signal(signal.SIGSTOP)
         while not list(tmp_path.glob("checkpoints/*/step-*/meta.json")) and time.monotonic() < deadline:
             time.sleep(0.02)

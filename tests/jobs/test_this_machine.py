@@ -1,4 +1,4 @@
-"""The server that processes for packs are forked from, and what becomes of those that it does not fork."""
+"""Server that processes are forked from: deaths of it while it starts."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes
 
 
 def servers() -> Iterator[psutil.Process]:
-    """Those that this process has started."""
+    """Servers that this process has started."""
     for child in psutil.Process().children():
         if child.status() != psutil.STATUS_ZOMBIE and "forkserver" in " ".join(child.cmdline()):
             yield child
@@ -35,7 +35,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_again():
     assert server not in list(servers())
 
 
-def test_a_server_that_dies_each_time_is_a_sentence():
+def test_a_server_that_dies_at_each_start_is_one_sentence():
     ended = threading.Event()
 
     def kill_all():
@@ -47,7 +47,7 @@ def test_a_server_that_dies_each_time_is_a_sentence():
     killer = threading.Thread(target=kill_all)
     killer.start()
     try:
-        time.sleep(0.5)  # one that was there before is gone
+        time.sleep(0.5)  # an earlier server is dead by now
         with pytest.raises(ConfigError, match=r"forked from died as it started, 3 times \(.*is memory short"):
             this_machine.start_process(os._exit, (7,))
     finally:

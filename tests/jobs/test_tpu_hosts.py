@@ -1,4 +1,4 @@
-"""TPU hosts as Ray shows them, and what workers on them are told; hosts are nodes of this machine."""
+"""TPU hosts as Ray shows them, and the environment of workers there; hosts are nodes of this machine."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WO
 
 @pytest.fixture(scope="module")
 def cluster(fake_cluster):
-    """A head without chips; neither it nor the driver says which device XLA is to use."""
+    """Cluster of a head without chips; neither it nor the driver sets a device for XLA."""
     with pytest.MonkeyPatch.context() as patch:
         for name in TOLD:
             patch.delenv(name, raising=False)
@@ -42,7 +42,7 @@ def cluster(fake_cluster):
 
 @contextlib.contextmanager
 def hosts(fake, *described):
-    """Hosts of so many chips, with these labels and environments, for as long as the block lasts."""
+    """Hosts with these numbers of chips, labels and environments, until the block ends."""
     nodes = [
         fake.cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
         for chips, labels, environment in described
@@ -55,7 +55,7 @@ def hosts(fake, *described):
 
 
 def environment_of(options):
-    """What a worker of a pack is told, in its own process."""
+    """Environment of an actor, read in its own process."""
     room = slots(options)
     worker = ray.remote(HostActor).options(runtime_env={"env_vars": room.environment}, **room.needs)
     worker = worker.remote(options.placement, None)
@@ -65,7 +65,7 @@ def environment_of(options):
 
 
 @pytest.mark.parametrize("chips", [3, 16])
-def test_a_host_of_as_many_chips_as_ray_gives_nobody_is_a_sentence_and_its_chips_can_be_used(cluster, chips):
+def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(cluster, chips):
     with hosts(cluster, (chips, {}, {})):
         with pytest.raises(
             ConfigError, match=rf"^TPU host [\d.]+ has {chips} chips, but Ray gives one pack 1, 2"
@@ -81,7 +81,7 @@ def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster):
         assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
 
 
-def test_slices_that_cannot_be_used_are_named_with_the_reason(cluster):
+def test_unusable_slices_are_named_with_the_reason(cluster):
     changes = [
         ({"ray.io/tpu-pod-type": None}, "without the label ray.io/tpu-pod-type"),
         ({"ray.io/tpu-worker-id": None}, "without the label ray.io/tpu-worker-id"),
@@ -121,8 +121,8 @@ def test_tpu_v7x_is_refused_in_a_sentence(cluster):
                 slots(options)
 
 
-def test_a_pack_on_one_host_of_a_slice_is_told_that_it_is_alone(cluster):
-    """Its host's own environment says that it is the second of two."""
+def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(cluster):
+    """The host's own environment says that it is the second of two."""
     of_slice = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
     expected = ALONE | {"PJRT_DEVICE": "TPU", "TPU_ACCELERATOR_TYPE": "v4-16", "TPU_PROCESS_BOUNDS": "1,1,1"}
     with hosts(cluster, (4, LABELS, of_slice)):
@@ -134,7 +134,7 @@ def test_a_pack_on_one_host_of_a_slice_is_told_that_it_is_alone(cluster):
         assert by_chip == expected | {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
 
 
-def test_workers_with_chips_use_them_unless_their_host_or_the_driver_says_otherwise(cluster, monkeypatch):
+def test_workers_use_their_chips_unless_their_host_or_the_driver_sets_a_device(cluster, monkeypatch):
     single = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
     with hosts(cluster, (4, single, {})):
         told = environment_of(BY_HOST)
@@ -148,7 +148,7 @@ def test_workers_with_chips_use_them_unless_their_host_or_the_driver_says_otherw
         assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
 
 
-def test_trials_of_a_search_are_told_the_same(cluster, tiny, tmp_path, monkeypatch):
+def test_trials_of_a_search_have_the_same_environment(cluster, tiny, tmp_path, monkeypatch):
     class Seen(TrialTrainable):
         def step(self):
             with open(f"{self._folder}/seen.json", "w") as file:

@@ -1,4 +1,4 @@
-"""What a sweep would take, before it runs, against sums by hand."""
+"""Forecasts of a sweep, against sums by hand."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def flops_by_hand(width: int) -> float:
     return (6 * (3 * 12 * width**2 + 256 * width) + 12 * 3 * width * 64) * 64 * 4 * 50
 
 
-def test_arithmetic_and_time_are_those_of_the_trials_that_are_missing():
+def test_arithmetic_and_time_count_the_missing_trials():
     machine = Machine("two cores", 2e11, 2, "loop", memory_bytes=2**34)
     narrow, wide = forecast(TRIALS, ("width",), lambda trial: 256, machine, 0.5, SweepOptions())
     assert [narrow.size, wide.size] == ["width 64", "width 128"]
@@ -31,7 +31,7 @@ def test_arithmetic_and_time_are_those_of_the_trials_that_are_missing():
     assert sum(size.trials for size in halved) == len(TRIALS) // 2
 
 
-def test_a_tpu_is_all_its_chips_and_each_holds_its_share_of_a_pack():
+def test_a_tpu_counts_all_of_its_chips_and_each_holds_its_share_of_a_pack():
     one, four = tpu(TARGETS["v5litepod-1"]), tpu(TARGETS["v5litepod-4"])
     assert four.flops == 4 * one.flops == 4 * 197e12  # Google Cloud's page of v5e
     assert four.memory_bytes == one.memory_bytes == 16 * 2**30

@@ -1,4 +1,4 @@
-"""What a sweep shows on a terminal: trials that are stored, and what its first reports wait for."""
+"""Bars of a sweep on a terminal: stored trials, and what first reports wait for."""
 
 import io
 import os
@@ -17,13 +17,13 @@ from mup_tpu.tuning.progress import SweepProgress
 
 
 def terminal() -> Console:
-    """One without colours, so that a bar has a character for each part of it that is done, and no other."""
+    """Terminal without colours, on which a bar has one character for each part that is done."""
     return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
 
 
 @pytest.fixture(scope="module")
 def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
-    """The events of a sweep of two sizes, a pack each, run in this process; and the lines after each."""
+    """Events of a sweep of two sizes, a pack each, run in this process; and the lines shown after each."""
     corpus = shutil.copytree(tiny.data.corpus, tmp_path_factory.mktemp("new") / "corpus")
     tiny = tiny.replace(corpus=str(corpus), width=32, steps=20)
     packs = [[tiny.replace(width=width, seed=s) for s in range(2)] for width in (32, 64)]

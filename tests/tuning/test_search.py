@@ -1,4 +1,4 @@
-"""Searches under a real local Ray Tune: stored, stopped early, resumed after anything."""
+"""Searches under a real local Ray Tune: stored, stopped early, and resumed after kills and full disks."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ ONE_GOOD_ONE_BAD = {
     "num_samples": 2, "algorithm": "random", "seed": 10, "scheduler": "none", "max_failures": 0,
     "max_concurrent": 1,
 }  # fmt: skip
-"""Of a search in which this seed draws the first of two choices, then the second."""
+"""Options with a seed that draws the first of two choices, then the second."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def search(tiny):
 
 @pytest.fixture(scope="module")
 def searched(local_ray, search, tmp_path_factory):
-    """A finished search of 8 trials."""
+    """Folder of a finished search of 8 trials."""
     path = tmp_path_factory.mktemp("searched")
     options = SearchOptions(num_samples=8, track=("tensorboard",))
     outcome = run_search(search, str(path), options, RunOptions(), False, QUIET)
@@ -81,7 +81,7 @@ def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm
     assert first + second == whole
 
 
-def test_what_had_not_ended_comes_first(search, tmp_path):
+def test_proposals_that_had_not_ended_come_first(search, tmp_path):
     options = SearchOptions()
     first = ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
     proposed = [first.suggest(name) for name in "abc"]
@@ -93,7 +93,7 @@ def test_what_had_not_ended_comes_first(search, tmp_path):
     assert second.suggest("f")["_key"] == 3
 
 
-def test_a_log_begun_differently_is_not_gone_on_with(search, tiny, tmp_path):
+def test_a_log_of_another_search_is_refused(search, tiny, tmp_path):
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions(num_samples=99))
     other = Search("small_search", tiny, SPACE | {"warmup": Domain("uniform", 0.1, 0.4)})
@@ -141,7 +141,7 @@ def test_a_search_takes_no_slices(search, tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_that_needs_too_much_memory_is_failed_with_the_reason(local_ray, tiny, tmp_path):
-    """After one that ends well, as the seed has it."""
+    """The seed draws a trial that ends well before it."""
     search = Search("wide", tiny, {"width": Domain("choice", values=(32.0, 2.0**20))})
     options = SearchOptions(**ONE_GOOD_ONE_BAD)
     outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
@@ -150,8 +150,8 @@ def test_a_trial_that_needs_too_much_memory_is_failed_with_the_reason(local_ray,
     assert failed["reason"].str.contains("allocate memory").all()
 
 
-def test_a_log_cut_anywhere_in_its_last_line_loses_that_line_alone(search, tmp_path):
-    """Whatever was left of it, what comes next is on lines of its own."""
+def test_a_log_cut_anywhere_in_its_last_line_loses_only_that_line(search, tmp_path):
+    """Later events have lines of their own."""
     log = SearchLog(Folder(tmp_path))
     log.begin(search, SearchOptions())
     whole = (tmp_path / "search.jsonl").read_bytes()
@@ -171,8 +171,8 @@ def test_a_log_cut_anywhere_in_its_last_line_loses_that_line_alone(search, tmp_p
         assert found.proposals[key] == {"learning_rate": 0.2} and found.ended == {key}, cut
 
 
-def test_a_search_that_was_begun_before_a_field_came_is_gone_on_with(search, tmp_path):
-    """Its log lacks the field, which is at its default."""
+def test_a_search_from_before_a_field_existed_goes_on(search, tmp_path):
+    """The log lacks the field, which then has its default."""
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     (event,) = [json.loads(line) for line in (tmp_path / "search.jsonl").read_text().splitlines()]
     del event["base"]["model"]["base_depth"], event["base"]["model"]["architecture"]
@@ -186,7 +186,7 @@ def test_a_search_that_was_begun_before_a_field_came_is_gone_on_with(search, tmp
 
 @pytest.mark.slow
 def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(local_ray, tiny, tmp_path):
-    """kill -9 of the driver once two trials have ended, then resumed, in this process."""
+    """The driver is killed once two trials have ended; the search is resumed in this process."""
     results, script = tmp_path / "results", tmp_path / "search.py"
     base = tiny.replace(steps=120)
     slow = json.dumps(base.to_dict())
@@ -221,7 +221,7 @@ def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(local_ray,
 
 
 def write_search(path, space, base):
-    """A search for the command line."""
+    """Write a search for the command line."""
     lines = ['experiment = "from_a_file"', space]
     for part, values in base.to_dict().items():
         lines.append(f"[base.{part}]")
@@ -232,13 +232,13 @@ def write_search(path, space, base):
 
 @pytest.fixture
 def search_file(tiny, tmp_path):
-    """A search of trials long enough to be interrupted."""
+    """File of a search whose trials are long enough to be interrupted."""
     space = "space.learning_rate = {low = 0.001, high = 0.03}"
     return write_search(tmp_path / "search.toml", space, tiny.replace(steps=300))
 
 
 def start_search(file, results, *options):
-    """`mup-tpu search` in a process of its own."""
+    """Start `mup-tpu search` in a process of its own."""
     command = [sys.executable, "-m", "mup_tpu", "search", str(file), "--results", str(results), *options]
     return subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -246,7 +246,7 @@ def start_search(file, results, *options):
 
 
 def wait_for(process, condition, seconds=240):
-    """Until the condition holds, while the process lives."""
+    """Wait until the condition holds, while the process lives."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -268,7 +268,7 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
     process = start_search(search_file, results, *options)
     wait_for(process, lambda: checkpoints(results))
     os.kill(process.pid, signal.SIGINT)
-    for line in process.stdout:  # two signals at once would be one
+    for line in process.stdout:  # two signals at once would count as one
         if "stopping" in line:
             break
     os.kill(process.pid, signal.SIGINT)
@@ -293,7 +293,7 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
 
 def runs_a_trial(process):
     with contextlib.suppress(psutil.Error):  # it has ended
-        # Tune's wrapper of the trial's class bears the one name or the other.
+        # Tune's wrapper of the trial's class has one of these names.
         return process.name().startswith(("ray::TrialTrain", "ray::ResourceTr"))
     return False
 
@@ -303,7 +303,7 @@ def runs_a_trial(process):
 def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
     tiny, tmp_path, patience, is_of_these_tests
 ):
-    """One that would train for hours does not outlive the search that has given it up."""
+    """A trial that would train for hours does not outlive its search."""
     space = "space.steps = {kind = 'choice', values = [20, 1000000]}"
     file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"
     words = {"heartbeat": 4 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
@@ -320,7 +320,7 @@ def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
 
 @contextlib.contextmanager
 def a_worker_killed_at_its_first_checkpoint(results):
-    """Kill -9, from a thread, the one worker of a search in this process."""
+    """Kill the only worker of a search in this process, from a thread."""
     killed = []
 
     def worker():
@@ -328,7 +328,7 @@ def a_worker_killed_at_its_first_checkpoint(results):
 
     def kill():
         deadline = time.monotonic() + 240
-        found = None  # before the checkpoint, since a search for it may take as long as the trial
+        found = None  # found early: looking for it may take as long as the trial
         while not killed and time.monotonic() < deadline:
             found = found if found and found.is_running() else worker()
             if found and checkpoints(results):
@@ -367,7 +367,7 @@ def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(lo
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A folder on a disk of 2 MB that can be filled."""
+    """Folder on a disk of 2 MB, which can be filled."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
@@ -388,7 +388,7 @@ def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
     log = results / "search.jsonl"
 
     def fill():
-        """Once the first of two trials has ended."""
+        """Fill the disk once the first of two trials has ended."""
         deadline = time.monotonic() + 240
         while not (log.exists() and '"ended"' in log.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)

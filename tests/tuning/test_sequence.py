@@ -1,4 +1,4 @@
-"""Sequences that train for real: bought look by look, cut off and gone on with, from the rows alone."""
+"""Sequences that train for real: bought look by look, killed, and continued from their rows."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ OCTAVES = tuple(2.0**e for e in range(-10, -2))
 
 @pytest.fixture(scope="module")
 def sweep(tiny):
-    """SP, whose optimum drifts so plainly that few runs settle it."""
+    """Sweep of SP: its optimum drifts so clearly that few runs settle it."""
     base = tiny.replace(steps=30, batch_size=8, init_std=0.06, eval_batches=8)
     return Sweep("seq", base, widths=(32, 64, 128), learning_rates=OCTAVES, parametrizations=("sp",))
 
@@ -37,7 +37,7 @@ def settle(sweep, path, until=UNTIL, options=SweepOptions(), console=None):
 
 
 def ended(path):
-    """Each parametrization's sequence has come to its end."""
+    """Whether each parametrization is settled or stops with a reason."""
     results = analyze(load_table(path)).results
     return results and all(r.next_batch is None or r.sequence.stops for r in results)
 
@@ -101,7 +101,7 @@ def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
 
 @pytest.mark.slow
 def test_each_parametrization_is_settled_on_its_own_by_workers_that_stay(sweep, tmp_path, monkeypatch):
-    """One look each and few steps, so that it ends soon."""
+    """One look and few steps are enough here."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     both = dataclasses.replace(sweep, base=sweep.base.replace(steps=15), parametrizations=("sp", "mup"))
     settle(both, tmp_path)
@@ -119,8 +119,8 @@ def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
     assert "the budget of 0.01s is used up; the same command goes on" in capsys.readouterr().out
 
 
-def test_what_no_trial_may_have_ends_it_with_a_sentence(tiny, tmp_path, capsys):
-    """A start around β₂ = ½ reaches 1, which is none."""
+def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, tmp_path, capsys):
+    """A start around β₂ = ½ reaches 1, which is not allowed."""
     sweep = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.5,)))
     assert not settle(sweep, tmp_path, console=Console(width=300))
     ends = "mup ends here: a start at the smallest scale, but beta2 1.0 is not in [0, 1)"
@@ -128,8 +128,8 @@ def test_what_no_trial_may_have_ends_it_with_a_sentence(tiny, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch):
-    """The best of so few steps may lie at the edge; beyond 1 there is no β₂ to buy, and that is said."""
+def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch):
+    """After so few steps the best may lie at the edge; a β₂ beyond 1 cannot be bought."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
@@ -138,7 +138,7 @@ def test_what_is_bought_stays_within_what_a_trial_may_have(tiny, tmp_path, monke
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 
-def test_rows_of_a_grid_count_as_before_and_those_added_later_as_a_purchase(sweep, tmp_path):
+def test_rows_added_to_a_grid_later_count_as_a_purchase(sweep, tmp_path):
     one = dataclasses.replace(sweep, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
     alone = RunOptions(threads=os.cpu_count() or 1)
     run_sweep(one, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
@@ -151,8 +151,8 @@ def test_rows_of_a_grid_count_as_before_and_those_added_later_as_a_purchase(swee
     assert store.next_purchase() == 2
 
 
-def test_a_scale_that_the_sequence_does_not_plan_is_no_part_of_its_question(sweep, tmp_path):
-    """Or runs would be asked for there, and be bought at the nearest scale that is planned."""
+def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
+    """Otherwise runs asked for there would be bought at the nearest planned scale."""
     narrower = dataclasses.replace(sweep, widths=(16, 32), learning_rates=(0.01,))
     run_sweep(
         narrower, str(tmp_path), SweepOptions(), RunOptions(threads=os.cpu_count()), Console(quiet=True)
@@ -171,7 +171,7 @@ def test_a_scale_that_the_sequence_does_not_plan_is_no_part_of_its_question(swee
         analyze(load_table(tmp_path / "b"))
 
 
-def test_what_a_sequence_cannot_be_is_a_sentence(sweep, tiny, tmp_path):
+def test_impossible_sequences_are_refused_in_a_sentence(sweep, tiny, tmp_path):
     with pytest.raises(ConfigError, match="budget '2h' is of no use without until_settled"):
         SequenceOptions(budget="2h")
     with pytest.raises(ConfigError, match="budget 'soon' is not a time; write 90s, 30m or 2h"):

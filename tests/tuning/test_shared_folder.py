@@ -1,4 +1,4 @@
-"""Several drivers that train for one results folder at once, with checkpoints: none is in another's way."""
+"""Drivers that train for one results folder at the same time, with checkpoints."""
 
 import json
 
@@ -15,7 +15,7 @@ DRIVERS = 4
 
 @pytest.mark.slow
 def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
-    """Each has other packs of the same trials, and a checkpoint every third step."""
+    """Each driver packs the same trials differently, and checkpoints every third step."""
     results = tmp_path / "results"
     base = json.dumps(tiny.replace(steps=60).to_dict())
     script = (
@@ -27,7 +27,7 @@ def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
         "run = RunOptions(checkpoint_every=3, threads=max(2, os.cpu_count()))\n"
         "run_sweep(sweep, results, SweepOptions(pack_size=1 + n % 2), run, Console(quiet=True))\n"
     )
-    # Each in a process of its own, forked from one that has imported torch.
+    # Forked from a process that has imported torch.
     drivers = [start_process(exec, (script, {"results": str(results), "n": n})) for n in range(DRIVERS)]
     for driver in drivers:
         driver.join(timeout=500)
@@ -37,8 +37,8 @@ def test_drivers_that_share_a_folder_all_end_well(tiny, tmp_path):
     assert not (results / "checkpoints").exists()
 
 
-def test_a_pack_of_others_keeps_its_checkpoints_until_all_of_it_is_done(tiny, tmp_path):
-    """A driver that trained some of its trials alone ends first."""
+def test_a_pack_of_another_driver_keeps_its_checkpoints_until_all_of_its_trials_are_done(tiny, tmp_path):
+    """A driver that trained some of the same trials ends first."""
     run = RunOptions(checkpoint_every=1)
     folders = CheckpointFolders(Folder(tmp_path), lambda t: f"seed{t.train.seed}", run)
     one, both = [tiny], [tiny, tiny.replace(seed=1)]

@@ -1,4 +1,4 @@
-"""Sweeps in this process, in several and on a real local Ray: stored as they go, resumed, equal."""
+"""Sweeps in this process, in forked ones and on a real local Ray: the same table, also after a kill."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.sweep import measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
-"""All cores for one pack: packs run in this process."""
+"""Options that give a pack all cores, so that packs run in this process."""
 NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
 
 
@@ -40,7 +40,7 @@ def results_of(path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def in_process(tiny, tmp_path_factory):
-    """The small sweep's table, run in this process."""
+    """Folder of the small sweep, run in this process."""
     path = tmp_path_factory.mktemp("in_process")
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
     outcome = run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
@@ -82,10 +82,10 @@ def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA as Linux has it")
 def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tmp_path):
-    """A limit on what the process may allocate holds one member with its optimizer's state, but not three.
+    """The process may allocate enough for one member with its optimizer's state, but not for three.
 
-    Three are 1000 MiB, one is 400 besides what may be left of the three: malloc hands pages back, but not
-    always their addresses, which are what is limited.
+    Three need 1000 MiB. One needs 400 MiB, beside what is left of the three: malloc returns pages, but not
+    always their addresses, and the limit counts addresses.
     """
     script = tmp_path / "sweep.py"
     wide = json.dumps(tiny.replace(width=1024, base_width=1024, steps=2, eval_batches=1).to_dict())
@@ -111,7 +111,7 @@ def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tm
 
 @pytest.mark.slow
 def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
-    """kill -9 of the driver once something is stored, then the same sweep again, in this process."""
+    """The driver is killed once a row is stored; then the same sweep runs in this process."""
     results = tmp_path / "results"
     script = tmp_path / "sweep.py"
     script.write_text(
@@ -142,11 +142,11 @@ def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """Processes that pack workers of a driver run in: forked from its server, which is its child."""
+    """Workers of a driver: children of its fork server."""
     children = psutil.Process(pid).children(recursive=True)
     found = []
     for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since, or waits to be buried
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
             if child.ppid() != pid and "forkserver" in " ".join(child.cmdline()):
                 found.append(child)
     return found
@@ -156,7 +156,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
-    """SIGTERM checkpoints packs before the step at which they would, and the same command goes on there."""
+    """At SIGTERM packs checkpoint at once, and the same command goes on from there."""
     results, file = tmp_path / "results", tmp_path / "sweep.toml"
     file.write_text(
         'experiment = "x"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
@@ -188,12 +188,12 @@ def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
 
 
 def logs_after(results, processes) -> str:
-    """What workers other than these have logged."""
+    """Logs of workers other than these processes."""
     old = {str(process.pid) for process in processes}
     return "".join(f.read_text() for f in results.glob("logs/*") if f.stem.rpartition("-")[2] not in old)
 
 
-def test_another_experiments_folder_and_an_unwritable_one_are_refused(tiny, tmp_path):
+def test_folders_of_another_experiment_and_unwritable_ones_are_refused(tiny, tmp_path):
     Store(tmp_path / "other", "other")
     sweep = small_sweep(tiny)
     with pytest.raises(StoreError, match="holds experiment 'other', not 'small'"):
@@ -203,7 +203,7 @@ def test_another_experiments_folder_and_an_unwritable_one_are_refused(tiny, tmp_
         run_sweep(sweep, str(tmp_path / "file/x"), SweepOptions(), RunOptions(), Console(quiet=True))
 
 
-def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
+def test_missing_devices_and_clusters_are_refused_in_a_sentence(tiny, tmp_path):
     sweep = small_sweep(tiny)
     with pytest.raises(ConfigError, match="device 'cuda' is not available"):
         run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(device="cuda"), Console(quiet=True))
@@ -217,7 +217,7 @@ def test_a_device_or_cluster_that_is_not_there(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
-    """Its head and raylet are processes of their own; the driver joins with what --address gives."""
+    """Head and raylet are processes of their own; the driver joins by --address."""
     lean = {"num_cpus": 1, "no_monitor": True, "include_log_monitor": False}
     there = Cluster(initialize_head=True, head_node_args=lean)
     try:
@@ -231,7 +231,7 @@ def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
-    """Several DataConfigs of one text, in this process and in several."""
+    """One text has several DataConfigs, in this process and in forked ones."""
     sweep = Sweep(
         "batches", tiny, scale=Axis("batch_size", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2
     )
@@ -250,7 +250,7 @@ def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path)
 
 @pytest.mark.parametrize("measured_by", ["params", "flops", "tokens"])
 def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured_by):
-    """With the vocabulary of the data: a sequence looks for its rows there."""
+    """Both use the vocabulary of the data: a sequence looks up its rows by the measure."""
     points = ({"width": 32, "steps": 2}, {"width": 64, "steps": 3})
     sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
     run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(threads=1), Console(quiet=True))
@@ -276,7 +276,7 @@ def test_a_folder_takes_no_sweep_along_other_axes(tiny, tmp_path):
 
 
 def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
-    """An edited step count, init or schedule: the analysis of both would be refused for ever."""
+    """The analysis would refuse a folder of two step counts, inits or schedules."""
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
     run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     for changes, sentence in (
@@ -296,7 +296,7 @@ def test_a_sweep_of_another_kind_is_refused_before_it_trains(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_over_the_length_of_training_is_analysed(tiny, tmp_path):
-    """Warm-up is a share of the steps, so that its steps change along the scale too."""
+    """Warm-up is a share of the steps, so its length changes along the scale."""
     sweep = Sweep("x", tiny, scale=Axis("steps", (10, 20, 40)), learning_rates=(0.003, 0.01, 0.03))
     assert run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True)) == {"finished": 9}
     assert load_runs(tmp_path).groupby("steps_planned")["warmup_steps"].first().tolist() == [2, 4, 8]

@@ -1,4 +1,4 @@
-"""Trackers are told of each trial once, with its settings and curve; what they hold is the table again."""
+"""Trackers hold each trial once, with its settings and curve, and agree with the table."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Six finished trials of a stored sweep, one that diverged, and one that failed and will be run again."""
+    """Store of six finished trials, a diverged one, and a failed one that runs again."""
     folder = tmp_path_factory.mktemp("stored")
     runs, curves = load_runs(RESULTS / "quickstart"), load_curves(RESULTS / "quickstart")
     chosen = runs[(runs["parametrization"] == "mup") & runs["width"].isin([64, 128, 256])]
@@ -65,7 +65,7 @@ def test_tensorboard_holds_the_table_and_hyperparameters(stored):
     assert points == list(zip(curve["step"], curve["loss"], strict=True))
 
 
-def test_a_second_command_tells_nothing_twice_and_what_a_kill_left_untold(stored):
+def test_a_second_command_sends_only_trials_that_a_kill_left_unsent(stored):
     pytest.importorskip("tensorboard")
     Tracking(["tensorboard"], stored)
     told = Path(stored.folder.path, "tensorboard")
@@ -80,8 +80,8 @@ def test_a_second_command_tells_nothing_twice_and_what_a_kill_left_untold(stored
     }
 
 
-def test_a_trial_that_was_stopped_early_and_then_trained_whole_is_told_once_whole(stored, tmp_path):
-    """As with --halving, and then without."""
+def test_a_trial_stopped_early_and_then_trained_to_its_end_is_there_once_whole(stored, tmp_path):
+    """First with --halving, then without."""
     pytest.importorskip("tensorboard")
     runs, curves = load_runs(stored.folder.path), load_curves(stored.folder.path)
     row = runs[runs["status"] == "finished"].dropna(axis="columns").iloc[0]
@@ -99,9 +99,9 @@ def test_a_trial_that_was_stopped_early_and_then_trained_whole_is_told_once_whol
     assert (end.step, end.value) == (row["steps_done"], pytest.approx(row["loss"], rel=1e-6))
 
 
-def test_wandb_that_nobody_is_logged_in_to_asks_for_nothing(stored, tmp_path, monkeypatch, request):
+def test_wandb_without_a_login_asks_for_nothing(stored, tmp_path, monkeypatch, request):
     wandb = pytest.importorskip("wandb")
-    wandb.teardown()  # it keeps what the environment was, for the next test too
+    wandb.teardown()  # it would keep this environment for the next test
     request.addfinalizer(wandb.teardown)
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -159,7 +159,7 @@ def test_wandb_offline_holds_each_trial_once(stored, monkeypatch):
 
 
 def records_of(file):
-    """Records of an offline run: LevelDB's log format, of which its package has no reader in Python."""
+    """Records of an offline run, in LevelDB's log format; its package has no reader in Python."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, begun = file.read_bytes()[7:], b""  # after the magic
@@ -168,14 +168,14 @@ def records_of(file):
         size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
         begun += content[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or the last part of one
+        if kind in (1, 4):  # a whole record, or its last part
             yield Record.FromString(begun)
             begun = b""
         if (left := 32768 - (at + 7) % 32768) < 7:  # headers are not split over blocks
             at += left
 
 
-def test_a_sweep_tells_of_what_it_trains_and_stores_it_whatever_a_tracker_does(tiny, tmp_path, monkeypatch):
+def test_a_sweep_sends_its_trials_and_stores_them_whatever_a_tracker_does(tiny, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01, 0.02), parametrizations=("mup",))
     options = SweepOptions(track=("tensorboard",))
@@ -183,14 +183,14 @@ def test_a_sweep_tells_of_what_it_trains_and_stores_it_whatever_a_tracker_does(t
     names = set(load_runs(tmp_path / "a")["trial_id"])
     assert {path.name for path in (tmp_path / "a" / "tensorboard").iterdir()} == names and len(names) == 2
     Store(tmp_path / "b", "told")
-    (tmp_path / "b" / "tensorboard").touch()  # where its folder should be
+    (tmp_path / "b" / "tensorboard").touch()  # a file in place of its folder
     more = dataclasses.replace(sweep, learning_rates=(0.01,))
     with pytest.warns(UserWarning, match="tensorboard is told of no more trials: "):
         run_sweep(more, str(tmp_path / "b"), options, RunOptions(threads=1), Console(quiet=True))
     assert len(load_runs(tmp_path / "b")) == 1
 
 
-def test_a_tracker_that_is_not_installed_is_a_sentence(tiny, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     sweep = Sweep("told", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
     options = SweepOptions(track=("mlflow",))

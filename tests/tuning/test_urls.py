@@ -1,4 +1,4 @@
-"""Results folders at fsspec URLs: a sweep's table, checkpoints, logs and figures are all there."""
+"""Results folders at fsspec URLs hold a sweep's table, checkpoints, logs and figures."""
 
 import os
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mup_tpu.store import load_curves, load_runs
 from mup_tpu.tuning.sweep import run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
-"""All cores for one pack: it runs in this process, which memory:// is in."""
+"""Options that give a pack all cores: it runs in this process, where memory:// lives."""
 NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
 
 
@@ -25,7 +25,7 @@ def sweep(tiny):
 
 @pytest.fixture(scope="module")
 def local(sweep, tmp_path_factory):
-    """The sweep's table in a local folder."""
+    """Local folder of the sweep."""
     path = tmp_path_factory.mktemp("local")
     run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
     return path

@@ -1,4 +1,4 @@
-"""Zero-shot transfer: the best of a search at the target's width; warnings where μP vouches for nothing."""
+"""Zero-shot transfer: the best trials of a search at the target, and warnings where μP does not apply."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ ALONE = SweepOptions()
 
 @pytest.fixture(scope="module")
 def small(tiny, tmp_path_factory):
-    """A sweep at width 32, and one at the target width 64."""
+    """Folders of a sweep at width 32, and of one at the target width 64."""
     folders = {}
     for width in (32, 64):
         folders[width] = str(tmp_path_factory.mktemp(f"sweep{width}"))
@@ -26,14 +26,14 @@ def small(tiny, tmp_path_factory):
     return folders
 
 
-def test_the_best_trials_are_those_of_least_loss(small):
+def test_the_best_trials_have_the_least_loss(small):
     runs = load_runs(small[32])
     found = best_trials(small[32], 2)
     assert [f.loss for f in found] == sorted(runs["loss"])[:2]
     assert found[0].trial.optimizer.learning_rate == runs.loc[runs["loss"].idxmin(), "lr"]
 
 
-def test_the_target_differs_in_width_alone(small, tiny):
+def test_the_target_differs_in_width_only(small, tiny):
     found = best_trials(small[32])
     targets = target_trials(found, {"width": 64}, ("mup", "sp"), 2)
     assert len(targets) == 4
@@ -43,7 +43,7 @@ def test_the_target_differs_in_width_alone(small, tiny):
         assert same == source
 
 
-def test_the_target_may_grow_along_any_scale_and_what_no_rule_vouches_for_is_said(small):
+def test_the_target_may_grow_along_any_scale_and_scales_without_a_rule_are_named(small):
     found = best_trials(small[32])
     (target,) = target_trials(found, {"depth": 6, "width": 64}, ("mup",))
     assert (target.model.depth, target.model.width) == (6, 64)
@@ -52,7 +52,7 @@ def test_the_target_may_grow_along_any_scale_and_what_no_rule_vouches_for_is_sai
 
 
 def test_a_rule_that_follows_the_target_has_the_search_as_its_base(small):
-    """Its own base would be the target's, and nothing would be scaled."""
+    """A target that is its own base would not be scaled."""
     found = best_trials(small[32])
     source = found[0].trial
     (deep,) = target_trials(found, {"depth": 8}, ("completep",))
@@ -67,7 +67,7 @@ def test_a_rule_that_follows_the_target_has_the_search_as_its_base(small):
     assert transfer_warnings(ruled, ruled.replace(batch_size=8)) == []
 
 
-def test_transferred_trials_run_and_their_regret_is_against_the_sweep(small, tmp_path):
+def test_transferred_trials_run_and_their_regret_is_relative_to_the_sweep(small, tmp_path):
     targets = target_trials(best_trials(small[32]), {"width": 64}, ("mup", "sp"))
     run_trials("t", targets, ("width",), str(tmp_path), ALONE, RunOptions(), QUIET)
     runs = load_runs(tmp_path)
@@ -81,7 +81,7 @@ def test_transferred_trials_run_and_their_regret_is_against_the_sweep(small, tmp
         assert row["regret"] >= -1e-9, "the sweep holds the transferred learning rate"
 
 
-def test_what_mup_does_not_transfer_is_said_with_its_source(tiny):
+def test_changes_that_mup_does_not_transfer_are_named_with_their_source(tiny):
     plain = tiny.replace(width=64)
     assert transfer_warnings(tiny, plain) == []
     decayed = transfer_warnings(tiny, plain.replace(weight_decay=0.1))
@@ -92,7 +92,7 @@ def test_what_mup_does_not_transfer_is_said_with_its_source(tiny):
     assert "was in sp" in transfer_warnings(tiny.replace(parametrization="sp"), plain)[0]
 
 
-def test_targets_that_are_no_targets(small, tmp_path):
+def test_targets_that_do_not_grow_are_refused(small, tmp_path):
     with pytest.raises(ConfigError, match="width 32 is not above the search's width 32"):
         target_trials(best_trials(small[32]), {"width": 32}, ("mup",))
     with pytest.raises(ConfigError, match="width 100 is not a multiple"):
