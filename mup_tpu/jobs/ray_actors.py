@@ -15,8 +15,8 @@ from typing import Any
 import ray
 
 from mup_tpu.errors import ConfigError, first_line
-from mup_tpu.jobs.actors import HostActor, SliceActor, end_actor
 from mup_tpu.jobs.cluster import Slots
+from mup_tpu.jobs.host_actors import HostActor, SliceActor, end_actor
 from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Refused
 from mup_tpu.jobs.pool import Pool, Worker
 

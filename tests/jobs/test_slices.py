@@ -13,9 +13,9 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.actors import SliceActor, end_actor
 from mup_tpu.jobs.cluster import slots
 from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.host_actors import SliceActor, end_actor
 from mup_tpu.jobs.job import Failed, Finished, Started
 from mup_tpu.jobs.ray_actors import RayActors
 from mup_tpu.jobs.tpu_hosts import SliceKind

@@ -12,8 +12,9 @@ from rich.console import Console
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError
-from mup_tpu.jobs.actors import HostActor
 from mup_tpu.jobs.cluster import slots
+from mup_tpu.jobs.host_actors import HostActor
+from mup_tpu.jobs.tpu_hosts import chips_of_a_pack, kind_of_most_chips, tpu_hosts
 from mup_tpu.tuning import ray_tune
 from mup_tpu.tuning.search import run_search
 from mup_tpu.tuning.trainable import TrialTrainable
@@ -81,7 +82,8 @@ def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster):
         assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
 
 
-def test_unusable_slices_are_named_with_the_reason(cluster):
+def test_unusable_slices_are_named_with_the_reason(monkeypatch):
+    """Ten hosts, as Ray describes nodes; tests of slices have real ones."""
     changes = [
         ({"ray.io/tpu-pod-type": None}, "without the label ray.io/tpu-pod-type"),
         ({"ray.io/tpu-worker-id": None}, "without the label ray.io/tpu-worker-id"),
@@ -100,16 +102,20 @@ def test_unusable_slices_are_named_with_the_reason(cluster):
         for i, (changed, _) in enumerate(changes)
     ]
     described += [LABELS, LABELS | {"ray.io/tpu-pod-type": "v5p-16"}, {}]
-    with hosts(cluster, *((4, labels, {}) for labels in described)):
-        with pytest.raises(ConfigError) as error:
-            slots(BY_SLICE)
-        sentence = str(error.value)
-        for i, (_, reason) in enumerate(changes):
-            assert re.search(rf"slice '{i}' (has a host, [\d.]+, )?{re.escape(reason)}[;)]", sentence)
-        assert "slice 'one' has hosts that differ in type, topology or number of chips" in sentence
-        assert "the Ray cluster has 10 TPU hosts and no slice with all of its hosts (slice '0'" in sentence
-        assert sentence.endswith("; --placement host takes single hosts")
-        assert slots(BY_HOST).count == 10, "their hosts can be"
+    nodes = [
+        {"Alive": True, "NodeManagerAddress": f"10.0.0.{i}", "Resources": {"TPU": 4.0}, "Labels": labels}
+        for i, labels in enumerate(described)
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    with pytest.raises(ConfigError) as error:
+        kind_of_most_chips()
+    sentence = str(error.value)
+    for i, (_, reason) in enumerate(changes):
+        assert re.search(rf"slice '{i}' (has a host, [\d.]+, )?{re.escape(reason)}[;)]", sentence)
+    assert "slice 'one' has hosts that differ in type, topology or number of chips" in sentence
+    assert "the Ray cluster has 10 TPU hosts and no slice with all of its hosts (slice '0'" in sentence
+    assert sentence.endswith("; --placement host takes single hosts")
+    assert chips_of_a_pack(tpu_hosts()) == 4, "their hosts can be used singly"
 
 
 def test_tpu_v7x_is_refused_in_a_sentence(cluster):
