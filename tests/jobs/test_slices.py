@@ -164,7 +164,7 @@ def test_a_slice_whose_first_host_hangs_is_ended_and_one_where_a_job_fails_goes_
     jobs = [Count(tmp_path, how, then=how, steps=40) for how in ("hang", "raise", "")]
     jobs[-1].name, last = "fine", {}
     with RayActors(slots(BY_SLICE), lambda: slots(BY_SLICE), placement="slice") as pool:
-        for job, event in run_jobs(jobs, pool, heartbeat=20.0 * patience):
+        for job, event in run_jobs(jobs, pool, heartbeat=6.0 * patience):
             last[job.name] = event
     assert isinstance(last["hang"], Finished) and isinstance(last["fine"], Finished)
     assert last["raise"] == Failed("ValueError: no such luck")
