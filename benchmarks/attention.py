@@ -18,7 +18,6 @@ from rich.console import Console
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.models import Forms, architecture_of
 from mup_tpu.training.pack import Pack
 
 
@@ -27,10 +26,7 @@ def measure(width: int, sequence_length: int, batch_size: int, seconds: float) -
     trial = Trial().replace(width=width, head_size=32, sequence_length=sequence_length, batch_size=batch_size)
     packs = {}
     for form in ("fused", "blocks"):
-        packs[form] = Pack([trial], 256, get_device("cpu"))
-        packs[form]._network = architecture_of(trial.model).network(
-            trial.model, 256, sequence_length, Forms(attention=form, in_blocks=True)
-        )
+        packs[form] = Pack([trial], 256, get_device("cpu"), forms={"attention": form})
     tokens_BT1 = torch.randint(0, 256, (batch_size, sequence_length + 1))
     times: dict[str, list[float]] = {form: [] for form in packs}
     end = time.perf_counter() + seconds

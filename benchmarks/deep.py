@@ -55,7 +55,7 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
     device = get_device(device_name)
     device = device.arrange(1, 8, "auto") if device_name == "xla" else device
     before = peak_mib()
-    pack = Pack(trials(depth, 1), VOCABULARY, device, scan=scan)
+    pack = Pack(trials(depth, 1), VOCABULARY, device, forms={"scanned": scan})
     tokens_SBT1 = device.place_stack(torch.randint(0, VOCABULARY, (STEPS, 8, 129)), "data", STEPS)
     times = [time.process_time()]
     for _ in range(2):
@@ -71,7 +71,7 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
 
 def by_tpu_compiler(depth: int, scan: bool, members: int) -> dict[str, float]:
     """What the compiler says of a stretch of steps, on one chip."""
-    program = hand_over(trials(depth, members), VOCABULARY, 1, scan=scan)
+    program = hand_over(trials(depth, members), VOCABULARY, 1, forms={"scanned": scan})
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     compiled = compile_program(program, TARGETS["v5litepod-1"])
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)

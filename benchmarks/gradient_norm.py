@@ -33,7 +33,7 @@ def norms(trial: Trial) -> tuple[float, float]:
     for step in range(AFTER + MEAN_OF):
         tokens_BT1 = torch.from_numpy(dataset.train_batch(step))
         if step == 0 or step >= AFTER:
-            gradients, _ = pack._gradients_and_losses(pack.parameters, pack.buffers, tokens_BT1)
+            gradients, _ = pack._running.gradients_and_losses(pack.parameters, pack.buffers, tokens_BT1)
             measured.append(float(torch.stack([g.norm() for g in gradients.values()]).norm()))
         pack.step(tokens_BT1)
     return measured[0], sum(measured[1:]) / MEAN_OF

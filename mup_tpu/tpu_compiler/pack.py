@@ -9,9 +9,10 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mup_tpu.config import Trial
 from mup_tpu.errors import ConfigError
@@ -82,7 +83,7 @@ def hand_over(
     devices: int,
     mesh: str = "auto",
     timeout_s: float = 1800.0,
-    scan: bool | None = None,
+    forms: Mapping[str, Any] = {},
 ) -> str:
     """The program of a stretch of a pack's training as torch_xla hands it over to XLA; arguments as above and
     as `Pack`'s.
@@ -92,7 +93,7 @@ def hand_over(
     _check_installed()
     asked = {
         "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "steps": STEPS,
-        "scan": scan,
+        "forms": dict(forms),
     }  # fmt: skip
     with scratch_folder() as folder:
         environment = os.environ | {

@@ -20,7 +20,7 @@ def main() -> None:
     trials = [Trial().replace(**fields) for fields in asked["trials"]]
     data = trials[0].data
     device = get_device("xla").arrange(len(trials), data.batch_size, asked["mesh"])
-    pack = Pack(trials, asked["vocab_size"], device, scan=asked["scan"])
+    pack = Pack(trials, asked["vocab_size"], device, forms=asked["forms"])
     tokens_SBT1 = torch.zeros(asked["steps"], data.batch_size, data.sequence_length + 1, dtype=torch.int64)
     pack.train(device.place_stack(tokens_SBT1, "data", len(tokens_SBT1)), len(tokens_SBT1))
 

@@ -219,7 +219,7 @@ class PackRun:
         """
         data = self.dataset.config
         batch_bytes = data.batch_size * (data.sequence_length + 1) * _TOKEN_BYTES
-        longest = self.device.longest_stretch(batch_bytes) if self.pack.execution == "vmap" else 1
+        longest = self.pack.longest_stretch(batch_bytes)
         if step_s * longest > _STRETCH_S:
             longest = max(1, int(_STRETCH_S / step_s))
         stretches, begun = [], start

@@ -1,0 +1,88 @@
+"""Members in turns: each goes through the step alone, by torch's fused functions; fast on CPUs.
+
+Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mup_tpu.config import Trial
+from mup_tpu.devices import Device
+from mup_tpu.models.attention import choose_form
+from mup_tpu.training.loss import backward_in_this_thread, micro_batches, over_micro_batches
+from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.optimizer import MemberOptimizer
+
+
+class InTurns(Members):
+    """Members in turns; those that have ended are passed over."""
+
+    def __init__(self, stack: Stack, steps_done: int) -> None:
+        self._micro_batches = stack.micro_batches
+        self._loss = stack.compiled(stack.loss)
+        self._whole_loss = over_micro_batches(self._loss, stack.micro_batches)
+        rows = range(len(stack.trials))
+        self._leaves = [
+            {name: p[r].detach().requires_grad_() for name, p in stack.parameters.items()} for r in rows
+        ]
+        self._buffers = [{name: b[r] for name, b in stack.buffers.items()} for r in rows]
+        self._optimizers = [
+            MemberOptimizer(
+                stack.trials[r],
+                stack.declared,
+                self._leaves[r],
+                stack.scalings[r],
+                {slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in stack.state.items()},
+                steps_done,
+            )
+            for r in rows
+        ]
+        first = next(iter(stack.parameters.values()))
+        self._no_losses_R = first.new_full((len(first),), math.nan)
+
+    @staticmethod
+    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
+        """On a CPU our own forms; torch.compile fuses torch's better, and in bf16 ours are too coarse."""
+        in_blocks = device.torch_device.type == "cpu" and not compile and trial.train.precision != "bf16"
+        return {
+            "attention": choose_form(False, in_blocks, trial.data.sequence_length),
+            "in_blocks": in_blocks,
+        }
+
+    def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        """Losses_SR of live rows before each update; nan for the others."""
+        batches = tokens_SBT1[: len(steps)]
+        return torch.stack(
+            [self._step(tokens_BT1, step, live) for tokens_BT1, step in zip(batches, steps, strict=True)]
+        )
+
+    def _step(self, tokens_BT1: Tensor, step: int, live: Sequence[int]) -> Tensor:
+        losses_R = self._no_losses_R.clone()
+        for r in live:
+            leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
+            for part, share in micro_batches(tokens_BT1, self._micro_batches):
+                loss = self._loss(leaves, self._buffers[r], part)
+                with backward_in_this_thread():
+                    loss.backward(torch.full_like(loss, share))
+                losses.append(loss.detach() * share)
+                del loss  # frees its graph before the next part's is built
+            if optimizer.trial.optimizer.grad_clip:
+                torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
+            optimizer.update(step)
+            losses_R[r] = torch.stack(losses).sum()
+        return losses_R
+
+    def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        """Mean losses_R of live rows; nan for the others."""
+        losses_R = self._no_losses_R.clone()
+        for r in live:
+            own = self._leaves[r], self._buffers[r]
+            losses = [self._whole_loss(*own, tokens_BT1) for tokens_BT1 in tokens_NBT1]
+            losses_R[r] = torch.stack(losses).mean()
+        return losses_R

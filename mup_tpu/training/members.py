@@ -1,0 +1,86 @@
+"""The interface that a pack has to its executions: members in turns, and members stacked.
+
+Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mup_tpu.config import Trial
+from mup_tpu.devices import Device
+from mup_tpu.models import Parameter
+from mup_tpu.rules.parametrization import Scaling
+from mup_tpu.training.loss import MemberLoss
+from mup_tpu.training.optimizer import State
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Rows of members on the device, and how each is computed."""
+
+    device: Device
+    loss: MemberLoss
+    declared: Mapping[str, Parameter]
+    compile: bool
+    """Whether the step goes through torch.compile."""
+    micro_batches: int
+    trials: Sequence[Trial]
+    """Trial of each row; the last ones may be padding."""
+    scalings: Sequence[Mapping[str, Scaling]]
+    """Factors by parameter name, one mapping a row."""
+    parameters: dict[str, Tensor]
+    """Tensors (R, ...), which training changes in place."""
+    state: State
+    """Optimizer state, likewise."""
+    buffers: dict[str, Tensor]
+    """Forward factors."""
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function through torch.compile where that is asked for."""
+        return torch.compile(function, dynamic=False) if self.compile else function
+
+
+class Members(ABC):
+    """Members in one execution.
+
+    Args:
+        stack: their rows.
+        steps_done: updates already made.
+    """
+
+    @abstractmethod
+    def __init__(self, stack: Stack, steps_done: int) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
+        """Fields of `mup_tpu.models.Forms` that make the network of such a trial fast in this execution."""
+
+    @staticmethod
+    def longest_stretch(device: Device, batch_bytes: int) -> int:
+        """Most steps that are best handed over at once (`Device.longest_stretch`)."""
+        return 1
+
+    @abstractmethod
+    def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        """Train on the first batches of a stack, one a step.
+
+        Args:
+            tokens_SBT1: batches, at least as many as steps.
+            steps: numbers of the steps, which schedules follow.
+            live: rows to train; others may be trained too.
+
+        Returns:
+            losses_SR before each update; entries after the last step are no losses.
+        """
+
+    @abstractmethod
+    def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        """Mean losses_R over N batches, without training."""

@@ -1,0 +1,103 @@
+"""Members stacked along a leading axis and trained as one program by `torch.func.vmap`; fast on accelerators.
+
+A step (gradients, clipping, update) is one function of tensors: everything that changes from step to step is
+an argument, everything else is a constant. So a device may trace it once and repeat it.
+
+Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens, P parameters, X numbers of
+a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from mup_tpu.config import Trial
+from mup_tpu.devices import Device
+from mup_tpu.models.attention import choose_form
+from mup_tpu.models.blocks import SCANNED_FROM
+from mup_tpu.training.loss import backward_in_this_thread, over_micro_batches
+from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.optimizer import StackedOptimizer, clip_factors
+
+
+class Stacked(Members):
+    """Members as one program; all rows train, live or not."""
+
+    def __init__(self, stack: Stack, steps_done: int) -> None:
+        self._stack, device = stack, stack.device
+        self._dtype = next(iter(stack.parameters.values())).dtype
+        limits = [trial.optimizer.grad_clip or math.inf for trial in stack.trials]
+        self._clip_limits_R = device.place_members(torch.tensor(limits, dtype=self._dtype))
+        self._optimizer = StackedOptimizer(
+            stack.trials, stack.declared, stack.scalings, lambda t: device.place_members(t.to(self._dtype))
+        )
+        self.gradients_and_losses, self._losses = (
+            device.per_shard(
+                over_micro_batches(stack.compiled(vmap(function, in_dims=(0, 0, None))), stack.micro_batches)
+            )
+            for function in (grad_and_value(stack.loss), stack.loss)
+        )
+        self._steps = device.repeated(self.step)
+        self._evaluations = device.repeated(self._evaluation)
+
+    @staticmethod
+    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
+        """Forms that vmap batches; on XLA, from some depth on, all blocks as one loop."""
+        return {
+            "attention": choose_form(True, False, trial.data.sequence_length),
+            "vmapped": not compile,
+            "scanned": device.torch_device.type == "xla" and trial.model.depth >= SCANNED_FROM,
+        }
+
+    @staticmethod
+    def longest_stretch(device: Device, batch_bytes: int) -> int:
+        """As many steps as the device takes at once."""
+        return device.longest_stretch(batch_bytes)
+
+    def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        """Losses_SR of all rows before each update."""
+        numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
+        return self._steps(
+            (self._stack.parameters, self._stack.state),
+            (self._stack.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
+            (tokens_SBT1, self._stack.device.place_stack(numbers_SRX, "trial", len(tokens_SBT1))),
+            len(steps),
+        )
+
+    def step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        """One step of all rows, as `Device.repeated` takes it.
+
+        Args:
+            changed: parameters and optimizer state, which it updates in place.
+            fixed: buffers, clip_limits_R, factors_RP3.
+            batch: tokens_BT1 and numbers_RX.
+
+        Returns:
+            losses_R before the update.
+        """
+        parameters, state = changed
+        buffers, clip_limits_R, factors_RP3 = fixed
+        tokens_BT1, numbers_RX = batch
+        with backward_in_this_thread():
+            gradients, losses_R = self.gradients_and_losses(parameters, buffers, tokens_BT1)
+        with torch.no_grad():
+            factors_R = clip_factors(gradients, clip_limits_R)
+            for g in gradients.values():
+                g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
+            self._optimizer.update(parameters, gradients, state, factors_RP3, numbers_RX)
+        return losses_R
+
+    def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        """Mean losses_R of all rows."""
+        fixed = (self._stack.parameters, self._stack.buffers)
+        return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
+
+    def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        """Losses_R on one batch, as `Device.repeated` takes it."""
+        return self._losses(*fixed, *batch)
