@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import hashlib
 import json
 import math
@@ -85,7 +86,7 @@ def save(
         except (OSError, SafetensorError) as error:
             # FileExistsError: the folder was there when it was to be made, and gone when that was looked at;
             # or there is a file in its place.
-            gone = isinstance(error, FileNotFoundError) or "No such file" in str(error)
+            gone = isinstance(error, FileNotFoundError)
             gone |= isinstance(error, FileExistsError) and not os.path.isfile(error.filename or path)
             if left and gone:
                 continue
@@ -106,7 +107,12 @@ def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[
     """Write one checkpoint; what is there of this step is none before its tensors change."""
     folder.remove(f"{name}/{_META}")
     with folder.writing(f"{name}/{_TENSORS}") as file:
-        save_file(tensors, file)
+        try:
+            save_file(tensors, file)
+        except SafetensorError:
+            if not file.parent.is_dir():  # its error has no type or number that would say so
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
+            raise
         content["sha256"] = checksum(file)
     content[_OWN] = _digest(content)
     folder.write(f"{name}/{_META}", json.dumps(content).encode())

@@ -10,7 +10,7 @@ import gc
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -29,8 +29,8 @@ from mup_tpu.training.memory import check_fits, half_fits
 from mup_tpu.training.meter import Meter, start_meter
 from mup_tpu.training.optimizer import learning_rate
 from mup_tpu.training.pack import Pack
+from mup_tpu.training.record import MemberRecord
 from mup_tpu.training.report import PackResult, Rates, Report, summary
-from mup_tpu.training.rows import run_row, train_curve
 from mup_tpu.training.signals import handling
 
 _STRETCH_S = 10.0
@@ -96,11 +96,8 @@ class PackRun:
         seldom = 0 if options.eval_every else 10 * options.log_every
         self._read_every = options.log_every if self.device.reads_cheaply else seldom
         self.losses_SK = torch.full((self.total, len(trials)), math.nan, dtype=torch.float64)
-        self.statuses = ["running"] * len(trials)
-        self.ended_at = [0] * len(trials)
-        self.reasons = [""] * len(trials)
+        self.records = [MemberRecord(trial) for trial in trials]
         self._rungs = rungs(self.total) if options.halving else {}
-        self.validation: list[dict[str, Any]] = []
         self.wall_time = 0.0
         self._preempted = False
         self._checkpoints = CheckpointWriter(checkpoints) if checkpoints is not None else None
@@ -233,32 +230,28 @@ class PackRun:
     def _falls_on(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
 
-    def _end(self, status: str, ended: Mapping[int, tuple[int, str]]) -> None:
-        """End members: for each the step after which, and the reason."""
-        for k, (step, reason) in ended.items():
-            self.statuses[k], self.ended_at[k], self.reasons[k] = status, step, reason
-        self.pack.end(*ended)
-
     def _end_diverged(self, done: int) -> None:
-        """End members whose loss is no number any more, at the first step where it was not."""
+        """End members with a loss that is not finite, at the first such step."""
         bad_SK = ~self.losses_SK[:done].isfinite()
-        lost = [k for k, status in enumerate(self.statuses) if status == "running" and bad_SK[:, k].any()]
-        firsts = {k: int(bad_SK[:, k].nonzero()[0]) for k in lost}
-        self._end("diverged", {k: (first, f"loss not finite at step {first}") for k, first in firsts.items()})
+        lost = [k for k, record in enumerate(self.records) if record.runs and bad_SK[:, k].any()]
+        for k in lost:
+            first = int(bad_SK[:, k].nonzero()[0])
+            self.records[k].end("diverged", first, f"loss not finite at step {first}")
+        self.pack.end(*lost)
 
     def _end_hopeless(self, done: int, limit: float) -> None:
-        """End members too far behind the best of those that differ in what is tuned and the seed alone."""
+        """End members too far behind the best of their group (alike but for tuned fields and seed)."""
         recent_SK = self.losses_SK[max(0, done - max(1, int(RECENT * self.total))) : done].numpy()
         first = self.pack.trials[0].flat()
         alike = {name: first[name] for name in (*self.options.tuned, "seed")}
         groups = [trial.replace(**alike) for trial in self.pack.trials]
         gaps_K = behind_best(recent_SK, groups)
-        hopeless = {
-            k: (done, f"halving: {gap:.2f} nat behind the best at step {done}")
-            for k, gap in enumerate(gaps_K)
-            if self.statuses[k] == "running" and gap > limit
-        }
-        self._end("stopped", hopeless)
+        hopeless = [k for k, record in enumerate(self.records) if record.runs and gaps_K[k] > limit]
+        for k in hopeless:
+            self.records[k].end(
+                "stopped", done, f"halving: {gaps_K[k]:.2f} nat behind the best at step {done}"
+            )
+        self.pack.end(*hopeless)
 
     def _place_batches(self, stretch: range, room: int) -> torch.Tensor:
         """Tokens_SBT1 of a stretch, with room for the longest one's, so that all are the same program."""
@@ -270,11 +263,11 @@ class PackRun:
         tokens_NBT1 = torch.from_numpy(self.dataset.validation_batches(count))
         held_out = self.device.place_stack(tokens_NBT1, "data", len(tokens_NBT1))
         losses = tuple(self.pack.read(self.pack.evaluate(held_out)).double().tolist())
-        for k, loss in enumerate(losses):
-            if self.statuses[k] == "running":
-                tokens = done * self.dataset.tokens_per_step
-                self.validation.append(
-                    {"member": k, "step": done, "tokens": tokens, "split": "validation", "loss": loss}
+        tokens = done * self.dataset.tokens_per_step
+        for record, loss in zip(self.records, losses, strict=True):
+            if record.runs:
+                record.validation.append(
+                    {"step": done, "tokens": tokens, "split": "validation", "loss": loss}
                 )
         return losses
 
@@ -282,7 +275,8 @@ class PackRun:
         done = self.pack.steps_done
         losses = tuple(self.losses_SK[done - 1].tolist())
         learning_rates = tuple(learning_rate(trial, done - 1) for trial in self.pack.trials)
-        return Report(done, self.total, losses, validation, learning_rates, tuple(self.statuses), rates)
+        statuses = tuple(record.status for record in self.records)
+        return Report(done, self.total, losses, validation, learning_rates, statuses, rates)
 
     def _log_begin(self) -> None:
         trials, trial_id = self.pack.trials, self._trial_ids()[0]
@@ -306,55 +300,41 @@ class PackRun:
         """Final evaluation, rows and curves."""
         rates = meter.overall()
         done = self.pack.steps_done
-        final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.statuses)
+        final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.records)
         self.device.synchronize()
         self.wall_time += meter.lap(0, 0)
-        for k in range(len(self.pack.trials)):
-            if self.statuses[k] == "running":
-                self.statuses[k] = "finished" if math.isfinite(final[k]) else "diverged"
-                self.ended_at[k] = done
-                self.reasons[k] = "" if math.isfinite(final[k]) else f"loss not finite at step {done}"
-        rows, curves = self._rows(final, self.statuses, self.ended_at)
+        for record, loss in zip(self.records, final, strict=True):
+            if record.runs and math.isfinite(loss):
+                record.end("finished", done)
+            elif record.runs:
+                record.end("diverged", done, f"loss not finite at step {done}")
+        rows, curves = self._rows(self.records, final)
         _log.info("%s", summary(rows, rates))
         return PackResult(rows, curves, self.pack, rates)
 
     def so_far(self, status: str = "stopped") -> PackResult:
-        """What the rows would be if the members still running were stopped (or preempted) now."""
-        running = [status == "running" for status in self.statuses]
-        statuses = [status if r else s for r, s in zip(running, self.statuses, strict=True)]
-        ended_at = [self.pack.steps_done if r else at for r, at in zip(running, self.ended_at, strict=True)]
-        rows, curves = self._rows((math.nan,) * len(statuses), statuses, ended_at)
+        """The result if the members still running were stopped (or preempted) now."""
+        records = [record.ended(status, self.pack.steps_done) for record in self.records]
+        rows, curves = self._rows(records, (math.nan,) * len(records))
         return PackResult(rows, curves, None, None)
 
     def _rows(
-        self, final: Sequence[float], statuses: Sequence[str], ended_at: Sequence[int]
+        self, records: Sequence[MemberRecord], final: Sequence[float]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows and curves of all members, given their final held-out losses and how they ended."""
+        """Rows and curves of all members, given their final held-out losses."""
         rows, curves = [], []
-        for k, trial in enumerate(self.pack.trials):
-            ended, status = ended_at[k], statuses[k]
-            trained = self.losses_SK[:ended, k].tolist()
-            trial_id = trial.trial_id(self.dataset.fingerprint)
-            validation = [
-                {name: v for name, v in p.items() if name != "member"}
-                for p in self.validation
-                if p["member"] == k
-            ]
-            points = train_curve(trained, self.options.log_every, self.dataset.tokens_per_step) + validation
-            curves += [{"trial_id": trial_id, **point} for point in points]
-            rows.append(
-                run_row(
-                    trial,
-                    self.dataset,
-                    steps_done=ended,
-                    loss=_result(trial.train.loss_kind, status, final[k], trained, validation),
-                    status=status,
-                    reason=self.reasons[k],
-                    wall_time_s=self.wall_time / len(statuses),
-                    device=self.device.name,
-                    pack_size=len(statuses),
-                )
+        for k, record in enumerate(records):
+            row, curve = record.row_and_curve(
+                self.dataset,
+                self.losses_SK[: record.ended_at, k].tolist(),
+                final[k],
+                self.options.log_every,
+                wall_time_s=self.wall_time / len(records),
+                device=self.device.name,
+                pack_size=len(records),
             )
+            rows.append(row)
+            curves += curve
         return rows, curves
 
     def _trial_ids(self) -> list[str]:
@@ -382,15 +362,17 @@ class PackRun:
         meta = {
             "trial_ids": self._trial_ids(),
             "members": self.pack.members,
-            "statuses": self.statuses,
-            "ended_at": self.ended_at,
-            "reasons": self.reasons,
-            "validation": self.validation,
+            "statuses": [record.status for record in self.records],
+            "ended_at": [record.ended_at for record in self.records],
+            "reasons": [record.reason for record in self.records],
+            "validation": [
+                {"member": k, **point} for k, record in enumerate(self.records) for point in record.validation
+            ],
             "wall_time": self.wall_time,
             "is_open": is_open,
         }
         tensors = self.pack.tensors() | {"losses_SK": self.losses_SK}
-        evaluated = [point["loss"] for point in self.validation if point["step"] == done]
+        evaluated = [p["loss"] for record in self.records for p in record.validation if p["step"] == done]
         if self._writes:
             best = min(filter(math.isfinite, evaluated), default=None)
             self._checkpoints.save(done, tensors, meta, best)
@@ -402,27 +384,18 @@ class PackRun:
         try:
             self.losses_SK.copy_(found.tensors.pop("losses_SK"))
             self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
-            for name in ("statuses", "ended_at", "reasons", "validation", "wall_time"):
-                setattr(self, name, found.meta[name])
-            self.pack.end(*(k for k, status in enumerate(self.statuses) if status != "running"))
+            lists = (found.meta[name] for name in ("statuses", "ended_at", "reasons"))
+            for record, *end in zip(self.records, *lists, strict=True):
+                record.end(*end)
+            for point in found.meta["validation"]:
+                self.records[point.pop("member")].validation.append(point)
+            self.wall_time = found.meta["wall_time"]
+            self.pack.end(*(k for k, record in enumerate(self.records) if not record.runs))
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise StoreError(
                 f"checkpoint of step {found.step} in {checkpoints} is not one that this version wrote "
                 f"({first_line(error)}); remove that folder to train from the start"
             ) from None
-
-
-def _result(
-    loss_kind: str, status: str, final: float, trained: list[float], validation: list[dict[str, Any]]
-) -> float:
-    """A member's loss, nat per token; a stopped one's is its last known of the same kind."""
-    if status == "diverged":
-        return math.inf
-    if loss_kind == "train_mean":
-        return math.fsum(trained) / len(trained) if trained else math.nan
-    if status in ("stopped", "preempted"):
-        return validation[-1]["loss"] if validation else math.nan
-    return final
 
 
 def run_to_end(

@@ -1,9 +1,8 @@
-"""How much memory a pack needs, estimated before it is made, so that one that does not fit is split instead
-of dying.
+"""Memory that a pack needs, estimated before it is made: a pack that does not fit is split instead of dying.
 
-Counted in numbers a token and layer that autograd keeps for the backward pass, which the architecture
-declares, after the account of Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout. Tests
-hold it to measured peaks, and for XLA to what the TPUs' compilers need (`benchmarks/tpu_memory.csv`).
+The estimate counts numbers that autograd keeps for the backward pass, per token and layer, as the
+architecture declares them, after Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout.
+Tests hold it to measured peaks, and for XLA to the TPU compilers' needs (`benchmarks/tpu_memory.csv`).
 """
 
 from __future__ import annotations
@@ -11,21 +10,111 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import PackTooLarge, reason
-from mup_tpu.models import declare
+from mup_tpu.models import Declaration, declare
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.optimizer import state_slots
 
 _IN_PIECES = 1.1
-"""What malloc holds of what comes and goes, over what is used: up to 1.15 in processes (measured)."""
+"""Memory that malloc holds for temporary tensors over their size: up to 1.15 in processes (measured)."""
 _SCANNED_VECTORS = 3.5
 """Vectors of the model's width that a block of a loop keeps a token."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Numbers in memory on each device, and an estimator of their peak for each execution."""
+
+    trial: Trial
+    vocab_size: int
+    members: int
+    """On each device."""
+    mesh: MeshShape
+    micro_batches: int
+
+    @cached_property
+    def declaration(self) -> Declaration:
+        return declare(self.trial.model, self.vocab_size, self.trial.data.sequence_length)
+
+    @property
+    def bf16(self) -> bool:
+        return self.trial.train.precision == "bf16"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        data = self.trial.data
+        return math.ceil(data.batch_size / self.mesh.data / self.micro_batches) * data.sequence_length
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of heads and positions; times tokens, scores of attention."""
+        return self.declaration.heads * self.trial.data.sequence_length
+
+    @property
+    def held(self) -> int:
+        """Parameters and optimizer state of a member."""
+        parameters = self.declaration.parameters
+        slots = state_slots(self.trial, parameters).values()
+        return self.declaration.total + sum(parameters[name].size for names in slots for name in names)
+
+    @property
+    def sums(self) -> int:
+        """Gradients summed over micro-batches, beside the gradients of one."""
+        return self.declaration.total if self.micro_batches > 1 else 0
+
+    def _activations(self, execution: Execution, fused: bool, in_parts: float) -> float:
+        """Activations of a member outside of XLA.
+
+        Args:
+            execution: of the members.
+            fused: whether a fused kernel keeps no scores.
+            in_parts: further memory that malloc holds with micro-batches, whose sums lie between temporary
+                tensors (measured).
+        """
+        kept = self.declaration.activations
+        a_layer = kept.vectors[execution] * self.declaration.width
+        if not fused:
+            a_layer += kept.scores[execution] * self.pairs
+        a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
+        at_once = _IN_PIECES * self.tokens * a_token
+        return at_once * in_parts if self.micro_batches > 1 else at_once
+
+    def in_turns(self) -> float:
+        """Gradients and activations of one member at a time.
+
+        Scores of float32 are counted on a GPU and through torch.compile too. bf16 saves nothing else: norms,
+        softmax and loss stay float32, and casts keep both copies.
+        """
+        at_once = self._activations("loop", fused=self.bf16, in_parts=1.3)
+        return self.members * self.held + (self.sums + self.declaration.total + at_once)
+
+    def stacked(self) -> float:
+        """Gradients and activations of all members."""
+        at_once = self._activations("vmap", fused=False, in_parts=1.1)
+        return self.members * self.held + self.members * (self.sums + self.declaration.total + at_once)
+
+    def stacked_by_xla(self) -> float:
+        """The same compiled by XLA. Gradients are allocated as activations are freed: take the larger."""
+        declaration, kept = self.declaration, self.declaration.activations
+        form = choose_form(True, False, self.trial.data.sequence_length)
+        if declaration.layers >= SCANNED_FROM:
+            # A block keeps its input, and the loop has all blocks' parameters stacked.
+            kept_by_layers = declaration.layers * _SCANNED_VECTORS * declaration.width
+            at_once = self.tokens * (kept_by_layers + kept.xla_logits * self.vocab_size) + declaration.total
+        else:
+            a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * self.pairs
+            share = kept.xla_bf16 if self.bf16 else 1.0
+            at_once = self.tokens * (share * declaration.layers * a_layer + kept.xla_logits * self.vocab_size)
+        return self.members * (self.held + self.sums + max(at_once, declaration.total))
 
 
 def estimate_pack_bytes(
@@ -37,56 +126,23 @@ def estimate_pack_bytes(
     by_xla: bool = False,
     micro_batches: int = 1,
 ) -> int:
-    """Peak memory of training a pack of so many trials like this one, in bytes on each device, without what
-    the process has.
+    """Peak memory of training a pack, in bytes on each device, beside the process's own.
 
     Args:
-        trial: any of them; they share their shape.
+        trial: any of the pack; they share their shape.
         vocab_size: tokens of the vocabulary.
-        members: how many.
-        execution: "loop" needs the gradients and activations of one member at a time, "vmap" those of all.
-        mesh: how many ways members and batches are split over devices.
+        members: trials of the pack.
+        execution: "loop" or "vmap".
+        mesh: parts that members and batches are split into over devices.
         by_xla: whether XLA compiles the step.
         micro_batches: parts that a batch goes through the network in.
     """
-    d, declaration = trial.data, declare(trial.model, vocab_size, trial.data.sequence_length)
-    kept = declaration.activations
-    members = math.ceil(members / mesh.trial)
-    number = 8 if trial.train.precision == "float64" else 4
-    tokens = math.ceil(d.batch_size / mesh.data / micro_batches) * d.sequence_length
-    state = sum(
-        declaration.parameters[name].size
-        for names in state_slots(trial, declaration.parameters).values()
-        for name in names
-    )
-    held = declaration.total + state
-    bf16 = trial.train.precision == "bf16"
-    pairs = declaration.heads * d.sequence_length
-    sums = declaration.total if micro_batches > 1 else 0  # of gradients, beside those of a part
-    if by_xla and execution == "vmap":
-        form = choose_form(True, False, d.sequence_length)
-        a_layer = kept.xla_vectors[form] * declaration.width + kept.xla_scores[form] * pairs
-        share = kept.xla_bf16 if bf16 else 1.0
-        if declaration.layers >= SCANNED_FROM:
-            # A block keeps what it read, and the loop has all blocks' parameters stacked.
-            kept_by_layers = declaration.layers * _SCANNED_VECTORS * declaration.width
-            at_once = tokens * (kept_by_layers + kept.xla_logits * vocab_size) + declaration.total
-        else:
-            at_once = tokens * (share * declaration.layers * a_layer + kept.xla_logits * vocab_size)
-        # Gradients come as what layers keep goes.
-        return int(number * members * (held + sums + max(at_once, declaration.total)))
-    a_layer = kept.vectors[execution] * declaration.width
-    # torch's fused kernels keep no scores: in turns those of bf16, and, counted all the same, of float32 on a
-    # GPU or through torch.compile. bf16 saves nothing else here: norms, softmax and loss stay float32, and
-    # casts keep both copies.
-    if execution == "vmap" or not bf16:
-        a_layer += kept.scores[execution] * pairs
-    at_once = _IN_PIECES * tokens * (declaration.layers * a_layer + kept.logits * vocab_size)
-    if micro_batches > 1:
-        # Sums that stay from part to part lie between what comes and goes, and malloc holds more (measured).
-        at_once *= 1.3 if execution == "loop" else 1.1
-    alive = members if execution == "vmap" else 1
-    return int(number * (members * held + alive * (sums + declaration.total + at_once)))
+    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches)
+    if execution == "loop":
+        numbers = counts.in_turns()
+    else:
+        numbers = counts.stacked_by_xla() if by_xla else counts.stacked()
+    return int((8 if trial.train.precision == "float64" else 4) * numbers)
 
 
 def check_fits(
@@ -97,17 +153,17 @@ def check_fits(
     execution: Execution,
     micro_batches: int = 1,
 ) -> None:
-    """Fail before a pack is made that would not fit in what is free now; a single trial is tried in any case.
+    """Refuse a pack that would not fit in the memory that is free now; a single trial is always tried.
 
     Raises:
-        PackTooLarge: it is estimated not to fit.
+        PackTooLarge: the estimate exceeds the free memory.
     """
 
     def needed(members: int) -> int:
         by_xla = device.torch_device.type == "xla"
         return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla, micro_batches)
 
-    # Asked for a single trial too: on a CPU it hands back what a pack that was too large left.
+    # Asked even for a single trial: on a CPU this hands back memory that a pack too large has left.
     free = device.free_memory_bytes()
     if members == 1 or needed(members) <= free:
         return
@@ -126,11 +182,10 @@ def check_fits(
 
 @contextlib.contextmanager
 def half_fits(members: int) -> Iterator[None]:
-    """Running out of memory in here says that half of a pack might fit.
+    """Turn running out of memory in the block into an error that says that half of the pack might fit.
 
     Raises:
-        PackTooLarge: in place of the out-of-memory errors of torch, CUDA and XLA, where there are members to
-            split.
+        PackTooLarge: in place of the out-of-memory errors of torch, CUDA and XLA, for packs of two or more.
     """
     try:
         yield
