@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "rules": {"errors"},
     "config": {"errors", "rules"},
     "optimizers": CONFIGURATION,
-    "models": CONFIGURATION | {"optimizers"},
+    "models": CONFIGURATION | {"optimizers", "devices"},
     "data": CONFIGURATION | {"files"},
     "devices": {"errors", "files"},
     "training": TRAINING,

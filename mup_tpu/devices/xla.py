@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mup_tpu.devices import torch_xla_private
 from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.tpus import GENERATIONS, device_files, hbm_bytes
@@ -101,7 +102,7 @@ class XlaDevice:
         from torch_xla.distributed.spmd import XLAShardedTensor
 
         torch_xla.sync(wait=True)
-        sharding = str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
+        sharding = torch_xla_private.sharding_spec(tensor)
         if self._mesh is None or runtime.process_count() > 1 or not sharding.startswith("{devices"):
             return tensor.cpu()
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -224,12 +225,10 @@ _USABLE = 0.95
 
 def _hbm_bytes() -> int:
     """Memory of each TPU device here; the least of all generations where it is not known which this is."""
-    from torch_xla._internal import tpu
-
     kind = os.environ.get("TPU_ACCELERATOR_TYPE")
     if kind is None:
         with contextlib.suppress(Exception):  # whatever goes wrong while it asks the VM's metadata server
-            kind = tpu.get_tpu_env()["ACCELERATOR_TYPE"]
+            kind = torch_xla_private.tpu_accelerator_type()
     return hbm_bytes(kind or "") or min(g.device_hbm_bytes for g in GENERATIONS.values())
 
 
@@ -322,9 +321,7 @@ def _check_chips() -> None:
     Raises:
         ConfigError: neither torch_xla's scan of the PCI bus nor the device files show one.
     """
-    from torch_xla._internal import tpu
-
-    if not tpu.num_available_chips() and not device_files():
+    if not torch_xla_private.tpu_chips() and not device_files():
         raise ConfigError(
             "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU to run "
             "XLA on the CPU"

@@ -5,8 +5,7 @@ at depth 12, while a chip computes such a step in one or two. Here a step is tra
 that a while loop calls. Handing that over takes the same time however many steps it makes, and how many is
 data, so that stretches of any length are one program.
 
-It stands on parts of torch_xla 2.9 that are not public, as `torch_xla.experimental.scan` does; no later
-release is to come.
+It needs private parts of torch_xla 2.9 (`torch_xla_private`).
 
 Shapes: L items that the stacks of a program hold.
 """
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from mup_tpu.devices import torch_xla_private
 from mup_tpu.devices.base import Step
 
 
@@ -47,8 +47,6 @@ class XlaLoop:
         Returns:
             What the steps returned, as one tensor (L, ...); zeros after the last step.
         """
-        import torch_xla
-
         if self._program is None:
             self._program = _Program(self._step, changed, fixed, stacks)
         program = self._program
@@ -57,7 +55,7 @@ class XlaLoop:
         counters = [self._place(torch.tensor(number)) for number in (0, steps)]
         out = torch.zeros(program.out_shape, dtype=program.out_dtype, device=device)
         given = [*counters, *groups[0], *groups[1], *groups[2], out]
-        results = torch_xla._XLAC._xla_user_computation("mup_tpu::loop", given, program.computation)
+        results = torch_xla_private.user_computation("mup_tpu::loop", given, program.computation)
         _, new, _, _, (out,) = program.parts(results)
         with torch.no_grad():
             for tensor, value in zip(groups[0], new, strict=True):
@@ -73,7 +71,6 @@ class _Program:
     """
 
     def __init__(self, step: Step, changed: Any, fixed: Any, stacks: Any) -> None:
-        import torch_xla
         from torch_xla.core import xla_builder
 
         real, structures = zip(*map(tree_flatten, (changed, fixed, stacks)), strict=True)
@@ -86,9 +83,7 @@ class _Program:
         # would not be known for an argument any more.
         inside = [[t * 1 for t in group] for group in arguments]
         out = step(*map(tree_unflatten, inside, structures))
-        context = torch_xla._XLAC.lowering.LoweringContext("step")
-        context.set_name_string("step")
-        context.build([*inside[0], out])
+        context = torch_xla_private.lowering_context("step", [*inside[0], out])
         self._step = xla_builder.computation_from_module_proto("step", context.hlo())
         self.out_shape, self.out_dtype = (len(real[2][0]), *out.shape), out.dtype
 

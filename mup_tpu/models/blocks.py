@@ -88,14 +88,14 @@ def _scan(
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """A step over the items of stacks (L, ...): the last carry, and what the steps returned, stacked."""
-    from torch_xla.experimental.scan import _scan_impl_flat
+    from mup_tpu.devices.torch_xla_private import scan_flat
 
     def flat(carried: Sequence[Tensor], items: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         new, returned = step(carried[0], [*carried[1:], *items])
         return [new, *carried[1:]], returned
 
     # What is fixed is carried: whatever a step closes over would become a constant of the program.
-    (out, *_), returned = _scan_impl_flat(flat, [carry, *fixed], stacks, reverse=reverse)
+    (out, *_), returned = scan_flat(flat, [carry, *fixed], stacks, reverse)
     return out, returned
 
 

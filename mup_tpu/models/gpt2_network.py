@@ -20,7 +20,15 @@ from mup_tpu.config import ModelConfig
 from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
 from mup_tpu.models.blocks import scan_blocks, through_blocks
-from mup_tpu.models.layers import Conv1D, FastGelu, OnePassLayerNorm, Readout, Scale, embedding, join_stream
+from mup_tpu.models.layers import (
+    Conv1D,
+    FastGelu,
+    OnePassLayerNorm,
+    Scale,
+    ScaledNetwork,
+    embedding,
+    join_stream,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,31 +104,7 @@ class _Transformer(nn.Module):
         return self.ln_f(self._through(self.h, x_ND, t, attention_factor, residual_factor))
 
 
-class ScaledGPT2(nn.Module):
-    """GPT-2 with its factors as buffers, so that they can differ between the members of a pack."""
-
-    attention_factor: Tensor
-    residual_factor: Tensor | None
-    logit_factor: Tensor
-
-    def __init__(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts, scaled_branches: bool
-    ) -> None:
-        super().__init__()
-        self.transformer = _Transformer(config, vocab_size, sequence_length, parts)
-        embedding = self.transformer.wte.weight
-        self.lm_head = Readout(embedding if config.tied else nn.Parameter(torch.empty_like(embedding)))
-        self.register_buffer("attention_factor", torch.ones(()))
-        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
-        self.register_buffer("logit_factor", torch.ones(()))
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits_BTV of the token after each of `tokens_BT`."""
-        hidden_ND = self.transformer(tokens_BT, self.attention_factor, self.residual_factor)
-        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
-
-
-def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledGPT2:
+def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
 
     Args:
@@ -136,4 +120,7 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
         scan_blocks if forms.scanned else through_blocks,
     )
     with torch.device("meta"):
-        return ScaledGPT2(config, vocab_size, sequence_length, parts, forms.scaled_branches)
+        transformer = _Transformer(config, vocab_size, sequence_length, parts)
+        return ScaledNetwork(
+            "transformer", transformer, transformer.wte.weight, config.tied, forms.scaled_branches
+        )

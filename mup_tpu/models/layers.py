@@ -147,6 +147,42 @@ class Readout(nn.Module):
         return functional.linear(hidden_ND, self.weight)
 
 
+class ScaledNetwork(nn.Module):
+    """A network with a factor each on attention logits, residual branches and logits.
+
+    Factors are buffers, so that they can differ between the members of a pack.
+
+    Args:
+        name: the trunk's, before the names of its parameters.
+        trunk: all but the readout; takes tokens_BT and the factors of attention and branches, returns
+            hidden_ND.
+        embedding_VD: weight of the token embedding.
+        tied: whether the readout is that embedding.
+        scaled_branches: whether residual branches have a factor.
+    """
+
+    attention_factor: Tensor
+    residual_factor: Tensor | None
+    logit_factor: Tensor
+
+    def __init__(
+        self, name: str, trunk: nn.Module, embedding_VD: Tensor, tied: bool, scaled_branches: bool
+    ) -> None:
+        super().__init__()
+        self.add_module(name, trunk)
+        self._trunk = name
+        self.lm_head = Readout(embedding_VD if tied else nn.Parameter(torch.empty_like(embedding_VD)))
+        self.register_buffer("attention_factor", torch.ones(()))
+        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
+        self.register_buffer("logit_factor", torch.ones(()))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits_BTV of the token after each of `tokens_BT`."""
+        trunk = self.get_submodule(self._trunk)
+        hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor)
+        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
+
+
 def join_stream(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
     """A branch joins the residual stream; no factor saves a multiplication in the backward pass."""
     return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)

@@ -18,7 +18,7 @@ from mup_tpu.config import ModelConfig
 from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
 from mup_tpu.models.blocks import scan_blocks, through_blocks
-from mup_tpu.models.layers import Readout, Scale, embedding, join_stream
+from mup_tpu.models.layers import Scale, ScaledNetwork, embedding, join_stream
 from mup_tpu.models.llama_layers import (
     BlockRMSNorm,
     Linear,
@@ -120,29 +120,7 @@ class _Model(nn.Module):
         return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor))
 
 
-class ScaledLlama(nn.Module):
-    """Llama with its factors as buffers, so that they can differ between the members of a pack."""
-
-    attention_factor: Tensor
-    residual_factor: Tensor | None
-    logit_factor: Tensor
-
-    def __init__(self, config: ModelConfig, vocab_size: int, parts: _Parts, scaled_branches: bool) -> None:
-        super().__init__()
-        self.model = _Model(config, vocab_size, parts)
-        weight = self.model.embed_tokens.weight
-        self.lm_head = Readout(weight if config.tied else nn.Parameter(torch.empty_like(weight)))
-        self.register_buffer("attention_factor", torch.ones(()))
-        self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
-        self.register_buffer("logit_factor", torch.ones(()))
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits_BTV of the token after each of `tokens_BT`."""
-        hidden_ND = self.model(tokens_BT, self.attention_factor, self.residual_factor)
-        return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
-
-
-def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledLlama:
+def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledNetwork:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
 
     Args:
@@ -158,4 +136,5 @@ def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledLlama:
     else:
         parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu, through)
     with torch.device("meta"):
-        return ScaledLlama(config, vocab_size, parts, forms.scaled_branches)
+        model = _Model(config, vocab_size, parts)
+        return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied, forms.scaled_branches)

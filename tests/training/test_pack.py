@@ -85,10 +85,17 @@ def train_plainly(trial: Trial) -> tuple[GPT2LMHeadModel, list[float]]:
     return model, losses
 
 
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize(
+    ("execution", "tied", "optimizer", "precision", "tolerance"),
+    [  # every pair of values
+        ("loop", True, "adamw", "float64", 1e-9),
+        ("loop", False, "sgd", "float64", 1e-9),
+        ("loop", True, "sgd", "float32", 1e-4),
+        ("vmap", True, "sgd", "float64", 1e-9),
+        ("vmap", False, "adamw", "float64", 1e-9),
+        ("vmap", False, "adamw", "float32", 1e-4),
+    ],
+)
 def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, precision, tolerance):
     trial = TINY.replace(
         tied=tied, optimizer=optimizer, precision=precision,
@@ -138,9 +145,17 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     torch.testing.assert_close(loop.evaluate(held_out), stacked.evaluate(held_out), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
-@pytest.mark.parametrize("optimizer", UPDATE_RULES)
-@pytest.mark.parametrize("micro_batches", [2, 3, 4])  # 3 of 4 sequences: parts of 2, 1 and 1
+@pytest.mark.parametrize(
+    ("execution", "optimizer", "micro_batches"),
+    [  # every pair of execution and update rule; 3 of 4 sequences: parts of 2, 1 and 1
+        ("loop", "adamw", 3),
+        ("loop", "sgd", 4),
+        ("loop", "muon", 2),
+        ("vmap", "adamw", 4),
+        ("vmap", "sgd", 2),
+        ("vmap", "muon", 3),
+    ],
+)
 def test_micro_batches_train_as_the_batch_does_whole(execution, optimizer, micro_batches):
     """Two members whose gradients are clipped at every step and at none."""
     base = TINY.replace(precision="float64", optimizer=optimizer, momentum=0.5, weight_decay=0.1)
@@ -210,9 +225,17 @@ def test_nan_in_one_member_leaves_the_others_bit_identical(execution, optimizer)
             assert torch.equal(p, poisoned.member_parameters(member)[name]), name
 
 
-@pytest.mark.parametrize("execution", ["loop", "vmap"])
-@pytest.mark.parametrize("optimizer", UPDATE_RULES)
-@pytest.mark.parametrize("decay_mode", ["coupled", "independent"])
+@pytest.mark.parametrize(
+    ("execution", "optimizer", "decay_mode"),
+    [  # every pair of values
+        ("loop", "adamw", "coupled"),
+        ("loop", "sgd", "independent"),
+        ("loop", "muon", "coupled"),
+        ("vmap", "adamw", "independent"),
+        ("vmap", "sgd", "coupled"),
+        ("vmap", "muon", "independent"),
+    ],
+)
 def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, decay_mode):
     trial = TINY.replace(optimizer=optimizer, weight_decay=0.1, decay_mode=decay_mode)
     mup, _ = train([trial.replace(parametrization="mup")], execution)
