@@ -1,12 +1,14 @@
-"""Tokens per second on one GPU: packs against nanoGPT's loop, Hugging Face's Trainer and several processes.
+"""Tokens per second on one GPU: packs against nanoGPT's loop, HF's Trainer and several processes.
 
     python benchmarks/gpu_peers.py --out benchmarks/gpu_peers.csv
     python benchmarks/gpu_peers.py --device cpu --widths 32 --members 2 --seconds 0.2 --peers stacked loop
 
-GPT-2 of 2 layers, batches of 16 × 512 tokens, AdamW, clipping at 1, bf16 autocast in all of them. Each case is
-measured in a process of its own after a warm-up, batches sampled on the host included:
+GPT-2 of 2 layers, batches of 16 × 512 tokens, AdamW, clipping at 1, bf16 autocast in all of them. Each case
+is measured in a process of its own after a warm-up, batches sampled on the host included:
 
-- `stacked`, `in turns`: a pack of K trials in either execution (`mup_tpu.training.pack`);
+- `stacked`: a pack of K trials, its step compiled and replayed as one CUDA graph (`mup_tpu.devices.graphs`);
+- `graph`: the same without the compiler;
+- `in turns`: a pack whose members take turns, eager;
 - `nanogpt`: K trials one after another in the loop that nanoGPT-mup's users run (compiled, flash attention,
   fused AdamW; `nanogpt_peer.py`), so the rate of one trial;
 - `trainer`: the same with Hugging Face's Trainer, eager;
@@ -30,7 +32,7 @@ from rich.console import Console
 
 VOCABULARY, BATCH, LENGTH, DEPTH = 256, 16, 512, 2
 
-Peer = Literal["stacked", "in turns", "nanogpt", "trainer", "processes"]
+Peer = Literal["stacked", "graph", "in turns", "nanogpt", "trainer", "processes"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Case:
     width: int
     members: int
     compile: bool = False
+    """Whether torch's compiler has the step."""
 
     @property
     def head_size(self) -> int:
@@ -85,8 +88,9 @@ def measure_pack(case: Case, seconds: float) -> dict[str, float]:
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, BATCH)
     stretch = min(20, device.longest_stretch(1))
-    execution = "vmap" if case.peer == "stacked" else "loop"
-    pack = Pack(trials, VOCABULARY, device, execution, compile=case.compile)
+    if case.peer == "graph":
+        torch.compiler.set_stance("force_eager")
+    pack = Pack(trials, VOCABULARY, device, "loop" if case.peer == "in turns" else "vmap")
     stream = batches("cpu")
 
     def step() -> None:
@@ -197,6 +201,7 @@ def timed(step: Any, trained: int, device: str, seconds: float) -> dict[str, flo
 
 MEASURES = {
     "stacked": measure_pack,
+    "graph": measure_pack,
     "in turns": measure_pack,
     "nanogpt": measure_nanogpt,
     "trainer": measure_trainer,
@@ -223,7 +228,7 @@ def main(
     device: Literal["cuda", "cpu"] = "cuda",
     widths: tuple[int, ...] = (64, 256, 768, 2048),
     members: tuple[int, ...] = (1, 8, 32),
-    peers: tuple[Peer, ...] = ("nanogpt", "stacked", "in turns", "trainer", "processes"),
+    peers: tuple[Peer, ...] = ("nanogpt", "stacked", "graph", "in turns", "trainer", "processes"),
     seconds: float = 1.5,
     minutes: float = 60.0,
     out: Path | None = None,
@@ -241,12 +246,10 @@ def main(
     """
     console, rows, ends = Console(soft_wrap=True, highlight=False), [], time.monotonic() + 60 * minutes
     cases = [
-        Case(peer, device, width, k, compile=peer == "nanogpt" and device == "cuda")
+        Case(peer, device, width, k, compile=peer in ("nanogpt", "stacked") and device == "cuda")
         for width, peer, k in itertools.product(widths, peers, members)
-        if not (peer in ("nanogpt", "trainer") and k > 1)
-        and not (peer == "processes" and k not in (1, 8))
-        and not (peer == "processes" and k == 1)
-        and not (peer != "nanogpt" and width >= 2048 and k > 8)
+        if (k == 1 if peer in ("nanogpt", "trainer") else k == 8 if peer == "processes" else True)
+        and not (width >= 2048 and k > 8)
     ]
     for case in cases:
         if time.monotonic() > ends:

@@ -1,15 +1,19 @@
-"""One CUDA GPU: members are stacked, since kernel launches and narrow matrices are the cost there."""
+"""One CUDA GPU: members are stacked, since kernel launches and narrow matrices are the cost there.
+
+Their step is compiled and recorded as one CUDA graph (`graphs.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step, one_by_one
+from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
+from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor
 from mup_tpu.errors import ConfigError
 
 
@@ -22,7 +26,8 @@ class CudaDevice:
     execution: Execution = "vmap"
     mesh: MeshShape = MeshShape()
     reads_cheaply: bool = True
-    compiles: bool = False
+    compiles: bool = True
+    recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CudaDevice:
         """Itself: one device holds every pack.
@@ -39,16 +44,18 @@ class CudaDevice:
         return tensor.to(self.torch_device)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """1: steps are handed over one at a time, so that an interrupt takes effect after each."""
-        return 1
+        """100, in which an interrupt waits for a second at most, and 64 MiB of tokens at most."""
+        return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """The stack on the device."""
-        return stack.to(self.torch_device, non_blocking=True)
+        """The stack on the device, filled up to `length` with its last item: graphs are of one shape."""
+        if missing := length - len(stack):
+            stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
+        return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step) -> Repeated:
-        """The step, called once for each item."""
-        return one_by_one(step)
+        """The step as a graph that is replayed for each item."""
+        return GraphSteps(step, self.recorder, inductor())
 
     def read(self, tensor: Tensor) -> Tensor:
         """The tensor's values on the CPU."""
@@ -73,6 +80,10 @@ class CudaDevice:
     def peak_memory_bytes(self) -> int:
         """Peak of the caching allocator, in bytes."""
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+
+_LONGEST_STRETCH = 100
+_STRETCH_BYTES = 2**26
 
 
 def create() -> CudaDevice:

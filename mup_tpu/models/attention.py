@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mup_tpu.models.fused_attention import fused_attention, kernel_for
+
 AttentionFunction = Callable[[Tensor, int, Tensor], Tensor]
 
 
@@ -100,6 +102,16 @@ class _BlockAttention(torch.autograd.Function):
         to_key_BHTd.copy_(to_key_NTd.view(to_key_BHTd.shape))
         to_value_BHTd.copy_(to_value_NTd.view(to_value_BHTd.shape))
         return to_qkv_BTX, None, None
+
+
+def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
+    """Through torch's fused kernels under vmap too, members folded into the batch axis."""
+    query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
+    query_BHTd = (query_BHTd * factor).to(key_BHTd.dtype)
+    if kernel_for(query_BHTd) is None:
+        return _matmul(qkv_BTX, head_size, factor)
+    out_BHTd = fused_attention(query_BHTd, key_BHTd, value_BHTd, head_size**-0.5)
+    return out_BHTd.transpose(1, 2).flatten(-2)
 
 
 def _recomputed(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
@@ -202,6 +214,7 @@ ATTENTION: dict[str, AttentionFunction] = {
     "matmul": _matmul,
     "blocks": _blocks,
     "recomputed": _recomputed,
+    "folded": _folded,
 }
 """The forms by name."""
 

@@ -37,9 +37,10 @@ class Stacked(Members):
         self._optimizer = StackedOptimizer(
             stack.trials, stack.declared, stack.scalings, lambda t: device.place_members(t.to(self._dtype))
         )
+        compiled = stack.compiled if not device.compiles else lambda function: function
         self.gradients_and_losses, self._losses = (
             device.per_shard(
-                over_micro_batches(stack.compiled(vmap(function, in_dims=(0, 0, None))), stack.micro_batches)
+                over_micro_batches(compiled(vmap(function, in_dims=(0, 0, None))), stack.micro_batches)
             )
             for function in (grad_and_value(stack.loss), stack.loss)
         )
@@ -49,8 +50,9 @@ class Stacked(Members):
     @staticmethod
     def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
         """Forms that vmap batches; on XLA, from some depth on, all blocks as one loop."""
+        on_cuda = device.torch_device.type == "cuda"
         return {
-            "attention": choose_form(True, False, trial.data.sequence_length),
+            "attention": "folded" if on_cuda else choose_form(True, False, trial.data.sequence_length),
             "vmapped": not compile,
             "scanned": device.torch_device.type == "xla" and trial.model.depth >= SCANNED_FROM,
         }

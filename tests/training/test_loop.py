@@ -30,8 +30,10 @@ def test_training_learns_and_the_row_tells_the_loss_on_held_out_text(tiny, datas
     result = run([trial], dataset)
     row = result.rows[0]
     held_out = torch.from_numpy(dataset.validation_batches(trial.train.eval_batches))
-    assert row["loss"] == pytest.approx(result.pack.evaluate(held_out)[0].item())
-    untrained = Pack([trial], dataset.vocab_size, result.pack.device).evaluate(held_out)[0].item()
+    device = result.pack.device
+    placed = device.place_stack(held_out, "data", len(held_out))
+    assert row["loss"] == pytest.approx(result.pack.evaluate(placed)[0].item())
+    untrained = Pack([trial], dataset.vocab_size, device).evaluate(placed)[0].item()
     assert untrained == pytest.approx(math.log(256), abs=0.3)
     assert row["loss"] < unigram_loss(dataset, held_out) - 0.1, "it learns more than the bytes' frequencies"
     assert (row["status"], row["steps_done"], row["tokens"]) == ("finished", 200, 200 * 4 * 32)
@@ -41,7 +43,8 @@ def test_training_learns_and_the_row_tells_the_loss_on_held_out_text(tiny, datas
 def test_train_mean_is_the_mean_of_every_steps_loss(tiny, dataset):
     trial = tiny.replace(loss_kind="train_mean")
     pack = Pack([trial], dataset.vocab_size, run([trial], dataset).pack.device)
-    losses = [pack.step(torch.from_numpy(dataset.train_batch(step))).item() for step in range(30)]
+    batches = [torch.from_numpy(dataset.train_batch(step))[None] for step in range(30)]
+    losses = [pack.train(pack.device.place_stack(batch, "data", 1), 1).item() for batch in batches]
     assert run([trial], dataset).rows[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
 
 

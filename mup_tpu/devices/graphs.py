@@ -1,0 +1,205 @@
+"""A stretch of steps as replays of one graph: the host hands over a step with one call, whatever is in it.
+
+A step of stacked members is some hundreds of kernels behind Python's vmap, several milliseconds of host time
+where a narrow model's arithmetic takes a tenth of one. So it becomes plain operations once (`make_fx`), which
+inductor fuses where there is a compiler, and which a device's recorder takes up as one graph. Tokens and
+per-step numbers lie in buffers that never move; a counter on the device says which of them a replay reads,
+and where it puts its losses. Nothing waits for the host inside a stretch.
+
+Shapes: S steps of a stretch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from mup_tpu.devices.base import Step
+from mup_tpu.errors import reason
+
+_log = logging.getLogger(__name__)
+
+_WARM_UPS = 2
+"""Steps before recording: the first may still compile, the next still allocate."""
+
+
+class Recorder(Protocol):
+    """A device's way to record what a function does, and to do it again."""
+
+    def warm_up(self, act: Callable[[], None]) -> None:
+        """Call a function as it will be recorded, off the stream that others use."""
+
+    def record(self, act: Callable[[], None]) -> Callable[[], None]:
+        """A function that repeats what `act` would do, on the same tensors; `act` is not done now.
+
+        Raises:
+            RuntimeError: it does what cannot be recorded.
+        """
+
+
+class PlainRecorder:
+    """Repeats a function by calling it: for tests, and where recording fails."""
+
+    def warm_up(self, act: Callable[[], None]) -> None:
+        """Call it."""
+        act()
+
+    def record(self, act: Callable[[], None]) -> Callable[[], None]:
+        """The function itself."""
+        return act
+
+
+class CudaRecorder:
+    """CUDA graphs; they share memory, since one is replayed at a time and its results lie elsewhere."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, act: Callable[[], None]) -> None:
+        """Call it on a stream of its own, as capture does."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            act()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def record(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Capture it; other threads may go on to use CUDA meanwhile, as those that place batches do."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            act()
+        return graph.replay
+
+
+Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
+"""Makes a faster function of a traced one."""
+
+
+def _as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+    return traced
+
+
+class GraphSteps:
+    """A step for items of stacks one after another, as `Device.repeated` gives it.
+
+    Args:
+        step: changes tensors in place; called once, to be traced.
+        recorder: records it.
+        compile: makes a faster function of a traced one.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        recorder: Recorder,
+        compile: Compiler = _as_traced,
+    ) -> None:
+        self._step, self._recorder, self._compile = step, recorder, compile
+        self._made: _Recording | None = None
+
+    def __call__(self, changed: Any, fixed: Any, stacks: Any, count: int) -> Tensor:
+        """Steps on the first `count` items of the stacks; returns a stack (S, ...) of what they returned."""
+        groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
+        tensors = [tensors for tensors, _ in groups]
+        if self._made is None or not self._made.takes(*tensors):
+            # An evaluation, which changes nothing, is too seldom to be worth a compilation.
+            compile = self._compile if tensors[0] else _as_traced
+            self._made = _Recording(
+                self._step, tensors, [spec for _, spec in groups], self._recorder, compile
+            )
+        return self._made.run(tensors[2], count)
+
+
+class _Recording:
+    """One step, recorded for the tensors that it changes and reads, and buffers for its stacks."""
+
+    def __init__(
+        self,
+        step: Step,
+        tensors: list[list[Tensor]],
+        specs: list[TreeSpec],
+        recorder: Recorder,
+        compile: Compiler,
+    ) -> None:
+        changed, fixed, stacks = tensors
+        self._changed, self._fixed, self._recorder = changed, fixed, recorder
+        self._stacks = [torch.empty_like(stack) for stack in stacks]
+        self._index = torch.zeros(1, dtype=torch.int64, device=stacks[0].device)
+        self._traced = compile(_trace(step, [changed, fixed, [stack[0] for stack in stacks]], specs))
+        self._losses: Tensor | None = None
+        self._replay: Callable[[], None] | None = None
+        self._warm_ups = 0
+
+    def takes(self, changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> bool:
+        """Whether it was recorded for these: the same memory, and stacks of the same shape."""
+        places = [tensor.data_ptr() for tensor in (*changed, *fixed)]
+        return places == [tensor.data_ptr() for tensor in (*self._changed, *self._fixed)] and (
+            [(s.shape, s.dtype) for s in stacks] == [(s.shape, s.dtype) for s in self._stacks]
+        )
+
+    def run(self, stacks: list[Tensor], count: int) -> Tensor:
+        """Steps on the first items of stacks."""
+        for buffer, stack in zip(self._stacks, stacks, strict=True):
+            buffer.copy_(stack, non_blocking=True)
+        self._index.zero_()
+        for _ in range(count):
+            if self._replay is not None:
+                self._replay()
+            elif self._warm_ups < _WARM_UPS:
+                self._recorder.warm_up(self._one)
+                self._warm_ups += 1
+            else:
+                self._replay = self._record()
+                self._replay()
+        assert self._losses is not None
+        return self._losses.clone()
+
+    def _one(self) -> None:
+        """The step at the counter, which goes on by one."""
+        items = [stack.index_select(0, self._index).squeeze(0) for stack in self._stacks]
+        out = self._traced(*self._changed, *self._fixed, *items)
+        if self._losses is None:
+            self._losses = out.new_zeros(len(self._stacks[0]), *out.shape)
+        self._losses.index_copy_(0, self._index, out[None])
+        self._index.add_(1)
+
+    def _record(self) -> Callable[[], None]:
+        try:
+            return self._recorder.record(self._one)
+        except RuntimeError as error:
+            _log.warning("steps are called one by one, since recording them failed: %s", reason(error))
+            return self._one
+
+
+def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
+    """A step as plain operations on flat tensors, without functorch, autograd or autocast in them."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    counts = [len(group) for group in tensors]
+
+    def flat(*given: Tensor) -> Tensor:
+        ends = [sum(counts[: i + 1]) for i in range(3)]
+        groups = [list(given[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+        return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
+
+    # Copies, since tracing computes: what a step changes would be changed.
+    copies = [tensor.detach().clone() for group in tensors for tensor in group]
+    traced = make_fx(flat, tracing_mode="real")(*copies)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
+
+
+def inductor() -> Compiler:
+    """Torch's compiler, or nothing where Triton is not there."""
+    from torch.utils._triton import has_triton
+
+    if not has_triton():
+        _log.warning("steps are not compiled: torch finds no Triton for this GPU")
+        return _as_traced
+    return lambda traced: torch.compile(traced, dynamic=False, fullgraph=True)
