@@ -17,8 +17,7 @@ import tyro
 from rich.console import Console
 
 from mup_tpu.analysis import analyze, check_table
-from mup_tpu.config import Trial
-from mup_tpu.config.toml import from_dict
+from mup_tpu.config.toml import stored_trial
 from mup_tpu.jobs.plan import make_packs
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.halving import RECENT, behind_best, rungs
@@ -26,7 +25,7 @@ from mup_tpu.training.halving import RECENT, behind_best, rungs
 
 def replay(runs: pd.DataFrame, curves: pd.DataFrame) -> tuple[pd.DataFrame, float]:
     """The run table that halving would have left, and the share of steps it would have saved."""
-    trials = {from_dict(Trial, json.loads(row.config)): row for row in runs.itertuples()}
+    trials = {stored_trial(json.loads(row.config)): row for row in runs.itertuples()}
     steps = int(runs["steps_planned"].iloc[0])
     losses = curves[curves["split"] == "train"].pivot(index="step", columns="trial_id", values="loss")
     saved, stopped = 0, set()

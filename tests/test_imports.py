@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "optimizers": CONFIGURATION,
     "models": CONFIGURATION | {"optimizers", "devices"},
     "data": CONFIGURATION | {"files"},
-    "devices": {"errors", "files"},
+    "devices": {"errors", "config", "files"},
     "training": TRAINING,
     "parametrize": MODEL | {"analysis"},
     "tpu_compiler": TRAINING,

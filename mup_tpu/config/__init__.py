@@ -1,35 +1,35 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
-from mup_tpu.config.options import DryRunOptions, RunOptions, SequenceOptions, SweepOptions
+from mup_tpu.config.fields import (
+    TYPE_NAMES,
+    described,
+    require_above_zero,
+    require_name,
+    require_valid,
+)
+from mup_tpu.config.options import DEVICES, DryRunOptions, RunOptions, SequenceOptions, SweepOptions
+from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from mup_tpu.config.sweep import MOST_TRIALS, Axis, Ladder, Sweep
 from mup_tpu.config.trial import (
     PARTS,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
     Trial,
     current_names,
     field_column,
     is_field,
 )
 from mup_tpu.config.values import (
-    TYPE_NAMES,
     LearningRate,
+    Real,
     as_word,
-    described,
     format_learning_rate,
     on_one_line,
-    parse_learning_rate,
-    require_above_zero,
-    require_name,
-    require_positive,
-    require_valid,
+    parse_number,
     shown,
     unknown_key,
 )
 
 __all__ = [
+    "DEVICES",
     "MOST_TRIALS",
     "PARTS",
     "TYPE_NAMES",
@@ -40,6 +40,7 @@ __all__ = [
     "LearningRate",
     "ModelConfig",
     "OptimizerConfig",
+    "Real",
     "RunOptions",
     "Sweep",
     "SequenceOptions",
@@ -53,10 +54,9 @@ __all__ = [
     "is_field",
     "format_learning_rate",
     "on_one_line",
-    "parse_learning_rate",
+    "parse_number",
     "require_above_zero",
     "require_name",
-    "require_positive",
     "require_valid",
     "shown",
     "unknown_key",

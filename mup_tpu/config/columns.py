@@ -1,22 +1,18 @@
-"""The columns of a run table: one for each field of a trial, and those that only running tells.
+"""Columns of a run table: one for each field of a trial, and one for each outcome of running it.
 
 Rows, the store's schema, what a search shows, labels of figures and reports all come from here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import typing
 from dataclasses import dataclass
 from typing import Any
 
-from mup_tpu.config import (
-    PARTS,
-    Trial,
-    field_column,
-    format_learning_rate,
-)
+from mup_tpu.config.fields import about, typed_fields
+from mup_tpu.config.trial import PARTS, Trial, field_column
+from mup_tpu.config.values import format_learning_rate
 
 
 @dataclass(frozen=True)
@@ -27,10 +23,10 @@ class Column:
     type: type
     """str, int, float or bool."""
     label: str
-    """What people call it."""
+    """Name for people."""
     unit: str = ""
     part: str = ""
-    """Part of the trial that its field belongs to; "" for columns that are not a field's."""
+    """Part of the trial with its field; "" for columns without one."""
     field: str = ""
     as_power: bool = False
     """Whether values are written as powers of 2."""
@@ -45,13 +41,13 @@ def _fields() -> list[Column]:
     """A column for each field of a trial, in their order."""
     columns = []
     for part, cls in PARTS.items():
-        hints = typing.get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            name, about, kind = field_column(f.name), f.metadata, hints[f.name]
-            kind = str if typing.get_origin(kind) is typing.Literal else kind
-            label = about.get("label") or f.name.replace("_", " ")
-            unit, as_power = about.get("unit", ""), about.get("as_power", False)
-            columns.append(Column(name, kind, label, unit, part, f.name, as_power))
+        for f, hint in typed_fields(cls):
+            kind = str if typing.get_origin(hint) is typing.Literal else hint
+            known = about(f)
+            label = known.label or f.name.replace("_", " ")
+            columns.append(
+                Column(field_column(f.name), kind, label, known.unit, part, f.name, known.as_power)
+            )
     return columns
 
 
@@ -93,12 +89,12 @@ COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
 
 
 def title(name: str) -> str:
-    """Label and unit of a column; of a table that is not ours, its name."""
+    """Label and unit of a column; the name of a column that is not ours."""
     return COLUMNS[name].title if name in COLUMNS else name.replace("_", " ")
 
 
 def label(name: str) -> str:
-    """Label of a column; of a table that is not ours, its name."""
+    """Label of a column; the name of a column that is not ours."""
     return COLUMNS[name].label if name in COLUMNS else name.replace("_", " ")
 
 
@@ -120,7 +116,7 @@ def write(name: str, value: Any) -> str:
 
 
 def configured(trial: Trial) -> dict[str, Any]:
-    """The columns of a trial's configuration, and those that follow from it alone."""
+    """Values of the columns that follow from a trial's configuration."""
     m, d, t = trial.model, trial.data, trial.train
     parts = {name: getattr(trial, name) for name in PARTS}
     values = {c.name: getattr(parts[c.part], c.field) for c in CONFIGURED.values()}

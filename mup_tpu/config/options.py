@@ -1,24 +1,29 @@
-"""How trials are run; none of it is part of a trial."""
+"""Options of how trials are run; none is part of a trial."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
-from mup_tpu.config.values import described, parse_seconds, require_positive, require_valid, shown
+from mup_tpu.config.fields import described, require_valid
+from mup_tpu.config.values import Real, parse_seconds, shown
 from mup_tpu.errors import ConfigError
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""Of `mup_tpu.tuning.tracking.TRACKERS`."""
+"""A tracker, by the name of its package and of the extra that installs it."""
+
+DeviceName = Literal["cpu", "cuda", "xla"]
+"""A kind of device, by the name of its module in `mup_tpu.devices`."""
+DEVICES: tuple[str, ...] = get_args(DeviceName)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How trials are run; none of it changes a finished trial's result beyond float reassociation."""
+    """Options of how a trial is run; none changes its result beyond float reassociation."""
 
-    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    device: Literal["auto", DeviceName] = "auto"
     """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
     mesh: str = "auto"
     """How a pack spreads over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
@@ -27,38 +32,35 @@ class RunOptions:
     execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     micro_batches: int = described(1, least=1)
-    """Parts that each batch goes through the network in, one after the other, before the one update of all:
-    a batch then need not fit in memory. Sums are taken in another order; bf16 rounds each part's gradient."""
+    """Parts of each batch, which go through the network one after the other before one update: the whole need
+    not fit in memory. Sums are taken in another order; bf16 rounds each part's gradient."""
     compile: bool = False
     """Put the step through torch.compile: half a minute at the start of every width."""
-    threads: int = described(0, most=1024)
+    threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
-    log_every: int = 10
+    log_every: int = described(10, above=0)
     """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
-    eval_every: int = 0
-    """Steps between evaluations on held-out text; 0 evaluates at the end alone."""
+    eval_every: int = described(0, least=0)
+    """Steps between evaluations on held-out text; 0 evaluates at the end only."""
     halving: bool = False
-    """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
+    """Stop members half-way or at three quarters where their training loss is far behind the pack's best."""
     tuned: tyro.conf.Suppress[tuple[str, ...]] = ("learning_rate",)
-    """Fields whose values halving compares; a sweep sets those of its tuned axis."""
-    checkpoint_every: int = 0
+    """Fields whose values halving compares; a sweep sets the fields of its tuned axis."""
+    checkpoint_every: int = described(0, least=0)
     """Steps between checkpoints, written while training goes on; 0 writes none."""
 
     def __post_init__(self) -> None:
         require_valid(self)
-        require_positive(self, "log_every")
-        for name in ("threads", "eval_every", "checkpoint_every"):
-            require_positive(self, name, allow_zero=True)
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
-        """Check that there is a sequence for each part of a batch.
+        """Refuse more parts of a batch than it has sequences.
 
         Args:
-            batch_size: sequences a step.
-            devices: that a batch is split over.
+            batch_size: sequences per step.
+            devices: devices that a batch is split over.
 
         Raises:
-            ConfigError: there are fewer.
+            ConfigError: names the most that are allowed.
         """
         most = batch_size // devices
         if self.micro_batches > most:
@@ -71,25 +73,22 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Where the packs of a sweep run."""
+    """Place where the packs of a sweep run."""
 
     ray: bool = False
-    """Run packs on Ray, on this machine if there is no --address: there each GPU has packs of its own."""
+    """Run packs on Ray, on this machine without --address: each GPU then has packs of its own."""
     address: str | None = None
     """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
-    pack_size: int = 0
+    pack_size: int = described(0, least=0)
     """Most trials that train together in one process; 0 chooses for the device."""
-    heartbeat: float = 600.0
-    """Seconds without a report (a line of a pack's log; on XLA devices they come with evaluations) after
-    which a pack counts as hung: its process is ended and it is tried again. A pack in the command's own
-    process cannot be watched."""
+    heartbeat: Real = described(600.0, above=0)
+    """Seconds without a report (a log line; on XLA devices an evaluation) after which a pack counts as hung:
+    its process is ended and it is tried again. A pack in the command's own process is not watched."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
+    """Trackers that are told of every trial when it ends, and of stored ones (docs/sweeps.md, Trackers)."""
 
     def __post_init__(self) -> None:
         require_valid(self)
-        require_positive(self, "pack_size", allow_zero=True)
-        require_positive(self, "heartbeat")
 
     @property
     def on_ray(self) -> bool:
@@ -99,18 +98,18 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """Whether runs are bought look by look, where they decide, in place of the whole grid."""
+    """Options of a sequence, which buys runs where they decide in place of the whole grid."""
 
     until_settled: bool = False
-    """Start at the smallest scale, and buy batch after batch until each verdict is settled, or is not worth
-    its expected cost."""
+    """Start at the smallest scale, and buy batch after batch until each verdict is settled or not worth its
+    expected cost."""
     budget: str | None = None
     """Longest time of this call with --until-settled, as 90s, 30m or 2h; the same command goes on."""
 
     def __post_init__(self) -> None:
         require_valid(self)
         if self.budget is not None and not self.until_settled:
-            raise ConfigError(f"budget {shown(self.budget)} is of no use without until_settled: give both")
+            raise ConfigError(f"budget {shown(self.budget)} requires until_settled: give both")
         self.seconds  # noqa: B018 (checks budget)
 
     @property
@@ -121,16 +120,14 @@ class SequenceOptions:
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """Whether to say what would run in place of running it."""
+    """Options of a dry run, which says what would run."""
 
     dry_run: bool = False
-    """Say what would be trained, in which packs, and what time and memory that may take; train nothing."""
+    """Say what would be trained, in which packs, and the time and memory that it may take; train nothing."""
     dry_run_on: str | None = None
-    """A type of TPU to say it for, such as v4-8, in place of this machine."""
-    mfu: float = 0.3
-    """Share of the peak arithmetic that training is taken to reach, between 0 and 1: a guess of yours."""
+    """Type of TPU to say it for, such as v4-8, in place of this machine."""
+    mfu: Real = described(0.3, above=0, most=1)
+    """Share of the peak arithmetic that training is assumed to reach, between 0 and 1."""
 
     def __post_init__(self) -> None:
         require_valid(self)
-        if not 0 < self.mfu <= 1:
-            raise ConfigError(f"mfu {self.mfu:g} is not above 0 and at most 1")

@@ -1,4 +1,4 @@
-"""What a search is: a space around a base trial, read from Python or TOML."""
+"""A search: a space around a base trial, from Python or TOML."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mup_tpu.config import Trial, as_word, described, require_name, require_positive, require_valid
+from mup_tpu.config.fields import described, require_name, require_valid
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import from_dict, read_toml
-from mup_tpu.config.values import parse_seconds
+from mup_tpu.config.trial import Trial
+from mup_tpu.config.values import Real, as_word, parse_seconds
 from mup_tpu.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ class Domain:
     """Values that a hyperparameter may take."""
 
     kind: Literal["loguniform", "uniform", "choice"] = "loguniform"
-    """How values are drawn."""
+    """Distribution that values are drawn from."""
     low: float = 0.0
     """Least value (loguniform, uniform)."""
     high: float = 0.0
@@ -32,8 +33,6 @@ class Domain:
         if self.kind == "choice":
             if not self.values:
                 raise ConfigError("values of a choice are empty: give at least one")
-            if wrong := [value for value in self.values if not math.isfinite(value)]:
-                raise ConfigError(f"values of a choice hold {wrong[0]}, which is no finite number")
             return
         if not (self.low < self.high and math.isfinite(self.high - self.low)):
             raise ConfigError(f"low {self.low:g} is not below high {self.high:g}")
@@ -43,12 +42,12 @@ class Domain:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: what all trials share, and what is searched."""
+    """A search: the trial that all share, and the space."""
 
     experiment: str
     """Name of the experiment; a results folder holds one."""
     base: Trial = field(default_factory=Trial)
-    """What all trials share."""
+    """The trial that all trials start from."""
     space: dict[str, Domain] = field(default_factory=dict)
     """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
 
@@ -76,30 +75,30 @@ class Search:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a search is done."""
+    """Options of how a search is done."""
 
     algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
     """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
     scheduler: Literal["asha", "none"] = "asha"
     """Stop hopeless trials early by asynchronous successive halving, or never."""
-    num_samples: int = described(32, most=100_000)
+    num_samples: int = described(32, above=0, most=100_000)
     """Trials in all."""
-    evaluations: int = 10
-    """Evaluations a trial: where it may be stopped, and where it is checkpointed."""
-    grace: float = 0.2
-    """Share of its steps that a trial is always given."""
-    reduction_factor: float = 3.0
+    evaluations: int = described(10, above=0)
+    """Evaluations per trial: there it may be stopped, and is checkpointed."""
+    grace: Real = described(0.2, above=0, most=1)
+    """Share of its steps that every trial is given."""
+    reduction_factor: Real = described(3.0, above=1)
     """ASHA keeps one in this many at each rung."""
     time_budget: str | None = None
-    """Longest time, as 90s, 30m or 2h; what is unfinished then goes on with --resume."""
-    max_concurrent: int = 0
-    """Most trials at once; 0 takes what the cluster has room for."""
-    max_failures: int = 2
-    """Times that a trial whose process died or that raised is tried again, from its last checkpoint."""
-    heartbeat: float = 600.0
+    """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
+    max_concurrent: int = described(0, least=0)
+    """Most trials at once; 0 takes as many as the cluster has room for."""
+    max_failures: int = described(2, least=0)
+    """Times that a trial is tried again from its last checkpoint after its process died or it raised."""
+    heartbeat: Real = described(600.0, above=0)
     """Seconds without an evaluation after which a trial counts as hung."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers to tell of every trial when it ends, and of those stored before (docs/sweeps.md, Trackers)."""
+    """Trackers that are told of every trial when it ends, and of stored ones (docs/sweeps.md, Trackers)."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
     address: str | None = None
@@ -107,22 +106,12 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
-        for name in ("num_samples", "evaluations", "heartbeat"):
-            require_positive(self, name)
-        for name in ("max_concurrent", "max_failures"):
-            require_positive(self, name, allow_zero=True)
-        if not 0 < self.grace <= 1:
-            raise ConfigError(f"grace {self.grace} is not above 0 and at most 1")
-        if not self.reduction_factor > 1:
-            raise ConfigError(f"reduction_factor {self.reduction_factor} is not above 1")
         self.seconds  # noqa: B018 (checks time_budget)
 
     @property
     def seconds(self) -> float | None:
         """The time budget in seconds."""
-        if self.time_budget is None:
-            return None
-        return parse_seconds("time_budget", self.time_budget)
+        return None if self.time_budget is None else parse_seconds("time_budget", self.time_budget)
 
 
 def load_search(path: str | Path) -> Search:

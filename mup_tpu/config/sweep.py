@@ -7,16 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from mup_tpu.config.fields import described, require_name, require_one_of, require_valid
 from mup_tpu.config.trial import Trial, field_column, part_of_field
-from mup_tpu.config.values import (
-    LearningRate,
-    require_name,
-    require_one_of,
-    require_positive,
-    require_valid,
-    shown,
-    unknown_key,
-)
+from mup_tpu.config.values import LearningRate, shown, unknown_key
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -38,12 +31,12 @@ class Axis:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that it changes: one."""
+        """Fields that change along it: one."""
         return (self.field,)
 
     @property
     def points(self) -> tuple[dict[str, Any], ...]:
-        """What each of its points sets; numbers in ascending order."""
+        """Values that each point sets; numbers in ascending order."""
         values = dict.fromkeys(self.values)
         return tuple({self.field: v} for v in (sorted(values) if self.is_numeric else values))
 
@@ -54,7 +47,7 @@ class Axis:
 
     @property
     def column(self) -> str:
-        """Column of run tables that it is read from."""
+        """Column of run tables that holds it."""
         return field_column(self.field)
 
 
@@ -63,10 +56,10 @@ class Ladder:
     """A scale of several fields that change together: width with depth, batch size with steps."""
 
     points: tuple[dict[str, Any], ...]
-    """What each point sets; all of them the same fields."""
+    """Values that each point sets; all points set the same fields."""
     measured_by: str = "flops"
-    """What places its points: "params" (without embeddings), "flops" or "tokens" (of the whole run), or one
-    of its fields."""
+    """Measure that places its points: "params" (without embeddings), "flops" or "tokens" (of the whole run),
+    or one of its fields."""
 
     is_numeric = True
 
@@ -88,24 +81,24 @@ class Ladder:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that it changes."""
+        """Fields that change along it."""
         return tuple(self.points[0])
 
     @property
     def column(self) -> str:
-        """Column of run tables that it is read from."""
+        """Column of run tables that holds it."""
         return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
 
 
 _MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
-"""What a ladder may be measured by, besides its fields -> column of run tables."""
+"""Measure of a ladder that is none of its fields -> column of run tables."""
 
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
 
 WIDTHS = (64, 128, 256)
 
 MOST_TRIALS = 100_000
-"""Trials of one sweep: what is planned in seconds."""
+"""Most trials of one sweep: as many are planned in seconds."""
 
 LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
 
@@ -125,26 +118,25 @@ class Sweep:
     experiment: str
     """Name of the experiment; a results folder holds one."""
     base: Trial = field(default_factory=Trial)
-    """What all trials share."""
+    """The trial that all trials start from."""
     parametrizations: tuple[str, ...] | None = None
     """Parametrizations to compare; by default ("sp", "mup") along the width, else the base's alone."""
     widths: tuple[int, ...] | None = None
     """Model widths; (64, 128, 256) where there is no other scale."""
     learning_rates: tuple[LearningRate, ...] | None = None
     """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 where nothing else is tuned."""
-    num_seeds: int = 1
+    num_seeds: int = described(1, above=0)
     """Seeds per cell: 0 to num_seeds - 1."""
     scale: Axis | Ladder | None = None
-    """The way of growing, where it is not the width."""
+    """Scale, where it is not the width."""
     tune: Axis | None = None
-    """The hyperparameter that is tuned, where it is not the learning rate."""
+    """Tuned hyperparameter, where it is not the learning rate."""
     compare: Axis | None = None
-    """What is compared beside each other, where it is not parametrizations; values need not be numbers."""
+    """Compared field, where it is not the parametrization; its values need not be numbers."""
 
     def __post_init__(self) -> None:
         require_valid(self)
         require_name("experiment", self.experiment)
-        require_positive(self, "num_seeds")
         for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
             if getattr(self, short) is not None and getattr(self, axis) is not None:
                 raise ConfigError(
@@ -169,9 +161,9 @@ class Sweep:
             raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
 
     def _require_bases(self, fields: set[str]) -> None:
-        """A rule for a scale that grows must know its base, or it would do nothing without a word.
+        """Refuse a rule for a scale that grows without its base: it would change nothing, silently.
 
-        Trials require the bases of batch and token rules themselves.
+        Trials check the bases of batch and token rules themselves.
         """
         train = self.base.train
         bases = {
@@ -194,17 +186,17 @@ class Sweep:
 
     @property
     def scale_axis(self) -> Axis | Ladder:
-        """The way of growing."""
+        """Scale, along which the model or its training grows."""
         return self.scale or Axis("width", self.widths or WIDTHS)
 
     @property
     def tune_axis(self) -> Axis:
-        """What is tuned at each point of the scale."""
+        """Hyperparameter that is tuned at each point of the scale."""
         return self.tune or Axis("learning_rate", self.learning_rates or LEARNING_RATES)
 
     @property
     def compare_axis(self) -> Axis:
-        """What is compared; one value where nothing is."""
+        """Compared field; it has one value where nothing is compared."""
         if self.compare is not None:
             return self.compare
         usual = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)
@@ -212,7 +204,7 @@ class Sweep:
 
     @property
     def axes(self) -> tuple[Axis | Ladder, ...]:
-        """Scale, tuned hyperparameter, and what is compared."""
+        """Scale, tuned hyperparameter, and compared field."""
         return self.scale_axis, self.tune_axis, self.compare_axis
 
     def trials(self) -> list[Trial]:

@@ -1,27 +1,20 @@
-"""Configuration from TOML and from plain nested values, every key and type checked."""
+"""Configuration from TOML and from plain nested values, every key and value checked."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from mup_tpu.config import (
-    PARTS,
-    TYPE_NAMES,
-    Axis,
-    Ladder,
-    Sweep,
-    Trial,
-    as_word,
-    current_names,
-    parse_learning_rate,
-    shown,
-    unknown_key,
-)
+from mup_tpu.config.fields import TYPE_NAMES, require_value, typed_fields, unread_under
+from mup_tpu.config.sweep import Axis, Ladder, Sweep
+from mup_tpu.config.trial import PARTS, Trial, current_names
+from mup_tpu.config.values import as_word, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, reason
 
 T = TypeVar("T")
@@ -49,7 +42,7 @@ def load_sweep(path: str | Path) -> Sweep:
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
     own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
     sweep = from_dict(Sweep, values, str(path))
-    try:
+    with _named(str(path)):
         axes: dict[str, Any] = {name: _axis(value, name) for name, value in own.items()}
         if points is not None:
             if "scale" in axes:
@@ -58,8 +51,6 @@ def load_sweep(path: str | Path) -> Sweep:
         elif measured_by is not None:
             raise ConfigError(f"measured_by {shown(measured_by)} is that of a ladder, and there is none")
         return dataclasses.replace(sweep, **axes)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_axis(text: str, option: str) -> Axis:
@@ -77,9 +68,8 @@ def parse_axis(text: str, option: str) -> Axis:
         raise ConfigError(
             f"{option} {shown(text)} is not FIELD=VALUE,VALUE,...; write for example depth=2,4,8"
         )
-    return _axis(
-        {name.strip(): [parse_value(name.strip(), v, option) for v in values.split(",") if v]}, option
-    )
+    name = name.strip()
+    return _axis({name: [parse_value(name, value, option) for value in values.split(",") if value]}, option)
 
 
 def parse_value(name: str, text: str, option: str) -> Any:
@@ -92,12 +82,12 @@ def parse_value(name: str, text: str, option: str) -> Any:
             return {"true": True, "false": False}[text.strip().lower()]
     except (ValueError, KeyError):
         raise ConfigError(f"{option}: {name} {shown(text)} is not {TYPE_NAMES[hint]}") from None
-    return _plain_number(text, f"{option}: {name}") if hint is float else text.strip()
+    return parse_number(text, f"{option}: {name}") if hint is float else text.strip()
 
 
 def _field_hint(name: str, where: str) -> Any:
     """Type of a trial's field."""
-    hints = {key: hint for part in PARTS.values() for key, hint in typing.get_type_hints(part).items()}
+    hints = {f.name: hint for part in PARTS.values() for f, hint in typed_fields(part)}
     if name not in hints:
         raise ConfigError(f"{where}: {unknown_key(name, hints)}")
     return hints[name]
@@ -111,42 +101,30 @@ def _axis(values: Any, where: str) -> Axis:
         )
     ((given, points),) = values.items()
     name = current_names().get(given) or given
-    hint = _field_hint(name, where)
+    _field_hint(name, where)
     if not isinstance(points, list):
         raise ConfigError(f"{where}: {name} {shown(points)} is not a list")
-    return Axis(name, tuple(_point(hint, value, f"{where}: {name}") for value in points))
+    return Axis(name, tuple(_point(name, value, where) for value in points))
 
 
 def _ladder(points: Any, measured_by: Any) -> Ladder:
-    where = "ladder"
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise ConfigError(
-            f"{where} {shown(points)} is not tables of fields: write [[ladder]] above each point"
+            f"ladder {shown(points)} is not tables of fields: write [[ladder]] above each point"
         )
-    converted = tuple(
-        {name: _point(_field_hint(name, where), value, f"{where}: {name}") for name, value in point.items()}
-        for point in points
-    )
-    return Ladder(converted) if measured_by is None else Ladder(converted, measured_by)
+    read = tuple({name: _point(name, value, "ladder") for name, value in point.items()} for point in points)
+    return Ladder(read) if measured_by is None else Ladder(read, measured_by)
 
 
-def _point(hint: Any, value: Any, where: str) -> Any:
-    """A value of a field; numbers may be written 2^-8."""
-    return _plain_number(value, where) if hint is float else _convert(hint, value, where)
+def _point(name: str, value: Any, where: str) -> Any:
+    """A value of a trial's field on an axis."""
+    hint = _field_hint(name, where)
+    read = _read(hint, value, f"{where}: {name}")
+    require_value(f"{where}: {name}", read, hint)
+    return read
 
 
-def _plain_number(value: Any, where: str) -> float:
-    if isinstance(value, bool):
-        raise ConfigError(f"{where} {shown(value)} is not a number")
-    try:
-        return parse_learning_rate(value)
-    except ConfigError:
-        raise ConfigError(
-            f"{where} {shown(value)} is not a number; write 0.00390625, 3.9e-3 or 2^-8"
-        ) from None
-
-
-def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration") -> T:
+def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
     """A config dataclass from plain nested values, checked.
 
     Raises:
@@ -154,7 +132,7 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration"
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {shown(values)} is not a table of keys")
-    hints = typing.get_type_hints(cls)
+    fields = {f.name: (f, hint) for f, hint in typed_fields(cls)}  # type: ignore[arg-type]
     if cls in PARTS.values():
         for former, name in current_names().items():
             if former in values and name in values:
@@ -163,56 +141,65 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "configuration"
                 )
         values = {current_names().get(key, key): value for key, value in values.items()}
     for key in values:
-        if key not in hints:
-            raise ConfigError(f"{where}: {unknown_key(key, hints)}")
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if key not in fields:
+            raise ConfigError(f"{where}: {unknown_key(key, fields)}")
+    for f, _ in fields.values():
         has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
         if not has_default and f.name not in values:
             raise ConfigError(f"{where}: {f.name} is missing")
-    return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+    read = {key: _read(fields[key][1], value, f"{where}: {key}") for key, value in values.items()}
+    with _named(where):
+        return cls(**read)
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the field type `hint`, or a ConfigError that starts with `where`."""
+def stored_trial(values: Any) -> Trial:
+    """A trial from a stored configuration; fields that it does not read are at their defaults.
+
+    Earlier versions let these differ, and gave trials that differ in nothing else ids of their own.
+
+    Raises:
+        ConfigError: as `from_dict`.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration: {shown(values)} is not a table of keys")
+    read = dict(values)
+    for part, cls in PARTS.items():
+        if isinstance(own := values.get(part), dict):
+            whole = {f.name: own.get(f.name, f.default) for f in dataclasses.fields(cls)}
+            unread = {f.name for f in dataclasses.fields(cls) if unread_under(f, whole)}
+            read[part] = {key: value for key, value in own.items() if key not in unread}
+    return from_dict(Trial, read)
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """A plain value as a field of this type takes it; one of another type as it is, for the check to refuse.
+
+    Tables become dataclasses, lists tuples, and numbers and powers floats.
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_dict(hint, value, where)
-    origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):  # T | None
-        (hint,) = (inner for inner in typing.get_args(hint) if inner is not type(None))
-        return _convert(hint, value, where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} {shown(value)} is not a list")
-        return tuple(_convert(typing.get_args(hint)[0], item, where) for item in value)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where} {shown(value)} is not a table of keys")
-        inner = typing.get_args(hint)[1]
-        return {key: _convert(inner, item, f"{where}: {as_word(key)}") for key, item in value.items()}
-    if origin is Literal:
-        if not isinstance(value, str) or value not in typing.get_args(hint):
-            raise ConfigError(
-                f"{where} {shown(value)} is not one of {', '.join(map(repr, typing.get_args(hint)))}"
-            )
-        return value
-    if hint is float:
-        if isinstance(value, bool):
-            raise ConfigError(f"{where} {shown(value)} is not a number")
-        return _number(value, where)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where} {shown(value)} is not {TYPE_NAMES.get(hint, hint.__name__)}")
+        return _read(next(kind for kind in inner if kind is not type(None)), value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_read(inner[0], item, where) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _read(inner[1], item, f"{where}: {as_word(key)}") for key, item in value.items()}
+    if hint is float and isinstance(value, str):
+        return parse_number(value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
     return value
 
 
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, str) and "learning_rate" in where:
-        return parse_learning_rate(value)
-    if not isinstance(value, int | float):
-        raise ConfigError(f"{where} {shown(value)} is not a number")
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Errors about a configuration begin with its file or place."""
     try:
-        return float(value)
-    except OverflowError:
-        raise ConfigError(f"{where} {shown(value)} is not allowed: it must be a finite number") from None
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from mup_tpu.config import DEVICES
 from mup_tpu.errors import ConfigError
 
 Execution = Literal["loop", "vmap"]
 """How members go through a step: in turns through one module, or stacked as one program."""
-
-NAMES = ("cpu", "cuda", "xla")
-
 
 Step = Callable[[Any, Any, Any], Tensor]
 """Changes the tensors of its first argument in place, reads those of the second and an item of each stack in
@@ -128,6 +126,6 @@ def get_device(name: str = "auto") -> Device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in NAMES:
-        raise ConfigError(f"device {name!r} is not one of {', '.join(map(repr, ('auto', *NAMES)))}")
+    if name not in DEVICES:
+        raise ConfigError(f"device {name!r} is not one of {', '.join(map(repr, ('auto', *DEVICES)))}")
     return importlib.import_module(f"mup_tpu.devices.{name}").create()

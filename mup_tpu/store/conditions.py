@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mup_tpu.config import on_one_line, parse_learning_rate
+from mup_tpu.config import on_one_line, parse_number
 from mup_tpu.config.columns import label
 from mup_tpu.errors import ConfigError, TableError
 
@@ -44,7 +44,7 @@ class Condition:
             TableError: it is none.
         """
         try:
-            return parse_learning_rate(self.value)
+            return parse_number(self.value)
         except (ValueError, ConfigError):
             raise TableError(
                 f"where {on_one_line(str(self))!r}: {on_one_line(self.value)!r} is not a number"

@@ -19,9 +19,8 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from mup_tpu.config import Trial
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.config.toml import from_dict
+from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.files import Folder, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
@@ -87,7 +86,7 @@ class SearchLog:
         if begun is None:
             self._add({"event": "begun", **what})
             return
-        begun = begun | {"base": from_dict(Trial, begun["base"]).to_dict()}  # new fields have their defaults
+        begun = begun | {"base": stored_trial(begun["base"]).to_dict()}  # new fields have their defaults
         for name, value in what.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(

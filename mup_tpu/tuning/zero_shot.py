@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.config import MOST_TRIALS, Trial
-from mup_tpu.config.toml import from_dict
+from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import load_axes, load_runs
@@ -54,7 +54,7 @@ def best_trials(results: str, count: int = 1) -> list[Found]:
     if finished.empty:
         raise StoreError(f"results folder {results} holds no finished trial to transfer from")
     return [
-        Found(from_dict(Trial, json.loads(config)), float(loss))
+        Found(stored_trial(json.loads(config)), float(loss))
         for config, loss in zip(finished["config"], finished["loss"], strict=True)
     ]
 

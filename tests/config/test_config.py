@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import tyro
 
 from mup_tpu.config import (
     Axis,
@@ -17,11 +18,17 @@ from mup_tpu.config import (
     SweepOptions,
     TrainConfig,
     Trial,
-    parse_learning_rate,
+    columns,
+    parse_number,
 )
-from mup_tpu.config.search import Domain, Search, SearchOptions
-from mup_tpu.config.toml import from_dict, load_sweep, load_trial, parse_axis
+from mup_tpu.config.fields import about
+from mup_tpu.config.search import Domain, Search, SearchOptions, load_search
+from mup_tpu.config.toml import from_dict, load_sweep, load_trial, parse_axis, stored_trial
+from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import ConfigError
+from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
+from mup_tpu.rules.parameter import Parameter
+from mup_tpu.rules.parametrization import MomentScaling, Scaling
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ from mup_tpu.errors import ConfigError
         (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
         (
             lambda: ModelConfig(qk_norm=True),
-            "qk_norm True is for architecture 'llama': 'gpt2' has none, so that it must be False",
+            "qk_norm True is for architecture 'llama': 'gpt2' does not read it, so it must be False",
         ),
         (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama'"),
         (
@@ -64,11 +71,11 @@ from mup_tpu.errors import ConfigError
             lambda: OptimizerConfig(learning_rate=0.0),
             "learning_rate 0 is not allowed: a learning rate is above 0",
         ),
-        (lambda: OptimizerConfig(beta2=1.0), r"beta2 1.0 is not in \[0, 1\)"),
+        (lambda: OptimizerConfig(beta2=1.0), "beta2 1.0 is not allowed: it must be below 1"),
         (lambda: TrainConfig(steps=100, warmup=200), "warmup 200 is 200 steps, but the run has steps 100"),
         (lambda: TrainConfig(steps=1, warmup=0.9), "warm-up must be shorter than the run"),
         (lambda: TrainConfig(warmup=2.5), "warmup 2.5 is neither a fraction below 1 nor a whole number"),
-        (lambda: DataConfig(validation_fraction=1.5), "validation_fraction 1.5 is not between 0 and 1"),
+        (lambda: DataConfig(validation_fraction=1.5), "validation_fraction 1.5 is not allowed: .* below 1"),
         (lambda: Sweep("x", learning_rates=()), "learning_rates of the sweep is empty"),
         (lambda: Trial().replace(widht=3), "unknown key 'widht'; the nearest known key is 'width'"),
     ],
@@ -87,7 +94,7 @@ def test_bad_values_are_refused_in_one_sentence(make, sentence):
         ("[model]\nwidth = '64'", "model: width '64' is not a whole number"),
         ("[model]\ntied = 1", "tied 1 is not true or false"),
         ("[optimizer]\noptimizer = 'adam'", "optimizer 'adam' is not one of 'adamw', 'sgd'"),
-        ("[optimizer]\nlearning_rate = 'fast'", "learning rate 'fast' is not a number"),
+        ("[optimizer]\nlearning_rate = 'fast'", "learning_rate 'fast' is not a number"),
         ("model = 3", "model: 3 is not a table"),
         ("[model", "is not valid TOML"),
     ],
@@ -124,7 +131,7 @@ HUGE = 10**40
             lambda: Trial().replace(steps=10**9, batch_size=2**20, sequence_length=2**20),
             "steps 1000000000 of batch_size 1048576 and sequence_length 1048576 are more than 2\\^63 tokens",
         ),
-        (lambda: TrainConfig(cooldown=0.3), "cooldown 0.3 needs schedule 'wsd', not 'cosine'"),
+        (lambda: TrainConfig(cooldown=0.3), "cooldown 0.3 is for schedule 'wsd': 'cosine' does not"),
         (lambda: TrainConfig(schedule="wsd", cooldown=0), "cooldown 0 is not allowed"),
         (lambda: TrainConfig(schedule="wsd", cooldown=2.5), "cooldown 2.5 is neither a fraction below 1"),
         (
@@ -138,7 +145,7 @@ HUGE = 10**40
         (lambda: SearchOptions(time_budget="nanh"), "time_budget 'nanh' is not a time"),
         (lambda: SearchOptions(seed=-1), "seed -1 is not allowed: it must be 0 or more"),
         (lambda: Domain("uniform", -1e308, 1e308), "low -1e.308 is not below high 1e.308"),
-        (lambda: Domain("choice", values=(math.nan,)), "values of a choice hold nan, which is no"),
+        (lambda: Domain("choice", values=(math.nan,)), "values nan is not allowed: it must be a finite"),
         (
             lambda: Search("x", space={"tied": Domain("choice", values=(0.5,))}),
             "space of tied: tied 0.5 is not true or false",
@@ -170,8 +177,8 @@ def test_an_experiment_is_named_as_a_folder_can_be(name):
     ["2^99999", "0^-1", "-2^0.5", "nan", "inf", "-inf", "1e999", "2^", "^", "2^3^4", 10**400, None, ""],
 )
 def test_numbers_with_a_power_are_finite_or_refused(text):
-    with pytest.raises(ConfigError, match="learning rate .* is not a number; write"):
-        parse_learning_rate(text)
+    with pytest.raises(ConfigError, match="number .* is not a number; write"):
+        parse_number(text)
 
 
 def test_a_whole_number_for_a_float_names_the_same_trial():
@@ -186,7 +193,7 @@ def test_a_whole_number_for_a_float_names_the_same_trial():
         ("[train]\nseed = 0x" + "f" * 6000, "seed of type int is not allowed"),
         ("[model]\nalpha_in = 0x" + "f" * 6000, "alpha_in of type int is not allowed: .* finite"),
         ("[train]\nseed = " + "9" * 6000, "is not valid TOML: Exceeds the limit"),
-        ("[optimizer]\nlearning_rate = '2^99999'", "learning rate '2.99999' is not a number"),
+        ("[optimizer]\nlearning_rate = '2^99999'", "learning_rate '2.99999' is not a number"),
         ("[optimizer]\nweight_decay = nan", "weight_decay nan is not allowed: it must be a finite number"),
         ("[model]\nwidth = " + "[" * 5000, "is not valid TOML"),
         ("[model]\ngrowing = 'heads'\ngrowing_dimension = 'heads'", "were both given"),
@@ -383,3 +390,116 @@ def test_a_field_that_was_renamed_is_known_by_its_former_name(tmp_path):
     trial = load_trial(path)
     assert trial == Trial().replace(growing="head_size") == Trial().replace(growing_dimension="head_size")
     assert trial.trial_id("data") != Trial().trial_id("data")
+
+
+REALS = [c for c in columns.CONFIGURED.values() if c.type is float]
+
+
+@pytest.mark.parametrize("field", [column.field for column in REALS])
+def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
+    """In TOML of any name, on axes, in ladders, in domains, and as an option."""
+    of = {"cooldown": {"schedule": "wsd"}, "momentum": {"optimizer": "sgd"}}
+    base = of.get(field) or ({"optimizer": "muon"} if "muon" in field or field == "adamw_lr_ratio" else {})
+    expected = Trial().replace(**base, **{field: 2.0**-4})
+    part = part_of_field()[field]
+    tables: dict[str, list[str]] = {part: [f'{field} = "2^-4"']}
+    for name, value in base.items():
+        tables.setdefault(part_of_field()[name], []).append(f"{name} = {value!r}")
+    for name in ("mine.toml", "learning_rate.toml"):
+        (tmp_path / name).write_text("\n".join(f"[{t}]\n" + "\n".join(k) for t, k in tables.items()))
+        assert load_trial(tmp_path / name) == expected
+    own = "".join(f"[base.{t}]\n" + "\n".join(k[t == part :]) + "\n" for t, k in tables.items())
+    tuned = "tune = {data_seed = [0]}\n"
+    axis = sweep_of(tmp_path, f'experiment = "x"\n{tuned}scale = {{{field} = ["2^-4"]}}\n{own}').scale_axis
+    assert axis == parse_axis(f"{field}=2^-4", "scale") == Axis(field, (2.0**-4,))
+    rung = sweep_of(tmp_path, f'experiment = "x"\n{tuned}ladder = [{{{field} = "2^-4"}}]\n{own}').scale_axis
+    assert rung.points == ({field: 2.0**-4},)
+    space = f'[space.{field}]\nlow = "2^-4"\nhigh = "2^-3"\n'
+    (tmp_path / "mine.toml").write_text(f'experiment = "x"\n{own}{space}')
+    assert load_search(tmp_path / "mine.toml").space[field] == Domain("loguniform", 2.0**-4, 2.0**-3)
+    options = [word for name, value in {**base, field: "2^-4"}.items() for word in (f"--{name}", value)]
+    read = tyro.cli(Trial, args=options, config=(tyro.conf.OmitArgPrefixes,))
+    assert read == expected
+
+
+class Seen:
+    """An optimizer's configuration that notes which of its fields are read."""
+
+    def __init__(self, config):
+        self.config, self.read = config, set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(self.config, name)
+
+
+@pytest.mark.parametrize("rule", UPDATE_RULES)
+def test_fields_of_update_rules_are_those_that_they_read(rule):
+    """By what each rule, and AdamW beside one that does not take everything, asks of its configuration."""
+    hidden, other = (Parameter((8, 8), role, 8, 8) for role in ("hidden", "norm"))
+    seen = Seen(Trial().replace(optimizer=rule).optimizer)
+    for parameter in (hidden, other):
+        used = update_rule_of(seen, parameter)
+        used.applied(seen, used.constants(seen, MomentScaling()), Scaling())
+        used.learning_rate(seen), used.slots(seen), used.scaled_as(seen)
+    declared = [f for f in dataclasses.fields(OptimizerConfig) if "optimizer" in about(f).only]
+    assert {f.name for f in declared if rule in about(f).only["optimizer"]} == (
+        seen.read & {f.name for f in declared}
+    )
+    assert len(declared) == 10
+
+
+@pytest.mark.parametrize(
+    ("rule", "field", "value", "rules"),
+    [
+        ("adamw", "muon_momentum", 0.9, "'muon'"),
+        ("adamw", "momentum", 0.9, "'sgd'"),
+        ("adamw", "adamw_lr_ratio", 0.5, "'muon'"),
+        ("sgd", "beta1", 0.8, "'adamw' or 'muon'"),
+        ("sgd", "beta2", 0.8, "'adamw' or 'muon'"),
+        ("sgd", "eps", 1e-6, "'adamw' or 'muon'"),
+        ("muon", "momentum", 0.9, "'sgd'"),
+        ("sgd", "newton_schulz_steps", 6, "'muon'"),
+        ("sgd", "muon_nesterov", False, "'muon'"),
+    ],
+)
+def test_a_field_of_another_update_rule_is_refused(rule, field, value, rules, tmp_path):
+    """It would change nothing but the trial's id, so that the same training was run again."""
+    sentence = f"{field} {value!r} is for optimizer {rules}: '{rule}' does not read it, so it must be "
+    (tmp_path / "trial.toml").write_text(
+        f"[optimizer]\noptimizer = '{rule}'\n{field} = {str(value).lower()}\n"
+    )
+    base = Trial().replace(optimizer=rule)
+    for make in (
+        lambda: load_trial(tmp_path / "trial.toml"),
+        lambda: base.replace(**{field: value}),
+        lambda: Trial().replace(**{"optimizer": rule, field: value}),
+        lambda: Sweep("x", base, scale=Axis("depth", (2,)), compare=Axis(field, (value,))).trials(),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_new_choice_leaves_what_it_does_not_read():
+    """So that update rules can be compared where one has hyperparameters of its own."""
+    muon = Trial().replace(optimizer="muon", muon_momentum=0.9, beta2=0.99)
+    sweep = Sweep("x", muon, scale=Axis("depth", (2,)), compare=Axis("optimizer", ("muon", "adamw", "sgd")))
+    found = {t.optimizer.optimizer: t.optimizer for t in sweep.trials()}
+    assert (found["muon"].muon_momentum, found["muon"].beta2) == (0.9, 0.99)
+    assert (found["adamw"].muon_momentum, found["adamw"].beta2) == (0.95, 0.99)
+    assert (
+        found["sgd"] == Trial().replace(optimizer="sgd", learning_rate=found["sgd"].learning_rate).optimizer
+    )
+    assert Trial().replace(schedule="wsd", cooldown=0.3).replace(schedule="cosine") == Trial()
+
+
+def test_a_stored_configuration_with_fields_that_nobody_reads_is_still_read():
+    """Earlier versions let them differ."""
+    stored = Trial().replace(width=256, beta2=0.99).to_dict()
+    stored["optimizer"] |= {"momentum": 0.9, "muon_momentum": 0.5}
+    assert stored_trial(stored) == Trial().replace(width=256, beta2=0.99)
+    assert stored_trial(Trial().replace(optimizer="sgd", momentum=0.9).to_dict()).optimizer.momentum == 0.9
+    for wrong in ([], {"optimizer": 3}, {"optimizer": {"optimiser": "sgd"}}):
+        with pytest.raises(ConfigError, match="configuration: "):
+            stored_trial(wrong)

@@ -26,6 +26,17 @@ def by_role(parameter, infshape, growth) -> Scaling:
     return Scaling(learning_rate=1 / k, weight_decay=k / 2, eps=10.0**k)
 
 
+OWN: dict[str, dict] = {
+    "adamw": {"eps": 1e-6},
+    "sgd": {"momentum": 0.8},
+    "muon": {
+        "eps": 1e-6, "adamw_lr_ratio": 0.5, "muon_momentum": 0.8, "muon_scale": "match_rms_adamw",
+        "newton_schulz_dtype": "bfloat16",
+    },
+}  # fmt: skip
+"""Hyperparameters that not every update rule reads."""
+
+
 @pytest.fixture
 def trial(monkeypatch) -> Trial:
     rule = Parametrization(
@@ -36,9 +47,7 @@ def trial(monkeypatch) -> Trial:
     monkeypatch.setitem(parametrization.PARAMETRIZATIONS, "by_role", rule)  # type: ignore[arg-type]
     return Trial().replace(
         parametrization="by_role", width=32, base_width=32, head_size=16, tied=False, batch_size=4,
-        base_batch_size=2, steps=STEPS, warmup=2.0, weight_decay=0.3, eps=1e-6, momentum=0.8,
-        learning_rate=0.02, adamw_lr_ratio=0.5, muon_momentum=0.8, muon_scale="match_rms_adamw",
-        newton_schulz_dtype="bfloat16",
+        base_batch_size=2, steps=STEPS, warmup=2.0, weight_decay=0.3, learning_rate=0.02,
     )  # fmt: skip
 
 
@@ -75,7 +84,7 @@ def gradients(values: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.
 @pytest.mark.parametrize("form", ["member", "stack"])
 @pytest.mark.parametrize("rule", UPDATE_RULES)
 def test_every_factor_reaches_both_forms_of_every_update_rule(rule, form, trial):
-    trial = trial.replace(optimizer=rule)
+    trial = trial.replace(optimizer=rule, **OWN[rule])
     parameters = declare(trial.model, 16, 8).parameters
     generator = torch.Generator().manual_seed(0)
     start = {n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in parameters.items()}
@@ -127,7 +136,13 @@ def test_parameters_that_a_rule_does_not_take_are_adamws_with_its_state_and_rate
     """Matrices by one rule at its own rate, the rest by AdamW, in its ratio to the configured one."""
 
     class MatricesAlone(type(UPDATE_RULES["sgd"])):  # type: ignore[misc]
-        name = "sgd"
+        name = "muon"
+
+        def slots(self, config):
+            return ("momentum_buffer",)
+
+        def constants(self, config, moments):
+            return config.muon_momentum
 
         def takes(self, parameter):
             return parameter.role == "hidden"
@@ -135,8 +150,9 @@ def test_parameters_that_a_rule_does_not_take_are_adamws_with_its_state_and_rate
         def learning_rate(self, config):
             return 3 * config.learning_rate
 
-    monkeypatch.setitem(UPDATE_RULES, "sgd", MatricesAlone())  # type: ignore[arg-type]
-    trial = trial.replace(optimizer="sgd", weight_decay=0.0, schedule="constant", warmup=0.0)
+    monkeypatch.setitem(UPDATE_RULES, "muon", MatricesAlone())  # type: ignore[arg-type]
+    own = {name: value for name, value in OWN["muon"].items() if name != "muon_scale"}
+    trial = trial.replace(optimizer="muon", **own, weight_decay=0.0, schedule="constant", warmup=0.0)
     parameters = declare(trial.model, 16, 8).parameters
     hidden = [n for n, p in parameters.items() if p.role == "hidden"]
     rest = [n for n in parameters if n not in hidden]

@@ -78,8 +78,8 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
 OPTIMIZERS = {
     rule.scaled_as(config): config
     for name, rule in UPDATE_RULES.items()
-    for scale in ("spectral", "match_rms_adamw")
-    for config in [OptimizerConfig(optimizer=name, muon_scale=scale)]
+    for own in ({}, {"muon_scale": "match_rms_adamw"})[: 1 + (name == "muon")]
+    for config in [OptimizerConfig(optimizer=name, **own)]
 }
 """A configuration for each way that parametrizations have factors."""
 

@@ -441,7 +441,7 @@ def test_two_searches_do_not_write_one_folder(tmp_path):
             lambda tiny: SearchOptions(time_budget="soon"),
             "time_budget 'soon' is not a time",
         ),
-        (lambda tiny: SearchOptions(grace=0), "grace 0 is not above 0"),
+        (lambda tiny: SearchOptions(grace=0), "grace 0 is not allowed: it must be above 0"),
         (lambda tiny: SearchOptions(num_samples=0), "num_samples 0 is not allowed"),
     ],
 )

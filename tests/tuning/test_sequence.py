@@ -123,7 +123,7 @@ def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, 
     """A start around β₂ = ½ reaches 1, which is not allowed."""
     sweep = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.5,)))
     assert not settle(sweep, tmp_path, console=Console(width=300))
-    ends = "mup ends here: a start at the smallest scale, but beta2 1.0 is not in [0, 1)"
+    ends = "mup ends here: a start at the smallest scale, but beta2 1.0 is not allowed: it must be below 1"
     assert ends in capsys.readouterr().out
 
 
@@ -172,7 +172,7 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
 
 
 def test_impossible_sequences_are_refused_in_a_sentence(sweep, tiny, tmp_path):
-    with pytest.raises(ConfigError, match="budget '2h' is of no use without until_settled"):
+    with pytest.raises(ConfigError, match="budget '2h' requires until_settled"):
         SequenceOptions(budget="2h")
     with pytest.raises(ConfigError, match="budget 'soon' is not a time; write 90s, 30m or 2h"):
         SequenceOptions(until_settled=True, budget="soon")

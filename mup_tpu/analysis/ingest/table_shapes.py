@@ -11,7 +11,7 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means
 from mup_tpu.analysis.ingest.table_values import numbers
-from mup_tpu.config import parse_learning_rate
+from mup_tpu.config import parse_number
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -97,7 +97,7 @@ def _meaning(text: str) -> str:
 def _numbers(texts: list[str], name: str) -> np.ndarray:
     """Numbers from headings, which may be powers."""
     if any("^" in text for text in texts):
-        return np.array([parse_learning_rate(text) for text in texts])
+        return np.array([parse_number(text) for text in texts])
     return numbers(pd.Series(texts, dtype=object), name).to_numpy()
 
 
@@ -143,7 +143,7 @@ def _settings(run: str) -> dict[str, Any]:
         what = _meaning_at_end(match["name"])
         if what in (*_AXES, "seed") and what not in found:
             with contextlib.suppress(ConfigError):
-                found[what] = parse_learning_rate(match["number"])
+                found[what] = parse_number(match["number"])
     rules = {word for word in re.split(r"[^a-z]+", run.lower()) if word in PARAMETRIZATIONS}
     return found | ({"parametrization": rules.pop()} if len(rules) == 1 else {})
 

@@ -1,0 +1,178 @@
+"""Fields of configurations: facts about each beside its type and default, and the checks that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mup_tpu.config.values import shown
+from mup_tpu.errors import ConfigError
+
+TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+"""Types of fields, for people."""
+
+_ALLOWED: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts about a field beside its name, type and default."""
+
+    label: str = ""
+    """Name in figures and tables for people; by default the field's, in words."""
+    unit: str = ""
+    column: str = ""
+    """Name in run tables; by default the field's."""
+    as_power: bool = False
+    """Whether values are written as powers of 2."""
+    former: str = ""
+    """Name in earlier versions, which is still understood, and which `trial_id` goes by."""
+    above: float = -math.inf
+    """Bound that values are greater than."""
+    least: float = -math.inf
+    below: float = math.inf
+    """Bound that values are less than."""
+    most: float = math.inf
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Choices that read the field, by the name of their field: {"optimizer": ("muon",)}. Under another choice
+    it must be at its default, or equal trainings would have two names."""
+
+
+def described(default: Any, **facts: Any) -> Any:
+    """A dataclass field with a default and facts about it, the fields of `About`."""
+    return field(default=default, metadata={"about": About(**facts)})
+
+
+def about(f: dataclasses.Field) -> About:
+    """Facts about a field; the usual ones where it is not described."""
+    return f.metadata.get("about", _USUAL)
+
+
+_USUAL = About()
+
+
+@functools.cache
+def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field, Any], ...]:
+    """Fields of a dataclass, each with its type."""
+    hints = typing.get_type_hints(cls)
+    return tuple((f, hints[f.name]) for f in dataclasses.fields(cls))
+
+
+def require_valid(config: Any) -> None:
+    """Refuse a configuration with a field of another type, out of bounds, or not read by what is chosen.
+
+    Raises:
+        ConfigError: names the field, the value and what is allowed; of choices the nearest.
+    """
+    for f, kind in typed_fields(type(config)):  # type: ignore[arg-type]
+        value = getattr(config, f.name)
+        require_value(f.name, value, kind, about(f))
+        if value != f.default and (choice := unread_under(f, vars(config))):
+            names = " or ".join(map(repr, about(f).only[choice]))
+            raise ConfigError(
+                f"{f.name} {shown(value)} is for {choice} {names}: {getattr(config, choice)!r} does not read "
+                f"it, so it must be {shown(f.default)}"
+            )
+
+
+def unread_under(f: dataclasses.Field, values: Mapping[str, Any]) -> str:
+    """Field whose value among these is a choice that does not read this field; "" if it is read."""
+    wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
+    return next(wrong, "")
+
+
+def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> None:
+    """Refuse a value that a field of this type does not take.
+
+    Raises:
+        ConfigError: names the field, the value and what is allowed.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        require_one_of(name, value, inner)
+    elif origin in (typing.Union, types.UnionType):
+        kinds = [each for each in inner if each is not type(None)]
+        if value is not None and not (len(kinds) > 1 and isinstance(value, tuple(kinds))):
+            require_value(name, value, kinds[0], facts)
+    elif origin is tuple:
+        if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
+            raise ConfigError(f"{name} {shown(value)} is not a list")
+        for item in value:
+            require_value(name, item, inner[0])
+    elif origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} {shown(value)} is not a table of keys")
+        for key, item in value.items():
+            require_value(f"{name}: {key}", item, inner[1])
+    elif not isinstance(value, _ALLOWED.get(kind, kind)) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} {shown(value)} is not {TYPE_NAMES.get(kind, kind.__name__)}")
+    elif kind in (int, float):
+        _require_bounds(name, value, kind, facts)
+
+
+def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
+    if kind is float:
+        try:
+            is_finite = math.isfinite(value)
+        except OverflowError:  # a whole number beyond what floats hold
+            is_finite = False
+        if not is_finite:
+            raise ConfigError(f"{name} {shown(value)} is not allowed: it must be a finite number")
+        least, most = facts.least, facts.most
+    else:  # within what columns of 64 bits hold
+        least, most = max(facts.least, -(2**63)), min(facts.most, 2**63 - 1)
+    allowed = ""
+    if value <= facts.above:
+        allowed = f"above {facts.above:g}"
+    elif value < least:
+        allowed = f"{least:,} or more"
+    elif value >= facts.below:
+        allowed = f"below {facts.below:g}"
+    elif value > most:
+        allowed = f"at most {most:,}"
+    if allowed:
+        raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
+
+
+def require_above_zero(name: str, value: float) -> None:
+    """Refuse a number that is not finite and above 0.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} {shown(value)} is not allowed: it must be above 0")
+
+
+def require_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of these.
+
+    Raises:
+        ConfigError: names the nearest.
+    """
+    if not isinstance(value, str) or value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{name} {shown(value)} is not one of {', '.join(map(repr, choices))}{hint}")
+
+
+def require_name(name: str, value: str) -> None:
+    """Refuse a name that no folder can have: empty, a path, hidden, not printable or too long.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if not value.strip() or value.startswith(".") or not value.isprintable() or set(value) & set("/\\"):
+        raise ConfigError(
+            f"{name} {shown(value)} is not allowed: it is the name of a folder, so it must be neither empty "
+            "nor a path, nor start with a dot"
+        )
+    if len(value.encode()) > 200:
+        raise ConfigError(f"{name} {shown(value)} is longer than 200 bytes")
