@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
     "rules": {"errors"},
-    "config": {"errors", "rules"},
+    "config": {"errors", "files", "rules"},
     "optimizers": CONFIGURATION,
     "models": CONFIGURATION | {"optimizers", "devices"},
     "data": CONFIGURATION | {"files"},

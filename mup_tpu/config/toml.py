@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import tomllib
 import types
 import typing
@@ -16,8 +17,15 @@ from mup_tpu.config.sweep import Axis, Ladder, Sweep
 from mup_tpu.config.trial import PARTS, Trial, current_names
 from mup_tpu.config.values import as_word, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, reason
+from mup_tpu.files import read_regular
 
 T = TypeVar("T")
+
+MOST_BYTES = 2**20
+"""Largest TOML file that is read."""
+
+MOST_DOTS = 100
+"""Most dots in a key: Python's parser takes memory by the square of a key's parts."""
 
 
 def load_trial(path: str | Path) -> Trial:
@@ -206,11 +214,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The values of a TOML file.
 
     Raises:
-        ConfigError: no such file, or not TOML.
+        ConfigError: no such file, no regular one, too large, or not TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = read_regular(path, MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
     except OSError as error:
         raise ConfigError(f"configuration {path} cannot be read: {reason(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
+    words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
+    if any(word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words):
+        raise ConfigError(f"configuration {path} is not valid TOML: it has a key of over {MOST_DOTS} parts")
+    try:
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None

@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import fsspec
 from fsspec.exceptions import FSTimeoutError
@@ -84,8 +85,32 @@ class Folder:
             self._fs.invalidate_cache()
             self._fs.ls(self._root.partition("/")[0], detail=False, **self._limit())
 
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
+    def states(self) -> dict[str, str]:
+        """Files in this folder by name, sorted, each with its size and time; none where it is not there."""
+        if self.is_local:
+            return {name: _state(f"{self._root}/{name}") for name in self.names()}
+        with self._asking():
+            self._fs.invalidate_cache()  # others may have written since
+            try:
+                details = self._fs.ls(self._root, detail=True, **self._limit())
+            except FileNotFoundError:
+                return {}
+        files = {d["name"].rsplit("/", 1)[-1]: d for d in details if d["type"] == "file"}
+        keys = ("size", "ETag", "etag", "generation", "LastModified", "updated", "created")
+        return {n: " ".join(str(d[k]) for k in keys if k in d) for n, d in sorted(files.items()) if n}
+
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """The content of a file.
+
+        Args:
+            name: of the file.
+            most: bytes above which a local file is refused.
+
+        Raises:
+            OSError: it is not there, cannot be read, is too large or no regular file, such as a named pipe.
+        """
+        if self.is_local:
+            return read_regular(self._at(name), most)
         with self._asking():
             return self._fs.cat_file(self._at(name))
 
@@ -105,12 +130,25 @@ class Folder:
             self._fs.pipe_file(self._at(name), content, **self._limit(len(content)))
 
     def create(self, name: str, content: bytes) -> None:
-        """As `write`, of a file that is not there yet, at a URL: of several writers one alone succeeds.
+        """Write a file that is not there yet; only one of several writers succeeds.
 
         Raises:
-            OSError: it could not be written, or was there; a service that tries again by itself may say the
-                latter of a file that it wrote.
+            OSError: it cannot be written, or is there; a service that tries again by itself may say that of a
+                file that it wrote.
         """
+        if self.is_local:
+            self._make_room(name)
+            target = Path(self._at(name))
+            with partial(target) as made:
+                _write_through(made, content)
+                try:
+                    os.link(made, target)
+                except FileExistsError:
+                    raise
+                except OSError:  # a disk without hard links
+                    with target.open("xb") as file:
+                        file.write(content)
+            return
         with self._bucket_errors():
             self._make_room(name)
             self._fs.pipe_file(self._at(name), content, mode="create", **self._limit(len(content)))
@@ -204,6 +242,58 @@ class Folder:
                     raise
                 # gcsfs says no more than the address that it asked.
                 raise OSError(f"there is no bucket {self._root.partition('/')[0]}") from None
+
+
+def _state(path: str) -> str:
+    """Size, time and inode of a local file: after a change one of them is another."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:  # since it was listed
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The content of a local file; a named pipe would be waited for, and a device read without end.
+
+    Args:
+        path: the file, or a link to one.
+        most: bytes above which it is refused.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more bytes.
+    """
+    with open(_regular(path, os.O_RDONLY), "rb") as file:
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes")
+    return content
+
+
+def open_own(path: str | os.PathLike[str]) -> TextIO:
+    """A local file to lock or append to, made where it is not there; it is neither emptied nor a link.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or no regular file.
+    """
+    return open(_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a", encoding="utf-8")
+
+
+def _regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Descriptor of a regular file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return descriptor
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write a file; on return it is on disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:

@@ -1,8 +1,8 @@
-"""What a process makes for a while, so that the next one can remove it where the first was killed.
+"""Temporary files and folders, which the next process removes where theirs was killed.
 
-It is locked (`flock`) while it is in use, and the system unlocks it however a process ends. Files that are to
-be renamed into place have the machine's name in theirs, since not every shared disk passes locks on to other
-machines.
+They are locked (`flock`) while in use, and the system unlocks them however a process ends. Files to be
+renamed into place carry the machine's name, since not every shared disk passes locks on to other machines.
+Temporary folders hold a mark with their place: a folder of the user's may have such a name too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,18 +23,18 @@ from pathlib import Path
 
 _MACHINE = re.sub(r"[^\w.]+", "_", socket.gethostname())
 _PARTIAL = f".partial-{_MACHINE}-"
+_PARTIAL_NAME = re.compile(re.escape(_PARTIAL) + "[0-9a-f]{32}")
 _SCRATCH = "mup_tpu_"
-"""Not as earlier versions named theirs, which held no locks."""
 _MARK = "of-mup_tpu"
-"""A file in folders of the standard library's that are ours."""
+"""File in temporary folders of ours, with their path and inode."""
 
 
 def partial(target: Path, folder: bool = False) -> AbstractContextManager[Path]:
-    """A path beside a target, to be renamed to it when all is written; what is still there at the end goes.
+    """A path beside a target, to be renamed to it when all is written; without that it is removed at the end.
 
     Args:
         target: a file or folder, there or not.
-        folder: whether it is a folder.
+        folder: whether the path is a folder.
     """
 
     def make() -> Path:
@@ -62,30 +63,49 @@ def _while_held(make: Callable[[], Path]) -> Iterator[Path]:
 
 
 def folder_of_this_process() -> Path:
-    """A new folder for temporary files that are of use after this process, until the next one starts."""
+    """A new folder for temporary files that outlive this process, until the next one starts."""
     _remove_scratch()
     return _made_and_held(_make_scratch)[0]
 
 
 def mark(folder: Path) -> None:
-    """Have a temporary folder of the standard library's removed as ours are, if this process is killed."""
+    """Have a temporary folder of the standard library removed like ours, if this process is killed."""
     _remove_scratch()
     if not (folder / _MARK).exists():
         _hold(folder)
-        (folder / _MARK).touch()
+        _sign(folder)
 
 
 def remove_partial(folder: Path) -> None:
     """Remove what killed processes of this machine left half-written in a folder and those in it."""
     for root, folders, files in os.walk(folder):
         for name in [*folders, *files]:
-            if name.startswith(_PARTIAL):
+            if _PARTIAL_NAME.fullmatch(name):
                 _remove_if_left(Path(root, name))
-        folders[:] = [name for name in folders if not name.startswith(_PARTIAL)]
+        folders[:] = [name for name in folders if not _PARTIAL_NAME.fullmatch(name)]
 
 
 def _make_scratch() -> Path:
-    return Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    _sign(path)
+    return path
+
+
+def _sign(folder: Path) -> None:
+    """Write the mark of a temporary folder of ours."""
+    (folder / _MARK).write_text(_signature(folder))
+
+
+def _signature(folder: Path) -> str:
+    return f"{folder.resolve()}\n{folder.lstat().st_ino}\n"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this program made a temporary folder for this user, in this place."""
+    found, mark = folder.lstat(), folder / _MARK
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    return stat.S_ISREG(mark.lstat().st_mode) and mark.read_text() == _signature(folder)
 
 
 def _made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
@@ -112,17 +132,16 @@ def _hold(path: Path) -> int:
 def _remove_scratch() -> None:
     """Remove the temporary folders of this user's killed processes, once in this one."""
     place = Path(tempfile.gettempdir())
-    ours = [*place.glob(f"{_SCRATCH}*"), *(mark.parent for mark in place.glob(f"pymp-*/{_MARK}"))]
-    for path in ours:
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink():
+    for path in [*place.glob(f"{_SCRATCH}*"), *place.glob("pymp-*")]:
+        with contextlib.suppress(OSError, ValueError):  # gone meanwhile, without a mark, or another's
+            if _is_ours(path):
                 _remove_if_left(path)
 
 
 def _remove_if_left(path: Path) -> None:
     """Remove a file or folder that nobody holds."""
     with contextlib.suppress(OSError):  # gone meanwhile, held, or on a disk without locks
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(path)

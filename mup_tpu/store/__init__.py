@@ -1,12 +1,11 @@
 """The store: run tables and learning curves in a results folder."""
 
+from mup_tpu.store.header import StoredAxes, StoredAxis
 from mup_tpu.store.runs import (
     FINAL,
     LOG_FILE,
     LOG_OBJECTS,
     Store,
-    StoredAxes,
-    StoredAxis,
     done_of,
     is_search,
     load_axes,

@@ -12,7 +12,7 @@ from mup_tpu.errors import ConfigError, TableError
 
 @dataclass(frozen=True)
 class Condition:
-    """What rows are asked about: those whose column has a value, or one from it on, or up to it."""
+    """A condition on rows: a column has a value, or one from it on, or up to it."""
 
     column: str
     relation: str
@@ -21,7 +21,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """From COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
+        """A condition from COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
 
         Raises:
             TableError: it is not of that form.

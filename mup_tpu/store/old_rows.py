@@ -1,4 +1,4 @@
-"""Rows of earlier versions: columns that came since are filled from their stored configuration."""
+"""Rows of earlier versions: later columns are filled from the stored configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mup_tpu.config.columns import COLUMNS, CONFIGURED, Column
 
 
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows that an earlier version stored, with the columns that came since, from their configuration.
+    """Rows of an earlier version with later columns filled from their configuration.
 
-    In the first version `head_size` was that at the trial's width; now it is the configured one.
+    The first version stored the head size at the trial's width in `head_size`; now it is the configured one.
 
     Raises:
         ValueError: a stored configuration is none.

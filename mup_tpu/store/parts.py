@@ -1,4 +1,4 @@
-"""Parts of a store: Parquet with checksums, and what is read held to them and to the columns that are known.
+"""Parts of a store: Parquet with checksums, verified when read, with known columns in their types.
 
 A part's name ends in a checksum of all of its bytes, so that one wrong bit anywhere is noticed. Its pages
 have checksums too, which any reader of Parquet can verify, but which leave out the footer with columns, types
@@ -29,7 +29,7 @@ def encode(table: pa.Table) -> bytes:
 
 
 def new_name(content: bytes) -> str:
-    """A name of its own for a new part, with the checksum of its content."""
+    """A new name for a part, with the checksum of its content."""
     return f"{uuid.uuid4().hex}-{_checksum(content)}.parquet"
 
 
@@ -39,9 +39,9 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
     Args:
         content: bytes of the part.
         name: its file name.
-        where: how to name it in an error.
-        schema: types of the columns that are known; others are left as they are.
-        keys: columns that have a value in every row.
+        where: its name in errors.
+        schema: types of known columns; others stay as they are.
+        keys: columns with a value in every row.
 
     Raises:
         StoreError: it is damaged, is no Parquet, or its columns are not those of its kind.
@@ -50,14 +50,17 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
     if named and named[1] != _checksum(content):
         raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
     try:
-        table = pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+        table = file.read(use_threads=False)
         table.validate(full=True)  # text is otherwise decoded, and a wrong byte found, only when it is used
-        names = table.column_names
+        names, known = table.column_names, dict(zip(schema.names, schema.types, strict=True))
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"it has two columns {twice[0]}")
         for key in keys:
             if key not in names or table[key].null_count:
                 raise ValueError(f"it does not give {key} in every row")
         for index, name in enumerate(names):
-            if name in schema.names:
+            if name in known and table.schema.types[index] != known[name]:
                 table = table.set_column(index, schema.field(name), _cast(table[name], name, schema))
         return table
     except Exception as error:  # of damaged bytes, decoders raise errors of any kind

@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import ConfigError, StoreError, reason
-from mup_tpu.files import Folder, patiently
+from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 from mup_tpu.tuning.search_progress import KEY
 
@@ -108,7 +108,7 @@ class SearchLog:
     def _add(self, event: dict[str, Any]) -> None:
         try:
             if self._folder.is_local:
-                with Path(self.path).open("a", encoding="utf-8") as file:
+                with open_own(self.path) as file:
                     file.write(("\n" if self._in_line else "") + json.dumps(event) + "\n")
                 self._in_line = False
             else:

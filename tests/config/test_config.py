@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 
 import pytest
@@ -503,3 +504,29 @@ def test_a_stored_configuration_with_fields_that_nobody_reads_is_still_read():
     for wrong in ([], {"optimizer": 3}, {"optimizer": {"optimiser": "sgd"}}):
         with pytest.raises(ConfigError, match="configuration: "):
             stored_trial(wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (os.mkfifo, "cannot be read: it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it is not a regular file"),
+        (
+            lambda path: path.write_text("# " + "x" * 2**21),
+            "cannot be read: it has more than 1,048,576 bytes",
+        ),
+        (lambda path: path.write_text(".".join("a" * 100_000) + " = 1"), "it has a key of over 100 parts"),
+        (lambda path: path.write_text("[" + " . ".join("a" * 5_000) + "]"), "it has a key of over 100 parts"),
+        (lambda path: path.write_text('"a"' + '."a"' * 5_000 + " = 1"), "it has a key of over 100 parts"),
+        (lambda path: path.write_text("\n".join(f"a.b{i} = 1" for i in range(50_000))), "unknown key 'a'"),
+    ],
+)
+def test_toml_that_is_no_file_or_too_large_is_refused(make, sentence, tmp_path):
+    """A pipe was waited for; a device, and the parts of a key squared, filled memory."""
+    path = tmp_path / "trial.toml"
+    make(path)
+    with pytest.raises(ConfigError, match=sentence):
+        load_trial(path)
+    path.unlink()
+    path.write_text("# " + "." * 1000 + "\n[train]\nwarmup = 0.5 # a.b.c\n")
+    assert load_trial(path) == Trial().replace(warmup=0.5)

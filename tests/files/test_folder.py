@@ -1,11 +1,12 @@
 """Folders: the same on a local disk and at a URL, files whole or not there, errors of one kind."""
 
 import hashlib
+import os
 
 import pytest
 
 from mup_tpu.errors import reason
-from mup_tpu.files import Folder, checksum
+from mup_tpu.files import Folder, checksum, open_own
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -55,3 +56,37 @@ def test_what_cannot_be_opened_or_written_says_why():
     assert reason(raised.value) == "Protocol not known: nothing"
     with pytest.raises(OSError, match="Read only"):  # fsspec itself raises NotImplementedError here
         Folder("data:").write("x", b"")
+
+
+def test_of_two_writers_of_a_new_file_one_creates_it(folder):
+    folder.create("a", b"1")
+    with pytest.raises(OSError):
+        folder.create("a", b"2")
+    assert folder.read("a") == b"1" and folder.names() == ["a"]
+
+
+def test_a_file_that_changes_has_another_state(folder):
+    folder.write("a", b"1")
+    before = folder.states()
+    assert list(before) == ["a"] and folder.states() == before
+    folder.write("a", b"22")
+    assert folder.states() != before
+    assert (folder / "nowhere").states() == {}
+
+
+@pytest.mark.parametrize("there", ["a link", "a link to nothing", "a folder", "a named pipe"])
+def test_a_lock_is_opened_through_no_link_and_empties_nothing(there, tmp_path):
+    victim, lock = tmp_path / "victim", tmp_path / "search.lock"
+    if there == "a link":
+        victim.write_text("mine")
+    if "link" in there:
+        lock.symlink_to(victim)
+    else:
+        lock.mkdir() if there == "a folder" else os.mkfifo(lock)
+    with pytest.raises(OSError):
+        open_own(lock)
+    assert victim.exists() == (there == "a link") and (not victim.exists() or victim.read_text() == "mine")
+    (tmp_path / "log").write_text("kept")
+    with open_own(tmp_path / "log") as file:
+        file.write(" and more")
+    assert (tmp_path / "log").read_text() == "kept and more"

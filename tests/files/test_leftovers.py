@@ -122,3 +122,55 @@ def test_temporary_folders_of_a_killed_sweep_are_removed_by_the_next(ray, tempor
     subprocess.run(command, check=True, timeout=300)
     assert not ours & set(os.listdir(temporary)), "left behind"
     assert others.is_dir()
+
+
+LOOK_ALIKES = {
+    "named like ours": lambda folder, _: None,
+    "with a mark of earlier versions": lambda folder, _: (folder / "of-mup_tpu").touch(),
+    "with a mark of another folder": lambda folder, ours: shutil.copy(ours / "of-mup_tpu", folder),
+    "with a link to a mark": lambda folder, ours: (folder / "of-mup_tpu").symlink_to(ours / "of-mup_tpu"),
+    "with a mark that is no text": lambda folder, _: (folder / "of-mup_tpu").write_bytes(b"\xff"),
+    "with a folder as mark": lambda folder, _: (folder / "of-mup_tpu").mkdir(),
+    "with a pipe as mark": lambda folder, _: os.mkfifo(folder / "of-mup_tpu"),
+}
+
+LEAVE_ONE = (
+    "import os, signal\nfrom mup_tpu.files.leftovers import folder_of_this_process\n"
+    "print(folder_of_this_process(), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+)
+
+
+@pytest.mark.parametrize("prefix", ["mup_tpu_", "pymp-"])
+def test_folders_that_only_look_like_ours_stay(prefix, temporary):
+    """The user's own, copies, links and moved ones, beside one that a killed process left."""
+
+    def left() -> Path:
+        return Path(
+            subprocess.run([sys.executable, "-c", LEAVE_ONE], capture_output=True, text=True).stdout[:-1]
+        )
+
+    ours = left()
+    theirs = [temporary / f"{prefix}{number}" for number in range(len(LOOK_ALIKES))]
+    for folder, change in zip(theirs, LOOK_ALIKES.values(), strict=True):
+        folder.mkdir()
+        (folder / "notes").write_text("mine")
+        change(folder, ours)
+    moved = temporary / f"{prefix}moved"
+    shutil.copytree(ours, moved)
+    linked = temporary / f"{prefix}linked"
+    linked.symlink_to(ours)
+    assert left().exists() and not ours.exists(), "what was killed is removed by the next"
+    assert all((folder / "notes").read_text() == "mine" for folder in theirs)
+    assert moved.is_dir() and linked.is_symlink()
+
+
+def test_half_written_files_that_only_look_like_ours_stay(tmp_path):
+    with Folder(tmp_path).writing("a") as path:
+        prefix = re.match(r"\.partial-.*-", path.name)[0]
+        path.write_bytes(b"1")
+    theirs = tmp_path / f"{prefix}notes"
+    theirs.write_text("mine")
+    (tmp_path / f"{prefix}{'0' * 32}").symlink_to(theirs)
+    os.mkfifo(tmp_path / f"{prefix}{'1' * 32}")
+    Store(tmp_path, "x")
+    assert theirs.read_text() == "mine"

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from mup_tpu.store import (
     load_runs,
 )
 from mup_tpu.store.conditions import Condition
+from mup_tpu.store.header import read_header
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -310,3 +312,70 @@ def test_a_folder_keeps_what_it_asks_whatever_else_is_written(tmp_path):
     assert len(load_runs(tmp_path)) == 2, "rows are there whatever is asked"
     store.ask(())
     assert load_question(tmp_path) == () and load_planned(tmp_path) == (64.0, 128.0)
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("other", ["another experiment", "other axes", "the same"])
+def test_of_two_drivers_that_start_at_once_in_a_new_folder_one_begins_it(place, other, tmp_path, monkeypatch):
+    """Both look, and find no header, before either writes one."""
+    url = str(tmp_path / "new") if place == "local" else f"memory://bucket/{tmp_path.name}"
+    both_looked = threading.Barrier(2, timeout=60)
+    looked = threading.local()
+
+    def read_then_wait(folder):
+        found = read_header(folder)
+        if not hasattr(looked, "once"):
+            looked.once = True
+            both_looked.wait()
+        return found
+
+    monkeypatch.setattr("mup_tpu.store.runs.read_header", read_then_wait)
+    depth = StoredAxes.of(Sweep("x", scale=Axis("depth", (2, 4)), compare=Axis("tied", (True, False))))
+    asked = {"another experiment": ("y", StoredAxes()), "other axes": ("x", depth)}
+    begun, refused = [], []
+
+    def begin(experiment, axes):
+        try:
+            begun.append(Store(url, experiment, axes))
+        except StoreError as error:
+            refused.append(str(error))
+
+    ways = [("x", StoredAxes()), asked.get(other, ("x", StoredAxes()))]
+    threads = [threading.Thread(target=begin, args=way) for way in ways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if other == "the same":
+        assert len(begun) == 2 and not refused
+    else:
+        assert len(begun) == 1 and "give this one a folder of its own" in refused[0]
+    header = read_header(begun[0].folder)
+    assert (header.experiment, header.axes) in ways
+
+
+@pytest.mark.parametrize("what", ["a named pipe", "a device", "a folder"])
+def test_what_is_no_regular_file_is_refused_not_read(what, tmp_path):
+    """A pipe was waited for, a device read until memory was out."""
+    store = Store(tmp_path, "x")
+    store.append([row("a")])
+    for target in (tmp_path / "runs" / "other.parquet", tmp_path / "store.json"):
+        target.unlink(missing_ok=True)
+        if what == "a named pipe":
+            os.mkfifo(target)
+        elif what == "a device":
+            target.symlink_to("/dev/zero")
+        else:
+            target.mkdir()
+        with pytest.raises(StoreError, match="cannot be read: it is not a regular file"):
+            load_runs(tmp_path)
+        target.rmdir() if what == "a folder" else target.unlink()
+
+
+def test_entries_of_later_versions_stay_in_the_header(tmp_path):
+    Store(tmp_path, "x").append([row("a")])
+    header = json.loads((tmp_path / "store.json").read_text()) | {"later": [1]}
+    (tmp_path / "store.json").write_text(json.dumps(header))
+    Store(tmp_path, "x", planned=(64.0,)).ask([Condition("width", "=", "64")])
+    assert json.loads((tmp_path / "store.json").read_text())["later"] == [1]
+    assert load_planned(tmp_path) == (64.0,)

@@ -1,0 +1,74 @@
+"""Opening a store of many parts: the first time, when every part is verified, and again.
+
+    python benchmarks/store.py --out benchmarks/store.csv
+
+Rows and curves are the quickstart's under new trial ids, 16 trials a part, as a sweep of packs of 16 writes
+them. "again" reads with the cache that the first read left; "one more" after another part was added.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import tyro
+
+from mup_tpu.store import Store, load_curves, load_runs
+
+ROWS = 16
+"""Trials a part."""
+
+
+def fill(folder: str, parts: int, first: int = 0) -> None:
+    """Add parts to a store."""
+    runs, curves = load_runs("results/quickstart").iloc[:ROWS], load_curves("results/quickstart")
+    points = {name: own for name, own in curves.groupby("trial_id")}
+    store = Store(folder, "quickstart")
+    for part in range(first, first + parts):
+        names = [f"{part:08x}{row:08x}" for row in range(ROWS)]
+        own = [points[of].assign(trial_id=name) for of, name in zip(runs["trial_id"], names, strict=True)]
+        rows = runs.assign(trial_id=names).drop(columns="experiment")
+        store.append(rows.to_dict("records"), pd.concat(own).to_dict("records"))
+
+
+def timed(read: Callable[[], object]) -> tuple[float, float]:
+    """Wall time and CPU time of a call, s."""
+    cpu, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    read()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
+    return time.perf_counter() - wall, used
+
+
+def main(parts: int = 4000, out: Path | None = None) -> None:
+    """Time both tables.
+
+    Args:
+        parts: Parts of each table.
+        out: CSV file for the times; printed in any case.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["MUP_TPU_CACHE"] = f"{scratch}/cache"
+        folder = f"{scratch}/quickstart"
+        began = time.perf_counter()
+        fill(folder, parts)
+        rows = [{"what": "write", "table": "both", "parts": parts, "s": time.perf_counter() - began}]
+        for what in ("first", "again", "one more"):
+            if what == "one more":
+                fill(folder, 1, parts)
+            for table, load in (("runs", load_runs), ("curves", load_curves)):
+                wall, cpu = timed(lambda load=load: load(folder))  # type: ignore[misc]
+                rows.append({"what": what, "table": table, "parts": parts, "s": wall, "cpu_s": cpu})
+    found = pd.DataFrame(rows).round(2)
+    print(found.to_string(index=False))
+    if out is not None:
+        found.to_csv(out, index=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

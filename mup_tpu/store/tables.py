@@ -1,0 +1,206 @@
+"""Tables of a store, each in parts that are read in parallel.
+
+The cache folder remembers a table of many parts as one file, with the size and the time of each part. A part
+that is still the same is taken from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from mup_tpu.config.columns import COLUMNS
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import Folder, cache_root, patiently
+from mup_tpu.store import parts
+from mup_tpu.store.old_rows import complete
+
+_ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_CURVE_TYPES = {
+    "trial_id": pa.string(),
+    "step": pa.int64(),
+    "tokens": pa.int64(),
+    "split": pa.string(),
+    "loss": pa.float64(),
+}
+_SCHEMAS = {
+    "runs": pa.schema([(column.name, _ARROW[column.type]) for column in COLUMNS.values()]),
+    "curves": pa.schema(list(_CURVE_TYPES.items())),
+}
+_KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")}
+"""Columns of a table that have a value in every row."""
+
+_MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
+"""Errors of tables that do not fit together, or whose rows do not hold what they should."""
+
+_LISTINGS = 100
+"""Times that parts are listed again where one is gone when it is read, as a compaction merged it."""
+
+_AT_ONCE = {False: 16, True: min(4, os.cpu_count() or 1)}
+"""Parts that are read at once, by whether their folder is local."""
+
+_MANY = 64
+"""Parts from which on a table is remembered."""
+
+_NOTE = b"mup_tpu parts"
+"""Entry of the remembered file's schema: name, state and rows of each part, in its order."""
+
+
+def part_names(folder: Folder, table: str) -> list[str]:
+    """Names of a table's parts in a results folder."""
+    return [f"{table}/{name}" for name in _states(folder, table)]
+
+
+def _states(folder: Folder, table: str) -> dict[str, str]:
+    """Parts by file name, each with its size and time: a part that changes has another state."""
+    states = (folder / table).states()
+    return {name: state for name, state in states.items() if name.endswith(".parquet")}
+
+
+def read_table(folder: Folder, table: str) -> pd.DataFrame:
+    """A table of a results folder, each row and point once.
+
+    Raises:
+        StoreError: a part is damaged or cannot be read, or parts do not fit together.
+    """
+    for _ in range(_LISTINGS):
+        tables = _read_parts(folder, table)
+        if tables is not None:
+            break
+    else:
+        raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
+    try:
+        frame = _frame([rows for _, rows in tables], table)
+    except _MISFITS as error:
+        for name, rows in tables:
+            _check_alone(rows, table, f"{folder}/{table}/{name}")
+        raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
+    if table == "curves":
+        return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
+    # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
+    rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
+    return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
+
+
+def _frame(tables: Iterable[pa.Table], table: str) -> pd.DataFrame:
+    whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
+    return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
+
+
+def _check_alone(rows: pa.Table, table: str, part: str) -> None:
+    """Name the part, if it cannot be read by itself."""
+    try:
+        _frame([rows], table)
+    except _MISFITS as error:
+        raise StoreError(f"part {part} cannot be read: {reason(error)}") from None
+
+
+def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None:
+    """All parts of a table in the order of their names; None if one that was listed is gone."""
+    try:
+        states = _states(folder, table)
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+    known = _remembered(folder, table, states) if len(states) >= _MANY else {}
+    new = [name for name in states if name not in known]
+
+    def read(name: str) -> pa.Table:
+        where = f"{folder}/{table}/{name}"
+        try:
+            content = folder.read(f"{table}/{name}")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
+        return parts.decode(content, name, where, _SCHEMAS[table], _KEYS[table])
+
+    try:
+        with ThreadPoolExecutor(_AT_ONCE[folder.is_local]) as pool:
+            known |= zip(new, pool.map(read, new), strict=True)
+    except FileNotFoundError:
+        return None
+    tables = [(name, known[name]) for name in states]
+    if len(states) >= _MANY and len(new) > len(states) // 10:
+        _remember(folder, table, states, tables)
+    return tables
+
+
+def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
+    """Folder and name of the file that remembers a table."""
+    key = hashlib.sha256(folder.path.encode()).hexdigest()[:16]
+    return Folder(cache_root() / "stores"), f"{key}-{table}.parquet"
+
+
+def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[str, pa.Table]:
+    """Tables of the parts that are remembered and have not changed since; none where the file is damaged."""
+    place, file = _memory(folder, table)
+    try:
+        content = place.read(file)
+        whole = parts.decode(content, file, file, _SCHEMAS[table], _KEYS[table])
+        found, at = {}, 0
+        for name, state, rows in json.loads(whole.schema.metadata[_NOTE]):
+            if states.get(name) == state:
+                found[name] = whole.slice(at, rows)
+            at += rows
+    except (OSError, StoreError, ValueError, TypeError, KeyError):
+        return {}
+    return found if at == whole.num_rows else {}
+
+
+def _remember(
+    folder: Folder, table: str, states: Mapping[str, str], tables: list[tuple[str, pa.Table]]
+) -> None:
+    """Remember the parts that were read, unless the cache cannot be written or they do not fit together."""
+    note = json.dumps([(name, states[name], rows.num_rows) for name, rows in tables])
+    place, file = _memory(folder, table)
+    try:
+        whole = pa.concat_tables((rows for _, rows in tables), promote_options="permissive")
+        content = parts.encode(whole.replace_schema_metadata({_NOTE: note}))
+        place.write(file, content)
+    except (OSError, pa.ArrowException):
+        return
+
+
+def merge(folder: Folder, table: str) -> None:
+    """Merge all parts of a table into one.
+
+    Raises:
+        StoreError: they cannot be read, or the folder cannot be written.
+    """
+    before = part_names(folder, table)
+    if len(before) > 1:
+        write_part(folder, table, pa.Table.from_pandas(read_table(folder, table), preserve_index=False))
+        folder.remove(*before)
+
+
+def append(folder: Folder, table: str, records: list[Mapping[str, Any]]) -> None:
+    """Add records as a part; on return it is on disk.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    schema = _SCHEMAS[table]
+    extra = sorted({key for record in records for key in record} - set(schema.names))
+    all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
+    write_part(folder, table, pa.Table.from_pylist([dict(r) for r in records], pa.schema(all_fields)))
+
+
+def write_part(folder: Folder, table: str, rows: pa.Table) -> None:
+    """Add rows as a part.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    content = parts.encode(rows)
+    name = f"{table}/{parts.new_name(content)}"
+    try:
+        patiently(lambda: folder.write(name, content))
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None
