@@ -133,16 +133,19 @@ def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None
 
 
 def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
-    """Folder and name of the file that remembers a table."""
+    """Folder and name of the file that remembers a table: a checksum, and then a part."""
     key = hashlib.sha256(folder.path.encode()).hexdigest()[:16]
-    return Folder(cache_root() / "stores"), f"{key}-{table}.parquet"
+    return Folder(cache_root() / "stores"), f"{key}-{table}"
 
 
 def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[str, pa.Table]:
     """Tables of the parts that are remembered and have not changed since; none where the file is damaged."""
     place, file = _memory(folder, table)
     try:
-        content = place.read(file)
+        kept = place.read(file)
+        digest, content = kept[:32], kept[32:]
+        if hashlib.sha256(content).digest() != digest:
+            return {}
         whole = parts.decode(content, file, file, _SCHEMAS[table], _KEYS[table])
         found, at = {}, 0
         for name, state, rows in json.loads(whole.schema.metadata[_NOTE]):
@@ -163,7 +166,7 @@ def _remember(
     try:
         whole = pa.concat_tables((rows for _, rows in tables), promote_options="permissive")
         content = parts.encode(whole.replace_schema_metadata({_NOTE: note}))
-        place.write(file, content)
+        place.write(file, hashlib.sha256(content).digest() + content)
     except (OSError, pa.ArrowException):
         return
 

@@ -16,19 +16,24 @@ import numpy as np
 import pytest
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.shard_folder import ShardFolder
+from mup_tpu.data.shard_folder import ShardFolder, unpack
+from mup_tpu.data.shard_index import ShardIndex
 from mup_tpu.data.shards import prepare
 from mup_tpu.data.stream import ShardDataset
 from mup_tpu.errors import DataError
 
-LENGTH, SAMPLES = 32, 400
+LENGTH, SAMPLES, VOCABULARY = 32, 400, 600
 
 
 @pytest.fixture(scope="module")
 def prepared(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     config = DataConfig(
-        corpus=str(corpus), tokenizer="bpe", vocab_size=600, sequence_length=LENGTH, validation_fraction=0.2
+        corpus=str(corpus),
+        tokenizer="bpe",
+        vocab_size=VOCABULARY,
+        sequence_length=LENGTH,
+        validation_fraction=0.2,
     )
     prepare(config, str(folder), shard_samples=SAMPLES, workers=1, progress=False)
     return folder
@@ -187,12 +192,28 @@ SHARDS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def files(prepared):
+    return members(prepared)
+
+
 @pytest.mark.parametrize("name", SHARDS)
-def test_a_shard_that_is_not_what_its_index_says_is_one_sentence(name, folder):
-    put_shard(folder, SHARDS[name](members(folder)))
-    with pytest.raises(DataError, match=r"train-000000\.tar is not what its index says: ") as caught:
+def test_a_shard_that_is_not_what_its_index_says_is_refused(name, files):
+    """As `ShardFolder` unpacks what it has read."""
+    assert unpack(tar_of(files), len(files), LENGTH + 1, VOCABULARY).shape == (len(files), LENGTH + 1)
+    content = SHARDS[name](files).ljust(1024 * len(files), b"\0")
+    with pytest.raises(ValueError) as caught:
+        unpack(content, len(files), LENGTH + 1, VOCABULARY)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_shard_that_is_not_what_its_index_says_is_one_sentence(files, folder):
+    put_shard(folder, SHARDS["one sample fewer"](files))
+    with pytest.raises(
+        DataError, match=r"train-000000\.tar is not what its index says: it holds 393 samples"
+    ) as caught:
         read_first(folder)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
 
 
 def test_a_shard_of_the_same_samples_is_read_whatever_tar_wrote_it(folder):
@@ -253,7 +274,6 @@ INDEXES = {
     "vocabulary 0": top(vocab_size=0),
     "vocabulary 10^30": top(vocab_size=10**30),
     "vocabulary text": top(vocab_size="many"),
-    "another vocabulary": top(vocab_size=700),
     "separator outside": top(separator=600),
     "separator text": top(separator="\n"),
     "entropy nan": top(unigram_entropy=float("nan")),
@@ -280,24 +300,41 @@ INDEXES = {
     "size below 0": in_shard(size=-1),
     "size text": in_shard(size="big"),
     "size 10^18": in_shard(size=10**18),
-    "another size": in_shard(size=10**6),
     "sha256 null": in_shard(sha256=None),
 }
 
 
+INDEXES_OF_OTHER_FILES = {
+    "another vocabulary": top(vocab_size=700),
+    "another size": in_shard(size=10**6),
+    "a shard that is not there": in_shard(name="train-000009.tar"),
+    "another checksum": in_shard(sha256="0" * 64),
+    "another length": top(sequence_length=16),
+}
+
+
 @pytest.mark.parametrize("name", INDEXES)
-def test_an_index_that_says_what_cannot_be_is_one_sentence(name, folder):
-    rewrite_index(folder, INDEXES[name])
+def test_an_index_that_says_what_cannot_be_is_one_sentence(name, prepared):
+    index = json.loads((prepared / "index.json").read_text())
+    changed = INDEXES[name](index)
+    content = json.dumps(index if changed is None else changed).encode()
+    with pytest.raises(DataError) as caught:
+        ShardIndex.from_json(content, "the/index.json")
+    assert "the/index.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", INDEXES_OF_OTHER_FILES)
+def test_an_index_of_other_files_is_one_sentence(name, folder):
+    rewrite_index(folder, INDEXES_OF_OTHER_FILES[name])
     with pytest.raises(DataError) as caught:
         read_first(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe\x00", b"1" * 5000, b""])
-def test_an_index_that_is_no_json_is_one_sentence(content, folder):
-    (folder / "index.json").write_bytes(content)
+def test_an_index_that_is_no_json_is_one_sentence(content):
     with pytest.raises(DataError, match="is not the index of prepared shards"):
-        ShardFolder(str(folder))
+        ShardIndex.from_json(content, "the/index.json")
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff\xfe", b"[1]", b'{"version": "1.0", "model": {}}'])
