@@ -32,7 +32,7 @@ EXAMPLES = int(os.environ.get("MUP_TPU_EXAMPLES", "0"))
 
 
 def drawn(few: int) -> settings:
-    """So many examples, always the same; or as many as are asked for."""
+    """A few examples, always the same, or as many as MUP_TPU_EXAMPLES says."""
     return settings(
         max_examples=EXAMPLES or few,
         derandomize=not EXAMPLES,
@@ -131,7 +131,7 @@ def use_trial(values):
     return trial.trial_id("data")
 
 
-@drawn(300)
+@drawn(200)
 @given(mutated(TRIAL))
 def test_a_trial(values):
     result_or_sentence(use_trial, values)
@@ -214,13 +214,13 @@ def test_what_is_not_changed_is_a_result(scratch):
     assert use_trial(TRIAL) and use_table(check_table(TABLE)).results
 
 
-@drawn(300)
+@drawn(150)
 @given(text=toml_texts(SWEEP) | toml_texts(AXES))
 def test_a_sweep_s_file(scratch, text):
     use_file(load_sweep, scratch, text)
 
 
-@drawn(150)
+@drawn(100)
 @given(text=toml_texts(SEARCH))
 def test_a_search_s_file(scratch, text):
     use_file(load_search, scratch, text)

@@ -43,7 +43,8 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, checksum, patiently
 from mup_tpu.files import folder as files
 from mup_tpu.jobs import forked
-from mup_tpu.store import is_search, load_curves, load_runs
+from mup_tpu.store import Store, is_search, load_curves, load_runs
+from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -141,10 +142,17 @@ def gcsfs_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["moto", "gcs_emulator"])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """Each of the clouds, reached by this process."""
+    """Each of the clouds, reached by this process: `Folder` is held to one contract on both."""
     found = request.getfixturevalue(request.param)
     with reached_by(found.environment()):
         yield found
+
+
+@pytest.fixture
+def s3(moto: Cloud) -> Iterator[Cloud]:
+    """One cloud for what sees a bucket through `Folder` alone: sweeps and searches."""
+    with reached_by(moto.environment()):
+        yield moto
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,27 @@ def test_a_folder_in_a_bucket_is_as_one_on_a_disk(cloud):
     folder.remove_all()
     folder.remove_all()
     assert folder.names() == []
+
+
+def test_a_file_in_a_bucket_has_another_state_after_a_change(cloud):
+    folder = Folder(cloud.url())
+    assert folder.states() == {}
+    folder.create("b", b"1")
+    folder.write("c/d", b"1")
+    before = folder.states()
+    assert list(before) == ["b"] and folder.states() == before
+    folder.write("b", b"22")
+    assert folder.states() != before
+
+
+def test_of_two_drivers_that_start_at_once_in_a_new_bucket_folder_one_begins_it(s3):
+    """The emulator of gs:// takes an object that is there already, which the service refuses."""
+    folder = Folder(s3.url())
+    mine, other = Header("mine"), Header("other")
+    assert create_header(folder, mine) == mine
+    assert create_header(folder, other) == read_header(folder) == mine
+    with pytest.raises(StoreError, match="holds experiment 'mine', not 'other'"):
+        Store(str(folder), "other")
 
 
 def test_what_others_write_is_listed_and_removed(cloud):
@@ -344,9 +373,9 @@ def assert_same_table(url: str, path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(cloud, sweep, sweep_file, local):
-    folder = Folder(cloud.url())
-    victim = driver(cloud, sweep_file, str(folder), "--pack-size", 1)
+def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(s3, sweep, sweep_file, local):
+    folder = Folder(s3.url())
+    victim = driver(s3, sweep_file, str(folder), "--pack-size", 1)
     try:
         while not (folder / "runs").names():
             assert victim.poll() is None, "it ended before it could be killed"
@@ -361,9 +390,9 @@ def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(cloud, swe
 
 
 @pytest.mark.slow
-def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(cloud, sweep_file, local):
-    url = cloud.url()
-    drivers = [driver(cloud, sweep_file, url, "--pack-size", size) for size in (1, 2)]
+def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(s3, sweep_file, local):
+    url = s3.url()
+    drivers = [driver(s3, sweep_file, url, "--pack-size", size) for size in (1, 2)]
     said = [one.communicate(timeout=300)[0] for one in drivers]
     assert [one.returncode for one in drivers] == [0, 0], said
     assert load_runs(url)["trial_id"].is_unique
@@ -383,9 +412,9 @@ def search(tiny):
     return Search("x", tiny, {"learning_rate": Domain("loguniform", 1e-3, 1e-1)})
 
 
-def test_a_search_keeps_its_log_in_a_bucket(cloud, search):
+def test_a_search_keeps_its_log_in_a_bucket(s3, search):
     """An object an event, which the next driver reads."""
-    folder = Folder(cloud.url())
+    folder = Folder(s3.url())
     log = SearchLog(folder)
     assert not is_search(str(folder))
     log.begin(search, SearchOptions())
@@ -400,15 +429,13 @@ def test_a_search_keeps_its_log_in_a_bucket(cloud, search):
         SearchLog(folder).begin(search, SearchOptions(seed=1))
 
 
-def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(moto, search):
-    """The emulator of gs:// takes an object that is there already."""
-    with reached_by(moto.environment()):
-        folder = Folder(moto.url())
-        first, second = SearchLog(folder), SearchLog(folder)
-        first.begin(search, SearchOptions())
-        with pytest.raises(StoreError, match=f"{folder} is being written by another search"):
-            second.begin(search, SearchOptions())
-        assert second.events == [] and len(SearchLog(folder).events) == 1
+def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(s3, search):
+    folder = Folder(s3.url())
+    first, second = SearchLog(folder), SearchLog(folder)
+    first.begin(search, SearchOptions())
+    with pytest.raises(StoreError, match=f"{folder} is being written by another search"):
+        second.begin(search, SearchOptions())
+    assert second.events == [] and len(SearchLog(folder).events) == 1
 
 
 # What goes wrong
