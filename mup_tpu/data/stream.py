@@ -33,7 +33,7 @@ READERS = 4
 
 @dataclass(frozen=True)
 class World:
-    """Which hosts read one stream together, and which of them this one is."""
+    """Number of the hosts that read one stream together, and index of this host."""
 
     hosts: int = 1
     host: int = 0

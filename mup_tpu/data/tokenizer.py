@@ -17,7 +17,7 @@ from mup_tpu.errors import DataError, reason
 
 
 class Tokenizer(Protocol):
-    """What the token cache and prepared shards ask of a tokenizer."""
+    """Interface of a tokenizer for the token cache and prepared shards."""
 
     vocab_size: int
     separator: int
@@ -213,7 +213,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
 
 
 def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:
-    """What decides the tokens of a text, whatever the tokenizer's folder is called."""
+    """Facts that decide the tokens of a text; the name of the tokenizer's folder is none."""
     if config.tokenizer == "bytes":
         return ["bytes", 256]
     if config.tokenizer == "bpe":

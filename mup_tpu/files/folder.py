@@ -34,7 +34,7 @@ logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def cache_root() -> Path:
-    """Where caches of tokens and of compiled programs lie: $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
+    """Folder of the caches (tokens, compiled programs, stores): $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
     return Path(os.environ.get("MUP_TPU_CACHE") or Path.home() / ".cache" / "mup_tpu")
 
 
@@ -211,7 +211,7 @@ class Folder:
         self._fs.makedirs(self._at(name).rsplit("/", 1)[0], exist_ok=True)
 
     def _limit(self, size: int = 0) -> dict[str, float]:
-        """How long a bucket may take for so many bytes, as an option of fsspec's methods.
+        """Time limit of a transfer from a bucket, as an option of fsspec's methods.
 
         By itself s3fs waits without end for a service that hangs while it is written to.
         """
@@ -330,7 +330,7 @@ def checksum(path: Path) -> str:
 
 
 def as_oserror(error: Exception) -> OSError:
-    """What a file system of fsspec raised as it would be on a disk: missing rights are a PermissionError."""
+    """An error of an fsspec file system as a disk would raise it: missing rights are a PermissionError."""
     first, _, rest = str(error).strip().partition("\n")
     if isinstance(error, FSTimeoutError):
         return ConnectionError("no answer in time")
@@ -343,19 +343,19 @@ def as_oserror(error: Exception) -> OSError:
 
 
 _UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
-"""Names of what aiohttp and botocore raise where nobody answers; neither need be installed."""
+"""Names of errors of aiohttp and botocore where nobody answers; neither need be installed."""
 
 NOTICE_S = 15.0
-"""How long a bucket is waited for in silence."""
+"""Time that a bucket is waited for in silence."""
 
 UNANSWERED_S = 60.0
-"""How long a bucket may take for a request, beside what its bytes take at MIN_RATE."""
+"""Time limit of a request to a bucket, besides the time of its bytes at MIN_RATE."""
 
 MIN_RATE = 2**16
 """Bytes a second below which a transfer counts as failed."""
 
 PATIENCE_S = 300.0
-"""How long a service is tried that cannot be reached: less than makes a silent worker count as hung."""
+"""Time that an unreachable service is tried: shorter than the heartbeat of a worker."""
 
 
 def patiently(act: Callable[[], None]) -> None:
