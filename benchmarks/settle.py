@@ -233,7 +233,7 @@ def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
     """At which share of its cost each stored sweep's verdicts are settled, over orders of its seeds."""
     rows = []
     for folder in folders:
-        for parametrization, runs in load_table(folder, where=()).runs.groupby("parametrization"):
+        for parametrization, runs in load_table(folder, where=()).runs.groupby("compared"):
             runs = runs.assign(cost=runs["cost"].fillna(runs["scale"] ** 2.0))
             for order in range(orders):
                 pool = Pool(runs, np.random.default_rng([seed, order]))

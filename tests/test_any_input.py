@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mup_tpu.analysis import analyze, load_table
-from mup_tpu.analysis.run_table import check_table
+from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.config import Trial
 from mup_tpu.config.search import load_search
 from mup_tpu.config.toml import from_dict, load_sweep

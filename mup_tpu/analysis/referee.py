@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 import pandas as pd
 
+from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.run_table import RunTable, load_table
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferResult, analyze
 from mup_tpu.config import columns
 from mup_tpu.errors import MupTpuError, TableError

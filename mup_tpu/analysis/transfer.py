@@ -14,10 +14,12 @@ import pandas as pd
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
+from mup_tpu.analysis.ingest.table import check_table
+from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
-from mup_tpu.analysis.run_table import RunTable, check_table, load_table
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
 from mup_tpu.errors import TableError
@@ -202,7 +204,7 @@ def analyze(
     if (rounding := question.rounding) > 1e-5:
         notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
     results, costs = [], run_cost(table)
-    for name in sorted(table.runs["parametrization"].unique()):
+    for name in sorted(table.runs["compared"].unique()):
         results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
             notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
@@ -214,7 +216,7 @@ def analyze(
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
     """What a table says of one parametrization; in a sequence runs cost what its own did, as when planned."""
-    table = table.part(lambda frame: frame["parametrization"] == parametrization)
+    table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(parametrization, table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
     optima = tuple(e.optimum for e in evidence.estimates)

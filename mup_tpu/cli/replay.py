@@ -39,7 +39,7 @@ def runs(path: Where, csv: Path | None = None, compact: bool = False, where: tup
         csv: File to export the whole table to, every column.
         compact: Merge the folder's parts into one file each, as for committing it.
     """
-    from mup_tpu.analysis.run_table import select
+    from mup_tpu.analysis.rows import select
     from mup_tpu.store import Store, load_axes, load_runs
 
     table = select(load_runs(path), [Condition.parse(text) for text in where])
@@ -129,7 +129,7 @@ class TableOptions:
         """Read and check a results folder or table."""
         from mup_tpu.analysis import load_table
         from mup_tpu.analysis.ingest.table_values import States
-        from mup_tpu.analysis.run_table import default_columns
+        from mup_tpu.analysis.load import default_columns
 
         usual = default_columns(path)
         columns = replace(
@@ -159,7 +159,7 @@ def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
         where: Conditions on its rows, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: width>=64.
         all: Ask about all rows again.
     """
-    from mup_tpu.analysis.run_table import select
+    from mup_tpu.analysis.rows import select
     from mup_tpu.store import Store, load_question, load_runs
 
     if where and all:

@@ -93,7 +93,7 @@ class Trial:
             content[part.name] = {
                 name: _as_declared(getattr(config, f.name), f.default)
                 for f, name in names.items()
-                if name not in _IN_FINGERPRINT
+                if name not in IN_FINGERPRINT
                 and (name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
             }
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
@@ -132,7 +132,7 @@ _ALWAYS_IN_ID = {
 
 # Fields that decide the tokens. The data's fingerprint stands for them: the same text gives the same trial_id
 # from another folder.
-_IN_FINGERPRINT = (
+IN_FINGERPRINT = (
     "corpus", "text_column", "max_documents", "tokenizer", "vocab_size", "validation_fraction",
 )  # fmt: skip
 

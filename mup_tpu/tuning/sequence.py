@@ -22,8 +22,10 @@ from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.run_table import RunTable, asked_about, load_table
+from mup_tpu.analysis.rows import selected_scales
+from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import configured, label, write_scale
 from mup_tpu.errors import ConfigError, StoreError
@@ -149,7 +151,7 @@ class _Buyer:
         return [self._plan(name, table, stored, done) for name in self._compared]
 
     def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan:
-        runs = table.runs[table.runs["parametrization"] == name] if table is not None else pd.DataFrame()
+        runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if not len(runs):
             return self._bought(name, (), self._first(name), "", 1)
         assert table is not None
@@ -231,7 +233,7 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
     """Refuse scales that the folder's stored conditions exclude: their rows are never analysed."""
     column = sweep.scale_axis.column
     asked = [condition for condition in load_question(results) if condition.column == column]
-    if lacking := sorted(set(points) - set(asked_about(points, column, asked))):
+    if lacking := sorted(set(points) - set(selected_scales(points, column, asked))):
         at = ", ".join(write_scale(column, scale) for scale in lacking)
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "

@@ -140,7 +140,7 @@ def test_a_fit_that_misses_a_point_beside_the_optimum_says_so_and_reaches_to_the
 def test_optima_lie_within_noise_of_the_runs_beside_them_in_a_sweep_with_valleys_of_its_own():
     """Of widths 64 and 128 the stars once floated 0.07 and 0.04 nat off: seven standard errors."""
     table = load_table(ROOT / "results" / "nanogpt_mup")
-    runs = table.runs[table.runs["parametrization"] == "sp"]
+    runs = table.runs[table.runs["compared"] == "sp"]
     curves = [loss_curve(group) for _, group in runs.groupby("scale")]
     noise = pooled_noise(curves)
     for curve in curves:

@@ -28,7 +28,7 @@ def test_log2_of_the_learning_rate_and_plain_losses():
     table = check_table(runs())
     assert sorted(table.runs["x"].unique()) == [-9, -8, -7]
     assert table.notes == ()
-    assert set(table.runs["parametrization"]) == {"all"}
+    assert set(table.runs["compared"]) == {"all"}
 
 
 def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
@@ -56,7 +56,7 @@ def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"lr": -8.0}, "lr must be 0 or more, but row 0 has -8.0, and 11 more rows .*log2"),
+        ({"lr": -8.0}, "lr must be 0 or more, but row 0 has -8, and 11 more rows .*log2"),
         ({"width": 0}, "width must be above 0, but row 0 has 0"),
         (
             {"steps_planned": [100] * 11 + [200]},

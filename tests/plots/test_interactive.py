@@ -56,7 +56,7 @@ def test_every_point_of_a_loss_curve_says_its_mean_its_error_and_its_runs():
                 y, text = points[f"width {curve.scale:g}", round(float(x), 9)]
                 assert low <= y <= high and (y == mean or y > mean - 1e-12)
                 assert f"loss {mean:.6g} ± {error:.2g}" in text
-                own = table.runs.query(f"parametrization == {name!r} and scale == {curve.scale} and x == {x}")
+                own = table.runs.query(f"compared == {name!r} and scale == {curve.scale} and x == {x}")
                 for run in own.itertuples():
                     assert f"seed {run.seed}: loss {run.loss:.6g}, trial {run.trial_id}" in text
 

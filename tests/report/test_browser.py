@@ -150,7 +150,7 @@ def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, pages
     page.mouse.move(*page.evaluate(POINT, [1, "<b>width 64, learning rate 2<sup>−8</sup>"]))
     told = page.locator(".about").first
     told.wait_for()
-    runs = quickstart[1].runs.query("parametrization == 'sp' and scale == 64 and x == -8")
+    runs = quickstart[1].runs.query("compared == 'sp' and scale == 64 and x == -8")
     assert len(runs) >= 1
     (result,) = (r for r in quickstart[0].results if r.parametrization == "sp")
     curve = next(c for c in result.curves if c.scale == 64)

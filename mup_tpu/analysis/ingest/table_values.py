@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.run_table import DIVERGED, FINISHED, STOPPED, UNFINISHED
 from mup_tpu.config import shown
 from mup_tpu.errors import TableError
-
-FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
 
 _KNOWN = {
     FINISHED: "finished complete completed done success succeeded terminated",

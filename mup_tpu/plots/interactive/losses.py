@@ -45,7 +45,7 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         )  # fmt: skip
         if is_log:
             named_ticks(panel.figure.yaxis, {t: f"{t:g}" for t in style.log_ticks(low, high, least=5)})
-        own = runs[runs["parametrization"] == result.parametrization]
+        own = runs[runs["compared"] == result.parametrization]
         for curve in result.learning_curves:
             entry = panels.entries[style.point(analysis.scale, curve.scale)]
             here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]

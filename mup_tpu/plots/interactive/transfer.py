@@ -52,7 +52,7 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
             (bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom)),
         )  # fmt: skip
         panel.level(rail)
-        own = runs[runs["parametrization"] == result.parametrization]
+        own = runs[runs["compared"] == result.parametrization]
         tuned = columns.label(analysis.hyperparameter)
         for curve in result.curves:
             entry = panels.entries[style.point(analysis.scale, curve.scale)]

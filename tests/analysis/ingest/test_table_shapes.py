@@ -86,7 +86,7 @@ def test_curves_side_by_side_whose_runs_names_say_what_they_are(name):
     table = check_table(curves(name))
     assert losses(table) == pytest.approx(EXPECTED)
     assert table.history is not None and len(table.history) == 18
-    assert set(table.runs["parametrization"]) == ({"sp"} if name(RUNS.iloc[0]).startswith("sp") else {"all"})
+    assert set(table.runs["compared"]) == ({"sp"} if name(RUNS.iloc[0]).startswith("sp") else {"all"})
     assert "6 columns are taken for curves of val/loss" in table.notes[0]
 
 

@@ -1,0 +1,119 @@
+"""Rows of a table, ours or a stranger's: conditions on them, and what an analysis asks of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+
+import pandas as pd
+
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, short_name
+from mup_tpu.config import on_one_line
+from mup_tpu.config.columns import label
+from mup_tpu.errors import TableError
+from mup_tpu.store.conditions import Condition
+
+_COSTS = {"wall_time_s": "s", "flops": "FLOP"}
+"""Columns of a run's cost, with their units; the first that a table has is taken."""
+
+
+def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
+    """Rows that meet all conditions.
+
+    Raises:
+        TableError: a column is missing or holds no numbers to compare, or no row meets a condition.
+    """
+    for condition in where:
+        column = condition.column
+        if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
+            column = alike[0]
+        if column not in table:
+            raise TableError(f"where: {_no_column(table, column)}")
+        chosen = _meets(table[column], condition)
+        if not chosen.any():
+            there = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
+            asked = f"{column} {condition.value}" if condition.relation == "=" else str(condition)
+            raise TableError(f"where: no row has {asked}; there are {there}")
+        table = table[chosen]
+    return table.reset_index(drop=True)
+
+
+def selected_scales(scales: Iterable[float], column: str, where: Sequence[Condition]) -> tuple[float, ...]:
+    """Scales that meet the conditions on their column."""
+    left = pd.Series(list(scales), dtype=float)
+    for condition in where:
+        if condition.column == column:
+            left = left[_meets(left, condition)]
+    return tuple(left)
+
+
+def _meets(values: pd.Series, condition: Condition) -> pd.Series:
+    try:
+        held, bound = values.astype(float), condition.bound()
+    except (ValueError, TypeError, TableError):
+        if condition.relation != "=":
+            raise TableError(
+                f"where {str(condition)!r}: column {condition.column!r} has no numbers"
+            ) from None
+        return values.astype(str).str.lower() == condition.value.lower()
+    if condition.relation == "=":
+        return held == bound
+    return held >= bound if condition.relation == ">=" else held <= bound
+
+
+def require_columns(table: pd.DataFrame, columns: Columns) -> None:
+    """Check that the needed columns and the named ones are there, each once and for one thing.
+
+    Raises:
+        TableError: one is missing, occurs twice, or was named for two things.
+    """
+    needed = (columns.scale, columns.hyperparameter, columns.loss)
+    missing = [column for column in needed if column not in table]
+    usual = Columns()
+    for f in fields(columns):
+        named = getattr(columns, f.name)
+        for column in (named,) if isinstance(named, str) else ():
+            if column and column != getattr(usual, f.name) and column not in (*table, *missing):
+                missing.append(column)
+    if missing:
+        raise TableError(_no_column(table, *missing))
+    if len(set(needed)) < len(needed):
+        raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
+    if not table.columns.is_unique:
+        raise TableError(f"table has two columns {table.columns[table.columns.duplicated()][0]!r}")
+
+
+def _no_column(table: pd.DataFrame, *missing: str) -> str:
+    return f"table has no column {', '.join(map(repr, missing))}; it has {list_of(table.columns, 20)}"
+
+
+def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:
+    """Check that runs differ in nothing that a comparison holds fixed.
+
+    Args:
+        table: rows of runs.
+        columns: axes, along which they may differ.
+        fixed: columns that have one value.
+
+    Raises:
+        TableError: such a column has several values.
+    """
+    axes = {columns.scale, columns.hyperparameter, columns.parametrization, columns.seed, *columns.along}
+    for column in dict.fromkeys(fixed):
+        if column not in table or column in axes:
+            continue
+        held = table[column].dropna()
+        there = (held.map(str) if held.dtype == object else held).unique()
+        if len(there) > 1:
+            values = ", ".join(map(on_one_line, sorted(there)[:4]))
+            raise TableError(
+                f"table mixes several {label(column)}s (column {column!r}: {values}); "
+                f"compare runs of one kind, e.g. by filtering that column first: --where {column}=VALUE"
+            )
+
+
+def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
+    """Column of a run's cost and its unit; "" where there is none."""
+    if columns.cost:
+        return columns.cost, _COSTS.get(columns.cost, columns.cost)
+    return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))
