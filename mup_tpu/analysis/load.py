@@ -1,24 +1,53 @@
-"""Run tables by where they are: a results folder, a file, or a tracker."""
+"""Run tables by where they are: a results folder, whose columns are typed; a file; or a tracker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import pandas as pd
 
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
-from mup_tpu.analysis.ingest.table_values import NO_STATES, States
+from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings
 from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
-from mup_tpu.analysis.rows import select
-from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.stored import load_stored, stored_columns
+from mup_tpu.analysis.rows import (
+    DATA,
+    STORED_FIXED,
+    cost_column,
+    require_columns,
+    require_one_kind,
+    select,
+    selected_scales,
+)
+from mup_tpu.analysis.run_table import (
+    HISTORY,
+    RunTable,
+    on_axis,
+    require_above_zero,
+    standard_form,
+    table_of,
+    with_result,
+)
+from mup_tpu.config import field_column, on_one_line
+from mup_tpu.config.trial import IN_FINGERPRINT
+from mup_tpu.errors import TableError
+from mup_tpu.store import load_axes, load_curves, load_planned, load_question, load_runs
 from mup_tpu.store.conditions import Condition
 
 
 def default_columns(path: str | Path) -> Columns:
     """Names of a table's columns where none are given: a results folder's axes, else width and lr."""
-    return Columns() if is_file(path) or is_tracked(path) else stored_columns(path)
+    if is_file(path) or is_tracked(path):
+        return Columns()
+    axes = load_axes(path)
+    along = tuple(
+        field_column(name) for axis in (axes.scale, axes.tune, axes.compare) for name in axis.fields
+    )
+    along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
+    return Columns(axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along)
 
 
 def load_table(
@@ -41,11 +70,62 @@ def load_table(
         TableError: it is no table, or cannot be analysed as it is.
         StoreError: the results folder holds no runs.
     """
-    if is_file(path):
-        table = read_file(path)
-    elif is_tracked(path):
-        table = read_tracked(path)
-    else:
-        return load_stored(path, columns, chance, where, states)
-    name = Path(str(path)).name
-    return check_table(select(table, where or ()), columns or Columns(), chance, name, states)
+    if chance is not None:
+        require_above_zero("chance", chance)
+    columns = columns or default_columns(path)
+    if is_file(path) or is_tracked(path):
+        table = read_file(path) if is_file(path) else read_tracked(path)
+        return check_table(select(table, where or ()), columns, chance, Path(str(path)).name, states)
+    return _load_stored(path, columns, chance, where, states)
+
+
+def _load_stored(
+    path: str | Path,
+    columns: Columns,
+    chance: float | None,
+    where: Sequence[Condition] | None,
+    states: States,
+) -> RunTable:
+    asked = load_question(path) if where is None else ()
+    where = where or asked
+    stored, notes = select(load_runs(path), where), list[str]()
+    require_columns(stored, columns)
+    require_one_kind(stored, columns, STORED_FIXED)
+    rows, ended = with_result(stored, meanings(stored[columns.status], states), columns.status, notes)
+    form = standard_form(rows, columns, ended, lambda _, column: _numbers(rows[column]))
+    runs = on_axis(form, rows, columns, chance, notes)
+    table = table_of(runs, columns, Path(str(path)).name, notes, cost_column(rows, columns)[1])
+    if asked:
+        note = f"as the folder asks: {', '.join(condition.words for condition in asked)}"
+        table = replace(table, notes=(*table.notes, note))
+    curves = load_curves(path)
+    on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
+    history = table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY]
+    table = replace(table, command=_command(path, stored), history=history, stored=stored)
+    planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
+    return _only_planned(table, selected_scales(planned, columns.scale, where)) if planned else table
+
+
+def _numbers(column: pd.Series) -> pd.Series:
+    if column.dtype.kind not in "iuf" and len(column):
+        raise TableError(
+            f"{column.name} must be numbers, but row {column.index[0]} has {on_one_line(column.iloc[0])}"
+        )
+    return column.astype("float64")
+
+
+def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
+    """Part of a table at the scales that its sequence plans."""
+    part = table.part(lambda frame: frame["scale"].isin(planned))
+    left_out = sorted(set(table.runs["scale"]) - set(planned))
+    note = f"{table.columns.scale} {', '.join(f'{s:g}' for s in left_out)} left out: the sequence plans none"
+    return replace(part, notes=(*table.notes, note) if left_out else table.notes, planned=planned)
+
+
+def _command(path: str | Path, stored: pd.DataFrame) -> str | None:
+    """Command line that adds runs to a results folder, if a script of this checkout made it."""
+    experiment = str(stored["experiment"].iloc[0])
+    script = Path("experiments") / f"{experiment.removesuffix('_h200')}.py"
+    preset = " --preset h200" if experiment.endswith("_h200") else ""
+    is_there = (Path(__file__).parents[2] / script).exists()
+    return f"python {script}{preset} --results {path}" if is_there else None

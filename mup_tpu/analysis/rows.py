@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, list_of, short_name
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, short_name
 from mup_tpu.config import on_one_line
-from mup_tpu.config.columns import label
+from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store.conditions import Condition
 
+DATA = ("dataset", "data_fingerprint")
+"""Columns that change with a field of the data."""
+STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed", "corpus")), *DATA)
+"""Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
+corpus."""
+_MOST_RULES = 8
+"""Values of a column that may be what is compared; a column of more names runs."""
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 """Columns of a run's cost, with their units; the first that a table has is taken."""
 
@@ -106,10 +114,68 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
         there = (held.map(str) if held.dtype == object else held).unique()
         if len(there) > 1:
             values = ", ".join(map(on_one_line, sorted(there)[:4]))
+            follows = table[column].map(str).groupby(table[columns.scale]).nunique().max() == 1
+            ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
             raise TableError(
-                f"table mixes several {label(column)}s (column {column!r}: {values}); "
-                f"compare runs of one kind, e.g. by filtering that column first: --where {column}=VALUE"
+                f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
+                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}"
             )
+
+
+def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
+    """Settings in which rows of one cell and seed differ, each with its option; "" where there are none."""
+    shown = []
+    for column in _settings(table, columns):
+        if table.loc[rows, column].map(str).nunique() < 2:
+            continue
+        if table[column].dtype.kind in "iu":
+            seeds = ", ".join(map(str, table.loc[rows, column].unique()[:4]))
+            shown.append(f"{column} ({seeds}: --seed-col {column} for replicates)")
+        else:
+            values = table[column].map(str)
+            is_rule = values.nunique() <= _MOST_RULES
+            shown.append(f"{column} ({_rule_options(column, values) if is_rule else 'a name a run'})")
+    return ", ".join(shown)
+
+
+def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[str]:
+    """Notes on settings with several values inside a cell.
+
+    Args:
+        table: rows under their own names.
+        runs: the same runs as `on_axis` returns them.
+        columns: names of the table.
+    """
+    notes = []
+    cells = [runs["compared"], runs["scale"], runs["x"]]
+    for column in _settings(table, columns):
+        values = table.loc[runs.index, column].map(str)
+        is_rule = {*values.str.lower()} <= {*PARAMETRIZATIONS} or table[column].dtype.kind == "b"
+        is_setting = is_rule or (column in CONFIGURED and table[column].dtype.kind not in "iu")
+        if not is_setting or not 1 < values.nunique() <= _MOST_RULES:
+            continue
+        if values.groupby(cells).nunique().max() > 1:
+            notes.append(f"{column} varies inside cells ({_rule_options(column, values)})")
+    return notes
+
+
+def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
+    """Columns that may tell runs apart besides the named ones: text, whole numbers, truth values."""
+    named = {*asdict(columns).values()} - {columns.along} | {*columns.along}
+    is_ours = {"trial_id", "config"} <= set(table)
+    return [
+        column
+        for column in map(str, table)
+        if column not in named
+        and (column in CONFIGURED if is_ours else means(column) != "loss")
+        and table[column].dtype.kind not in "fcmM"
+    ]
+
+
+def _rule_options(column: str, values: pd.Series) -> str:
+    first, *others = sorted(values.unique())
+    listed = ", ".join(map(repr, [first, *others][:4]))
+    return f"{listed}: --parametrization-col {column} compares them, --where {column}={first} takes one"
 
 
 def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """A run table: one row a run, its hyperparameter on a log2 axis, lost runs as +inf.
 
-`stored.py` makes it from a results folder, `ingest/` from anybody's table. A fault stops with one sentence,
+`load.py` makes it from a results folder, `ingest/` from anybody's table. A fault stops with one sentence,
 which names column and value; an oddity becomes a note, which every output repeats.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, short_name
-from mup_tpu.analysis.rows import cost_column
+from mup_tpu.analysis.rows import cost_column, differences
 from mup_tpu.errors import TableError
 
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
@@ -61,6 +61,25 @@ class RunTable:
         history = None if self.history is None else self.history[keep(self.history)]
         zeros = self.zeros[keep(self.zeros)] if len(self.zeros) else self.zeros
         return replace(self, runs=self.runs[keep(self.runs)], history=history, zeros=zeros)
+
+
+def with_result(
+    table: pd.DataFrame, ended: pd.Series, column: str, notes: list[str]
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows of runs that say something of their trial, and how each ended.
+
+    Args:
+        table: rows.
+        ended: FINISHED, DIVERGED, STOPPED or UNFINISHED of each.
+        column: column of the states that this was told by.
+        notes: list to add to.
+    """
+    left_out = ended == UNFINISHED
+    if left_out.any():
+        counts = table.loc[left_out, column].value_counts()
+        named = ", ".join(f"{n} {state}" for state, n in counts.items())
+        notes.append(f"{named} runs left out: they say nothing of their trial")
+    return table[~left_out], ended[~left_out]
 
 
 def standard_form(
@@ -112,14 +131,17 @@ def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
     return values.map(str) if values.dtype == object else values
 
 
-def on_axis(rows: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]) -> pd.DataFrame:
+def on_axis(
+    rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]
+) -> pd.DataFrame:
     """Rows of `standard_form` with x and stopped, and a loss of +inf where a run was lost.
 
     A value of 0 has x = -inf.
 
     Args:
         rows: as `standard_form` returns them; they may be of several steps.
-        columns: names to say.
+        table: the same rows under their own names.
+        columns: these names.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         notes: list to add to.
 
@@ -135,7 +157,7 @@ def on_axis(rows: pd.DataFrame, columns: Columns, chance: float | None, notes: l
     with np.errstate(divide="ignore"):
         runs["x"] = np.log2(runs["value"])
     runs["x"] = _merged(runs, notes)
-    return _distinct(runs, notes)
+    return _distinct(runs, table, columns, notes)
 
 
 def table_of(
@@ -212,30 +234,37 @@ def require_above_zero(name: str, value: float) -> None:
 def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
     """X with values within MERGE_OCTAVES of each other at the least of them."""
     values = np.sort(runs["x"].unique())
-    merged, current = {}, -np.inf
-    for x in values[np.isfinite(values)].tolist():
-        if x - current > MERGE_OCTAVES:
-            current = x
-        elif x != current:
-            merged[x] = current
-    if merged:
-        notes.append(f"{len(merged)} values within {MERGE_OCTAVES} octave of another were merged with it")
-    return runs["x"].map(merged).fillna(runs["x"])
+    merged: dict[float, float] = {}
+    current = -np.inf
+    for value in values[np.isfinite(values)].tolist():
+        if value - current > MERGE_OCTAVES:
+            current = value
+        else:
+            merged[value] = current
+    if not merged:
+        return runs["x"]
+    x = runs["x"].map(merged).fillna(runs["x"])
+    same = [x, *(runs[column] for column in ("compared", "scale", "seed", "step"))]
+    if (runs["x"].groupby(same, dropna=False).nunique() > 1).any():
+        return runs["x"]
+    notes.append(f"{len(merged)} values within {MERGE_OCTAVES} octave of another were merged with it")
+    return x
 
 
-def _distinct(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[str]) -> pd.DataFrame:
     """Runs without identical repeats."""
     key = [*RUN, "step"]
-    doubled = runs.duplicated(key, keep=False)
-    if not doubled.any():
+    doubled = runs[runs.duplicated(key, keep=False)]
+    if doubled.empty:
         return runs
-    distinct = runs[doubled].groupby(key, dropna=False)["loss"].nunique()
-    conflicts = distinct[distinct > 1]
-    if len(conflicts):
-        compared, scale, x, seed, _ = conflicts.index[0]
+    clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
+    if len(clashing):
+        first = clashing.iloc[0]
+        differ = differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
         raise TableError(
-            f"two runs of {compared}, scale {scale:g}, {power(x)}, seed {seed} have different losses"
-            f"{_more(conflicts)}; give the seed column, or drop one"
+            f"two runs of {first['compared']}, scale {first['scale']:g}, {power(first['x'])}, seed "
+            f"{first['seed']} have different losses{_more(clashing.groupby(key, dropna=False).groups)}; they "
+            f"differ in {differ or 'nothing but their loss: give the column of the seed, or drop one'}"
         )
     notes.append(f"{int(runs.duplicated(key).sum())} identical duplicate rows dropped")
     return runs.drop_duplicates(key)

@@ -99,6 +99,8 @@ class TableOptions:
     """Column to analyse in place of the learning rate, e.g. init_std."""
     scale: str | None = None
     """Column to analyse in place of the width, e.g. depth."""
+    along: tuple[str, ...] = ()
+    """Further columns that change with the scale, as on a ladder of shapes: depth."""
     where: tuple[str, ...] = ()
     """Rows to take alone, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default
     those that a results folder asks for (`mup-tpu ask`)."""
@@ -143,6 +145,7 @@ class TableOptions:
             step=self.step_col,
             params=self.params_col,
             cost=self.cost_col,
+            along=(*usual.along, *self.along),
         )
         states = States(self.finished_states, self.diverged_states, self.unfinished_states)
         where = [Condition.parse(text) for text in self.where] if self.where else None

@@ -167,8 +167,61 @@ def test_a_loss_that_is_measured_at_some_steps_alone_has_not_diverged_at_the_oth
 
 def test_two_runs_by_step_that_nothing_tells_apart_are_refused():
     frame = by_step((30, 30))
-    with pytest.raises(TableError, match="two runs of all, scale 64, .* give the seed column"):
+    with pytest.raises(
+        TableError, match="two runs of all, scale 64, .* in nothing but their loss: give .* seed"
+    ):
         check_table(pd.concat([frame, frame.assign(loss=frame["loss"] + 0.1)]))
+
+
+def of_rules(**columns) -> pd.DataFrame:
+    """Two rules a step, their column under a name of its own; runs are named, as trackers do."""
+    frame = pd.concat([by_step().assign(rule=rule) for rule in ("mup", "sp")], ignore_index=True)
+    frame["loss"] += 0.01 * (frame["rule"] == "sp")
+    frame["run_name"] = frame["rule"] + "_w" + frame["width"].map(str) + "_lr" + frame["lr"].map(str)
+    return frame.assign(seed=0, **columns)
+
+
+def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_each():
+    with pytest.raises(TableError) as caught:
+        check_table(of_rules(host="a"))
+    said = str(caught.value)
+    assert "two runs of all, scale 64, 2^-9, seed 0 have different losses" in said
+    assert "they differ in rule ('mup', 'sp': --parametrization-col rule compares them, --where" in said
+    assert "rule=mup takes one), run_name (a name a run)" in said and "host" not in said
+    assert len(check_table(of_rules(), Columns(parametrization="rule")).runs) == 12
+    with pytest.raises(TableError, match=r"they differ in run \(0, 1: --seed-col run for replicates\)$"):
+        check_table(runs().drop(columns="seed").assign(run=[0, 1] * 6))
+
+
+def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():
+    table = check_table(of_rules(), Columns(seed="run_name"))
+    assert any(
+        "rule varies inside cells ('mup', 'sp': --parametrization-col rule compares them" in note
+        for note in table.notes
+    )
+    assert not any(
+        "varies" in note for note in check_table(of_rules(), Columns(parametrization="rule")).notes
+    )
+
+
+def test_near_values_of_one_seed_are_two_runs_and_no_clash():
+    """Learning rates that were drawn, not set: two of them may lie within the rounding of a grid."""
+    frame = runs().drop(columns="seed")
+    frame.loc[1::2, "lr"] *= 1.005
+    table = check_table(frame)
+    assert len(table.runs) == 12 and len(table.runs["x"].unique()) == 6
+    assert not any("merged" in note for note in table.notes)
+
+
+def test_a_ladder_is_read_where_the_columns_that_change_with_its_scale_are_named():
+    shapes = runs().assign(depth=[12] * 6 + [3] * 6)
+    with pytest.raises(TableError, match="mixes several depths .*; if it changes with width, --along depth"):
+        check_table(shapes)
+    table = check_table(shapes, Columns(along=("depth",)))
+    pd.testing.assert_frame_equal(table.runs, check_table(runs()).runs)
+    with pytest.raises(TableError) as caught:  # which no ladder is
+        check_table(runs().assign(depth=[12, 3] * 6))
+    assert "--along" not in str(caught.value)
 
 
 def test_what_is_compared_may_vary_and_nothing_else():

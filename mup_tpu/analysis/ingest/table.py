@@ -9,17 +9,16 @@ from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
 from mup_tpu.analysis.ingest.table_shapes import as_rows
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings, numbers
-from mup_tpu.analysis.rows import cost_column, require_columns, require_one_kind
+from mup_tpu.analysis.rows import STORED_FIXED, cost_column, require_columns, require_one_kind, varying
 from mup_tpu.analysis.run_table import (
     FINISHED,
-    UNFINISHED,
     RunTable,
     on_axis,
     require_above_zero,
     standard_form,
     table_of,
+    with_result,
 )
-from mup_tpu.analysis.stored import FIXED, left_out_note
 from mup_tpu.errors import TableError
 
 _USUALLY_FIXED = (
@@ -59,16 +58,17 @@ def check_table(
         table, columns, guessed = find_columns(table, columns)
         notes += [*shaped, *guessed]
     require_columns(table, columns)
-    table, ended = _with_result(table, columns, states, notes)
+    table, ended = _ended(table, columns, states, notes)
     rows = standard_form(table, columns, ended, lambda part, column: _read(table, part, column, notes))
-    require_one_kind(table, columns, FIXED if is_exported else _USUALLY_FIXED)
-    runs, history = on_axis(at_logged_steps(rows), columns, chance, notes), None
+    require_one_kind(table, columns, STORED_FIXED if is_exported else _USUALLY_FIXED)
+    runs, history = on_axis(at_logged_steps(rows), table, columns, chance, notes), None
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
+    notes += varying(table, runs, columns)
     return table_of(runs, columns, name, notes, cost_column(table, columns)[1], history=history)
 
 
-def _with_result(
+def _ended(
     table: pd.DataFrame, columns: Columns, states: States, notes: list[str]
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Rows of runs that say something of their trial, and how they ended."""
@@ -78,11 +78,7 @@ def _with_result(
         column = alike[0] if alike else ""
     if column == "" or column not in table or table[column].isna().all():
         return table, pd.Series(FINISHED, index=table.index)
-    ended = meanings(table[column], states)
-    left_out = ended == UNFINISHED
-    if left_out.any():
-        notes.append(left_out_note(table.loc[left_out, column].value_counts()))
-    return table[~left_out], ended[~left_out]
+    return with_result(table, meanings(table[column], states), column, notes)
 
 
 def _read(table: pd.DataFrame, part: str, column: str, notes: list[str]) -> pd.Series:

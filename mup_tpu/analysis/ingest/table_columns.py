@@ -45,7 +45,7 @@ class Columns:
     purchase: str = "purchase"
     """Purchase of a sequence that a run came with; optional."""
     along: tuple[str, ...] = ()
-    """Other columns that change along the scale with it, as on a ladder."""
+    """Other columns that change with the scale, as on a ladder."""
 
 
 _USUAL = {
@@ -76,8 +76,10 @@ _FLAGS = {
 _SCALES = ("width", "depth", "size")
 """What may grow; the first that does is taken."""
 
-_TRACKER = re.compile(r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]", re.I)
-"""What trackers put before a name."""
+_TRACKER = re.compile(
+    r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
+)
+"""Prefixes that trackers give a name; Optuna's end in _."""
 _LOG = re.compile(r"log(2|10)_?(?:lr|learning_rate)|(?:lr|learning_rate)_log(2|10)")
 
 
@@ -119,6 +121,10 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
             continue
         usual_name = getattr(usual, part)
         column = _find_scale(table, notes) if part == "scale" else _find(table, part, usual_name, notes)
+        if (
+            column is None and part == "loss" and {"number", "value", "state"} <= set(table)
+        ):  # Optuna's trials
+            column = "value"
         found |= {} if column is None else {part: column}
     if "hyperparameter" not in found:
         table, found = _from_log(table, found, notes)
@@ -192,7 +198,7 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
     if what == "loss":
         return _LIKE if name != what else _EXACT, place
     prefix = _TRACKER.match(str(name).strip())
-    if prefix and prefix[1].lower() not in ("summary", "metrics"):
+    if prefix and (prefix[1] or prefix[2]).lower() not in ("summary", "metrics"):
         return _CONFIGURED, place
     return _EXACT if name == what else _LIKE, place
 
