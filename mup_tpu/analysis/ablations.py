@@ -28,7 +28,7 @@ def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
             cost = (regret.value, regret.low, regret.high) if regret else (math.nan,) * 3
             rows.append(
                 {
-                    "name": name if len(analysis.results) == 1 else f"{name} {result.parametrization}",
+                    "name": name if len(analysis.results) == 1 else f"{name} {result.compared}",
                     "alpha": drift.alpha,
                     "low": drift.low,
                     "high": drift.high,

@@ -105,8 +105,8 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
     scale, compared = table.columns.scale, table.columns.parametrization
     assert table.stored is not None, "read from a results folder"
     of_rule = stored = table.stored
-    if compared in stored and stored[compared].astype(str).eq(result.parametrization).any():
-        of_rule = stored[stored[compared].astype(str) == result.parametrization]
+    if compared in stored and stored[compared].astype(str).eq(result.compared).any():
+        of_rule = stored[stored[compared].astype(str) == result.compared]
 
     def made_with(column: str) -> str:
         held = of_rule[column].fillna(_BEFORE[column]) if column in of_rule else pd.Series([_BEFORE[column]])
@@ -117,8 +117,8 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
         sweep=sweep,
         growing=f"{columns.label(scale)} {first} to {last}",
         tuned=columns.label(table.columns.hyperparameter),
-        rule=result.parametrization,
-        source=_RULES.get(compared, {}).get(result.parametrization, ""),
+        rule=result.compared,
+        source=_RULES.get(compared, {}).get(result.compared, ""),
         architecture=made_with("architecture"),
         update_rule=made_with("optimizer"),
         alpha=result.drift.alpha,

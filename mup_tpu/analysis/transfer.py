@@ -97,7 +97,8 @@ class Sequenced:
 class TransferResult:
     """All that one parametrization's runs say about transfer."""
 
-    parametrization: str
+    compared: str
+    """Value of the axis that is compared, such as a parametrization's name."""
     curves: tuple[LossCurve, ...]
     noise: Noise
     optima: tuple[Optimum, ...]
@@ -118,6 +119,11 @@ class TransferResult:
     """How it came to this; None where the table is looked at once."""
 
     @property
+    def parametrization(self) -> str:
+        """The same as `compared`."""
+        return self.compared
+
+    @property
     def headline_regret(self) -> Regret | None:
         """From the smallest bracketed scale to the largest."""
         return _headline(self.optima, self.regrets)
@@ -125,7 +131,7 @@ class TransferResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: all that the figures show."""
         return {
-            "parametrization": self.parametrization,
+            "parametrization": self.compared,
             "verdict": self.verdict.to_dict(),
             "drift": asdict(self.drift),
             "noise": asdict(self.noise),
@@ -234,7 +240,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     else:
         remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
     return TransferResult(
-        parametrization=parametrization,
+        compared=parametrization,
         curves=evidence.curves,
         noise=evidence.noise,
         optima=optima,

@@ -46,7 +46,7 @@ def best_loss_figure(analysis: TransferAnalysis) -> Figure:
 
 def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) -> list[Artist]:
     color, marker = style.categorical(index), style.MARKERS[index % len(style.MARKERS)]
-    name = style.label(result.parametrization)
+    name = style.label(result.compared)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
     tuned = any(o.is_bracketed for o in result.optima)
     own = f"{name}, own optimum" if tuned else name
@@ -71,7 +71,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], results: Sequence[Tra
     grows = any(len(set(r.law.params)) > 1 for r in known)
     for result in known:
         i, points = results.index(result), result.law
-        color, name = style.categorical(i), style.label(result.parametrization)
+        color, name = style.categorical(i), style.label(result.compared)
         params, tokens = np.array(points.params), np.array(points.tokens)
         sizes = params if grows else 6 * params * tokens
         ax.plot(sizes, points.losses, style.MARKERS[i % len(style.MARKERS)], color=color)
@@ -152,7 +152,7 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
             color = style.sequential(scales, curve.scale)
             ax.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             shown += curve.losses
-        ax.set_title(style.label(result.parametrization))
+        ax.set_title(style.label(result.compared))
         ax.set_xlabel("step")
     style.loss_axis(axes[0], shown)
     for ax in style.first_of_rows(axes):
@@ -165,7 +165,7 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     tuned = style.column_label(analysis.hyperparameter)
-    compared = f" ({', '.join(style.label(r.parametrization) for r in results)})" if len(results) > 1 else ""
+    compared = f" ({', '.join(style.label(r.compared) for r in results)})" if len(results) > 1 else ""
     figure = axes[0].figure
     assert isinstance(figure, Figure)
     style.key_below(figure, entries, f"{style.column_label(analysis.scale)} at its best {tuned}{compared}")

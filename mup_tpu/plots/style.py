@@ -151,7 +151,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
     """The results in the order of `ordered`."""
-    by_name = {result.parametrization: result for result in analysis.results}
+    by_name = {result.compared: result for result in analysis.results}
     return [by_name[name] for name in ordered(by_name)]
 
 

@@ -35,7 +35,7 @@ def transfer_figure(analysis: TransferAnalysis) -> Figure:
     for ax, result, (bottom, top) in zip(axes, results, heights, strict=True):
         rail = top + 0.06 * (top - bottom)
         _draw_curves(ax, result, scales, top, rail, analysis.scale)
-        text = f"{style.label(result.parametrization)}: {result.verdict.decision}"
+        text = f"{style.label(result.compared)}: {result.verdict.decision}"
         ax.set_title(", ".join(filter(None, (text, style.alpha(result.drift)))))
         ax.set_xlabel(style.title(analysis.hyperparameter))
         ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
@@ -194,7 +194,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
             if not o.is_bracketed and np.isfinite(o.best_x):
                 down = o.status == "at lower edge"
                 ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
-        text = ", ".join(filter(None, (style.label(result.parametrization), style.alpha(result.drift))))
+        text = ", ".join(filter(None, (style.label(result.compared), style.alpha(result.drift))))
         handles.append(style.mark(marker, text, color=color, ls="-" if result.drift.is_known else ""))
     style.scale_axis(ax, analysis.scale, _scales(results), 5.2)
     ax.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
@@ -275,7 +275,7 @@ def _moved_grid(result: TransferResult) -> tuple[float, float]:
 
 def _collapse_title(result: TransferResult, scale: str) -> str:
     """The exponent of whole curves, and beside it that of the optima, from which it may differ."""
-    beta, name = result.collapse_exponent, style.label(result.parametrization)
+    beta, name = result.collapse_exponent, style.label(result.compared)
     if not np.isfinite(beta):
         return f"{name}: not moved, the curves have too few points in common"
     if abs(beta) >= WIDEST_COLLAPSE:

@@ -57,7 +57,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xticks(range(len(scales)), names, **style.turned(names, width + 1))
         ax.set_yticks(range(len(scales)), names)
         ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
-        ax.set_title(style.label(result.parametrization))
+        ax.set_title(style.label(result.compared))
         ax.grid(False)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"tuned at {style.column_label(analysis.scale)}")
@@ -118,7 +118,7 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.set_xlim(left=0)
         ax.margins(y=0.15)
-        ax.set_title(f"{style.label(result.parametrization)}: {result.verdict.decision}")
+        ax.set_title(f"{style.label(result.compared)}: {result.verdict.decision}")
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
     figure = axes[0].figure

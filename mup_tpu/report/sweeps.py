@@ -54,7 +54,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
         TableError: Bokeh is not installed.
     """
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
-    results = [(plots.name(result.parametrization), result) for result in analysis.results]
+    results = [(plots.name(result.compared), result) for result in analysis.results]
     optima = [_table(name, optima_cells(result, analysis.scale)) for name, result in results]
     regrets = [
         _table(name, regret_cells(result, analysis.scale)) for name, result in results if result.regrets

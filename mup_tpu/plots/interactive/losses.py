@@ -40,12 +40,12 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         panels.entry(style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), dash="-")
     for result in results:
         panel = Panel(
-            panels, style.name(result.parametrization), "step", "training loss (nat per token)",
+            panels, style.name(result.compared), "step", "training loss (nat per token)",
             (low, high), log_y=is_log,
         )  # fmt: skip
         if is_log:
             named_ticks(panel.figure.yaxis, {t: f"{t:g}" for t in style.log_ticks(low, high, least=5)})
-        own = runs[runs["compared"] == result.parametrization]
+        own = runs[runs["compared"] == result.compared]
         for curve in result.learning_curves:
             entry = panels.entries[style.point(analysis.scale, curve.scale)]
             here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]

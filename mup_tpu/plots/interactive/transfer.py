@@ -44,7 +44,7 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
             style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), "circle", "-"
         )
     for result, (bottom, top) in zip(results, ranges, strict=True):
-        verdict = f"{style.name(result.parametrization)}: {result.verdict.decision}"
+        verdict = f"{style.name(result.compared)}: {result.verdict.decision}"
         rail = top + 0.06 * (top - bottom)
         panel = Panel(
             panels, ", ".join(filter(None, (verdict, style.alpha(result.drift)))),
@@ -52,7 +52,7 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
             (bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom)),
         )  # fmt: skip
         panel.level(rail)
-        own = runs[runs["compared"] == result.parametrization]
+        own = runs[runs["compared"] == result.compared]
         tuned = columns.label(analysis.hyperparameter)
         for curve in result.curves:
             entry = panels.entries[style.point(analysis.scale, curve.scale)]
