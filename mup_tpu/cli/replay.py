@@ -298,7 +298,7 @@ def _draw_ablations(table: pd.DataFrame, folder: Path | str) -> None:
 
 
 def _print_ranking(path: str) -> None:
-    from mup_tpu.analysis.search import ranking
+    from mup_tpu.analysis.ranking import ranking
     from mup_tpu.store import load_runs
 
     trials = ranking(load_runs(path))
@@ -353,7 +353,7 @@ def plot(path: Where, out: Path | None = None, table: TableOptions = TableOption
     import pandas as pd
 
     from mup_tpu import plots
-    from mup_tpu.analysis.search import ranking
+    from mup_tpu.analysis.ranking import ranking
     from mup_tpu.store import load_runs
 
     folder = out or _figures_folder(path)

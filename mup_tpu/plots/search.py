@@ -20,7 +20,7 @@ def search_figure(trials: pd.DataFrame) -> Figure:
     What was stopped early is hollow, with the loss where it was stopped; what diverged is on a line above.
 
     Args:
-        trials: from `mup_tpu.analysis.search.ranking`.
+        trials: from `mup_tpu.analysis.ranking.ranking`.
     """
     varied = list(trials.columns[3:])
     has_loss = np.isfinite(trials["loss"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.search import ranked, varied
+from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.config.columns import label, write
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, Text, Values, interactive
 from mup_tpu.report.words import how_made

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table, coord_check, load_table
-from mup_tpu.analysis.search import ranked, varied
+from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.plots import interactive
 from mup_tpu.store import load_runs
 

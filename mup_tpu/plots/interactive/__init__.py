@@ -6,9 +6,9 @@ which the extra `report` installs, so nothing but a report imports them.
 
 from mup_tpu.plots.interactive.coord_check import coordinate_check_panels
 from mup_tpu.plots.interactive.losses import learning_curve_panels
+from mup_tpu.plots.interactive.optima import transfer_panels
 from mup_tpu.plots.interactive.panel import Panels
 from mup_tpu.plots.interactive.search import search_panels
-from mup_tpu.plots.interactive.transfer import transfer_panels
 
 __all__ = [
     "Panels",

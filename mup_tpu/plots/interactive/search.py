@@ -33,7 +33,7 @@ def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
     """Loss of every trial of a search against each hyperparameter it varied, the best one marked.
 
     Args:
-        trials: from `mup_tpu.analysis.search.ranked`.
+        trials: from `mup_tpu.analysis.ranking.ranked`.
         varied: columns of the hyperparameters.
     """
     has_loss = np.isfinite(trials["loss"])

@@ -20,7 +20,7 @@ from mup_tpu.plots.interactive.panel import (
     run_lines,
 )
 from mup_tpu.plots.markup import power
-from mup_tpu.plots.transfer import height_range, lost_points, zero_place
+from mup_tpu.plots.optima import height_range, lost_points, zero_place
 
 _LOST = (("x", "diverged"), ("square", "stopped early"), ("triangle", "above the axis"))
 """Marker and name of each kind of `lost_points`."""
