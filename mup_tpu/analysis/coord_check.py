@@ -1,4 +1,4 @@
-"""Slopes of the coordinate check: how each layer's activations and updates grow along a scale.
+"""Slopes of the coordinate check: growth of each layer's activations and updates along a scale.
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope in width is much above 0. Dey et al. 2025
 (arXiv:2505.01618, section 6): along the depth, no block may come closer to its linearization either.
@@ -18,20 +18,20 @@ from mup_tpu.errors import TableError
 COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 
 SIZES = ("activation", "update")
-"""Quantities that have a size, which no layer's may grow."""
+"""Quantities that are sizes; none may grow with the scale."""
 
 LAZY = -0.25
-"""Exponent of depth below which blocks turn lazy: half of that of 1/√depth, which Dey et al. draw in figure 6
-for branches that are scaled so."""
+"""Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey et
+al., figure 6)."""
 
 
 def setting_name(optimizer: str, tied: bool) -> str:
-    """What the measurements of an optimizer and a tying go by, such as "adamw_tied"."""
+    """Name of the measurements of an optimizer and a tying, such as "adamw_tied"."""
     return f"{optimizer}_{'tied' if tied else 'untied'}"
 
 
 def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The measurements of each optimizer and tying, by name."""
+    """Measurements of each optimizer and tying, by name."""
     if not {"optimizer", "tied"} <= set(table):
         return {"coord_check": table}
     names = [setting_name(*key) for key in zip(table["optimizer"], table["tied"], strict=True)]
@@ -39,7 +39,7 @@ def by_setting(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def scale_of(table: pd.DataFrame) -> str:
-    """Column of the scale along which a table was measured: what is neither a result nor a setting.
+    """Column of the scale along which a table was measured: the one that is neither result nor setting.
 
     Raises:
         TableError: there is no such column, or several.
@@ -95,8 +95,8 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """What the slopes after the last step come to, of each parametrization: the layer that grows fastest, and
-    along the depth whether blocks turn lazy.
+    """Sentences on the slopes after the last step: each parametrization's fastest growing layer, and along
+    the depth whether blocks turn lazy.
     """
     scale = label(scale_of(table))
     rows: list[dict[Any, Any]] = slopes(table).dropna(subset="slope").to_dict("records")

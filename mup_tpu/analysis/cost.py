@@ -1,4 +1,4 @@
-"""What a run costs, by its scale: as measured, or as a power of it."""
+"""Cost of a run by its scale: measured, or taken as a power of the scale."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MOST = math.log(sys.float_info.max)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs: a power of its scale."""
+    """Cost of a run as a power of its scale."""
 
     exponent: float
     at_one: float
-    """Of a run at scale 1."""
+    """Cost at scale 1."""
     unit: str
     """"s", "FLOP", a column of the table, or runs of the smallest scale."""
     source: str
-    """Where it is known from, as words."""
+    """Origin of the numbers, in words."""
 
     def of(self, scale: float) -> float:
         """Cost of a run."""
@@ -60,5 +60,5 @@ def run_cost(table: RunTable) -> Cost:
 
 
 def _exp(x: float) -> float:
-    """e^x above 0, inf where no number is as large: scales may be anything, and costs are powers of them."""
+    """e^x, at least the smallest float and inf beyond the largest."""
     return math.inf if x > _MOST else max(math.exp(x), sys.float_info.min)

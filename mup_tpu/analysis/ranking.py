@@ -1,4 +1,4 @@
-"""What a search tried: which hyperparameters varied, and its trials from best to worst."""
+"""Trials of a search from best to worst, and the hyperparameters that varied."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pandas as pd
 from mup_tpu.config.columns import CONFIGURED
 
 _PARTS = ("optimizer", "train", "model", "data")
-"""What is searched first comes first."""
+"""Parts of a trial in the order of their columns."""
 
 
 def varied(runs: pd.DataFrame) -> list[str]:
-    """Columns of the configured numbers that vary in a run table, but for seeds."""
+    """Columns of configured numbers that vary in a run table, without seeds."""
     columns = sorted(CONFIGURED.values(), key=lambda column: _PARTS.index(column.part))
     return [
         c.name
@@ -21,7 +21,7 @@ def varied(runs: pd.DataFrame) -> list[str]:
 
 
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a search, finished ones by loss first, then stopped ones by how far they came."""
+    """Rows of a search: finished ones by loss, then stopped ones by their steps, then the others."""
     order = runs["status"].map({"finished": 0, "stopped": 1, "diverged": 2}).fillna(3)
     ordered = runs.assign(order=order).sort_values(
         ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True
@@ -30,12 +30,12 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranking(runs: pd.DataFrame) -> pd.DataFrame:
-    """The trials of a search in the order of `ranked`, and what they are to be compared by.
+    """Trials of a search in the order of `ranked`, with the columns that compare them.
 
     Args:
         runs: a run table.
 
     Returns:
-        status, steps_done, loss (nat per token) and every configured number that varies, but for seeds.
+        status, steps_done, loss (nat per token) and every configured number that varies, without seeds.
     """
     return ranked(runs)[["status", "steps_done", "loss", *varied(runs)]]

@@ -1,4 +1,4 @@
-"""Stored sweeps as one table: a verdict for each rule along each way of growing, and what it cost."""
+"""Stored sweeps as one table: the verdict of each rule along each way of growing, and its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """Source of each rule, by the column that names it."""
 _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
-"""What rows of the first releases, which had no such column, were made with."""
+"""Values of columns that the rows of the first releases lack."""
 
 _INTRODUCTION = """\
 Which hyperparameters stay, along which way of growing, under which rule: a row for each rule of each
@@ -43,16 +43,16 @@ sizes, lengths and data of their sweep, which its page says.
 
 @dataclass(frozen=True)
 class Ruling:
-    """What one stored sweep says of one rule."""
+    """The verdict of one stored sweep on one rule."""
 
     sweep: str
-    """Its folder."""
+    """Folder of the sweep."""
     growing: str
     """The scale, from its smallest point to its largest."""
     tuned: str
     rule: str
     source: str
-    """Where the rule comes from; "" where what is compared is no rule."""
+    """Paper of the rule; "" where no rules are compared."""
     architecture: str
     update_rule: str
     alpha: float
@@ -60,17 +60,17 @@ class Ruling:
     high: float
     """Drift exponent, with a 95 % interval."""
     regret: Regret | None
-    """Of the smallest scale's optimum at the largest; None where one of them is not known."""
+    """Regret of the smallest scale's optimum at the largest; None where one of these optima is unknown."""
     decision: str
     looks: int
-    """Of the sequence that it ended; 0 where the table was looked at once."""
+    """Looks of its sequence; 0 for a table with one look."""
     runs: int
     hours: float
-    """Of a device (on CPUs of a thread) that trained its runs; nan where rows do not say."""
+    """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
 
 
 def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
-    """What the sweeps in the folders of a folder say, and why others are left out, by name.
+    """Rulings of the sweeps below a folder, and the reason why each other folder is left out.
 
     Raises:
         TableError: there is no sweep.

@@ -47,7 +47,7 @@ __all__ = [
 
 
 def drawings(analysis: TransferAnalysis) -> dict[str, Callable[[TransferAnalysis], Figure]]:
-    """What draws each figure that an analysis has the data for, by name."""
+    """Functions that draw the figures for which an analysis has data, by name."""
     several = len({o.scale for result in analysis.results for o in result.optima}) > 1
     tuned = any(len(curve.x_G) > 1 for result in analysis.results for curve in result.curves)
     there = {
@@ -63,5 +63,5 @@ def drawings(analysis: TransferAnalysis) -> dict[str, Callable[[TransferAnalysis
 
 
 def transfer_figures(analysis: TransferAnalysis) -> dict[str, Figure]:
-    """Every figure that an analysis has the data for, by name."""
+    """Figures for which an analysis has data, by name."""
     return {name: draw(analysis) for name, draw in drawings(analysis).items()}

@@ -17,13 +17,13 @@ CHECKED = {
     "update": ("update size", "rms of update"),
     "linearization": ("distance from linearization", "relative distance"),
 }
-"""Quantity of a coordinate check -> title of its panel, what its axis shows."""
+"""Quantity of a coordinate check -> title of its panel, name of its axis."""
 _WIDTH, _HEIGHT = 5.2, 3.4
-"""Of a panel without its key, inches."""
+"""Size of a panel without its key, inches."""
 
 
 def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """A figure of each optimizer and tying that a coordinate check measured, by name."""
+    """Figure of each measured optimizer and tying, by name."""
     return {name: coordinate_check_figure(part) for name, part in by_setting(table).items()}
 
 
@@ -68,7 +68,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
 
 
 def _draw_layers(ax: Axes, chosen: pd.DataFrame, scale: str, slope_of: dict[str, float]) -> None:
-    """A line a layer; colour, marker and dashes together tell up to 72 of them apart."""
+    """Draw a line a layer; colour, marker and dashes together tell 72 apart."""
     for i, (layer, slope) in enumerate(slope_of.items()):
         line = chosen[chosen["layer"] == layer].groupby(scale)["rms"].mean()
         line = line[line > 0]

@@ -1,4 +1,4 @@
-"""Losses at the optima: against the scale and the size, and on the way."""
+"""Losses at the optima: against scale, against size, and by step."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def _times(factor: float) -> Callable[[Any], Any]:
 
 @styled
 def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
-    """A law in one variable with its interval, the points it was fitted to, and those it was not.
+    """A law in one variable with its interval, its fitted points and the held-out ones.
 
     Args:
         law: fitted without the held-out points.
         params: parameters of each point, ascending.
         losses: nat per token.
-        held_out: how many of the last points the law has not seen.
+        held_out: number of last points that were not fitted.
     """
     (ax,) = style.panels(1, 5.4, 3.8)
     grid = np.geomspace(params[0], params[-1], 60)

@@ -8,7 +8,7 @@ import re
 
 
 def powers(text: str) -> str:
-    """HTML of a text: its letters are not markup, numbers behind ^ are raised, and a minus is a minus.
+    """HTML of a text: markup is escaped, exponents are raised, hyphens before numbers become minus signs.
 
     Examples:
         >>> powers("lr* ∝ width^-0.03 (-0.16 to 0.09) <b>")

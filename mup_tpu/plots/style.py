@@ -64,9 +64,9 @@ INK = "#333333"
 MARKERS = "osD^v<>Ph"
 LOSS = "loss (nat per token)"
 BAR = 1.0
-"""Inches that a bar of colours takes with its numbers."""
+"""Width of a bar of colours with its numbers, inches."""
 ACROSS = 3
-"""Panels beside each other, at most: more of them go below."""
+"""Largest number of panels beside each other; further ones go below."""
 _IS_STACKED: ContextVar[bool] = ContextVar("is_stacked", default=False)
 
 
@@ -89,24 +89,24 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     with matplotlib.rc_context(STYLE):
         figure.savefig(paths[0], dpi=150, metadata={"Software": None})
-        # The second file has the first one's layout: working it out, and drawing for it, takes half the time.
+        # The second file takes the first one's layout, which takes half of the time.
         figure.set_layout_engine(None)
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
 
 
 def name(parametrization: str) -> str:
-    """What people call a parametrization."""
+    """Name of a parametrization for people."""
     return _LABELS.get(parametrization, parametrization)
 
 
 def label(parametrization: str) -> str:
-    """The same for matplotlib."""
+    """Name of a parametrization for matplotlib."""
     return plain(name(parametrization))
 
 
 def plain(name: str) -> str:
-    """A name of a table as text: matplotlib takes what is between two $ for a formula."""
+    """A name without formulas: matplotlib reads text between two $ as one."""
     return name.replace("$", r"\$")
 
 
@@ -126,7 +126,7 @@ def point(scale: str, value: float) -> str:
 
 
 def at(scale: str, value: float) -> str:
-    """The same for matplotlib."""
+    """A point of a scale for matplotlib."""
     return plain(point(scale, value))
 
 
@@ -144,7 +144,7 @@ def alpha(drift: Drift) -> str:
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Parametrizations as every figure has them: μP, then SP, then the others."""
+    """Parametrizations in the order of all figures: μP, SP, then the others."""
     first = list(_LABELS)
     return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
 
@@ -162,7 +162,7 @@ def sequential(scales: Sequence[float], scale: float) -> tuple:
 
 
 def categorical(index: int) -> str:
-    """Colour of one of several that have no order."""
+    """Colour of one of several unordered things."""
     colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8c6d1f", "#7a3b9a", INK)
     return colors[index % len(colors)]
 
@@ -193,7 +193,7 @@ def stacked() -> Iterator[None]:
 
 
 def most_across() -> int:
-    """Panels beside each other, at most."""
+    """Largest number of panels beside each other here."""
     return 1 if _IS_STACKED.get() else ACROSS
 
 
@@ -225,7 +225,7 @@ def lie_together(ranges: Sequence[tuple[float, float]]) -> bool:
 
 
 def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = None) -> None:
-    """A key of all panels below them, in as many columns as fit; the figure grows by its further lines."""
+    """Draw a key below all panels, in as many columns as fit; the figure grows by its further lines."""
     if not handles:
         return
     legend = _fitted(
@@ -239,7 +239,7 @@ def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = Non
 
 
 def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
-    """A key of one panel below it.
+    """Draw a key below one panel.
 
     Args:
         ax: the panel, whose lines have labels.
@@ -269,7 +269,7 @@ def plain_label(artist: Artist) -> str:
 
 
 def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) -> Legend:
-    """A legend with as many columns as the width has room for; names that are wider than it are broken."""
+    """A legend with as many columns as fit the width; wider names are broken."""
     for ncols in range(min(7, len(labels)), 0, -1):
         legend = make(ncols)
         if _inches(legend)[0] <= width:
@@ -289,7 +289,7 @@ def _inches(artist: Any) -> tuple[float, float]:
 
 
 def verdict_key(decisions: Iterable[str]) -> list[Line2D]:
-    """The entries of a key for those verdicts that occur."""
+    """Entries of a key for the verdicts that occur."""
     used = set(decisions)
     return [mark(m, decision, color=c) for decision, (m, c) in VERDICTS.items() if decision in used]
 
@@ -309,7 +309,7 @@ def _break_texts(figure: Figure) -> None:
         width = (figure.get_figwidth() - BAR * bars) / spec.get_gridspec().ncols
         height = figure.get_figheight() / spec.get_gridspec().nrows
         for text, room in (
-            (ax.title, width - (1.3 if bars else 0.5)),  # a bar's numbers may be right of it
+            (ax.title, width - (1.3 if bars else 0.5)),  # room for a bar's numbers at the right
             (ax.xaxis.label, width - 0.7),
             (ax.yaxis.label, height - 0.9),
         ):  # fmt: skip
@@ -317,7 +317,7 @@ def _break_texts(figure: Figure) -> None:
 
 
 def _break(text: Text, inches: float) -> None:
-    """Break a text into lines that are no wider than that, where words end."""
+    """Break a text between words into lines of at most this width."""
     written = text.get_text()
     rotated = text.get_rotation() == 90
     most = max(len(line) for line in written.split("\n"))
@@ -327,7 +327,7 @@ def _break(text: Text, inches: float) -> None:
 
 
 def broken(written: str, most: int) -> list[str]:
-    """A text in lines of at most so many letters; formulas stay whole."""
+    """Lines of a text of at most `most` letters; formulas stay whole."""
     lines, line = [], ""
     for piece in re.findall(r"(?:\\\$|\$[^$]*\$|[^ _\-$])+[ _\-]*|[ _\-]+", written):
         while len(piece) > most and "$" not in piece:
@@ -342,7 +342,7 @@ def broken(written: str, most: int) -> list[str]:
 
 
 class PlainTicks(Formatter):
-    """Ticks with as many digits as tell them apart, and no offset: 2.32581, or 1.04e−6 where it is short."""
+    """Ticks with the digits that tell them apart, and no offset: 2.32581, or 1.04e−6."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
         """One tick alone."""
@@ -363,12 +363,12 @@ class PlainTicks(Formatter):
 
 
 def _tidied(number: str) -> str:
-    """A number as people write it: 1.04e−6 for 1.04e-06."""
+    """A number for people: 1.04e−6 for 1.04e-06."""
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number).replace("-", "−")
 
 
 def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
-    """The vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
+    """Format the vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
     if is_wide(losses):
         ax.set_yscale("log")
         low, high = ax.get_ylim()
@@ -381,13 +381,13 @@ def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
 
 
 def is_wide(losses: Iterable[float]) -> bool:
-    """Whether losses differ by more than a factor of 3, for which an axis is logarithmic."""
+    """Whether losses differ by more than a factor of 3, and so need a logarithmic axis."""
     known = np.array([value for value in losses if np.isfinite(value)])
     return bool(len(known) and known.min() > 0 and known.max() > 3 * known.min())
 
 
 def log_ticks(low: float, high: float, least: int) -> list[float]:
-    """Round values of a logarithmic axis: that many, or all that there are."""
+    """Round values on a logarithmic axis: at least `least`, or all."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
@@ -420,13 +420,13 @@ def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> N
 
 
 def turned(names: Sequence[str], width: float) -> dict[str, Any]:
-    """How ticks are written: upright where they would touch each other in so many inches."""
+    """Text properties of ticks: upright where they would touch each other."""
     is_crowded = max(map(len, names), default=0) + 1 > 12 * (width - 1) / max(1, len(names))
     return {"rotation": 90} if is_crowded else {}
 
 
 def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
-    """Powers of 2; and 0 at its edge, where it is drawn."""
+    """Format an axis of log2 as powers of 2, with 0 at its edge where it is drawn."""
 
     def tick(v: float, _: object) -> str:
         is_power = zero_x is None or v > zero_x + 0.5

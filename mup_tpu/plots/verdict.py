@@ -1,4 +1,4 @@
-"""What a verdict rests on: regret, drift exponents look by look, and those of several sweeps."""
+"""Evidence behind verdicts: regrets, drift exponents by look, and both for several sweeps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
 
 _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-"""Where the colours of regret change, in units of the regret that does not matter."""
+"""Regrets at which colours change, in units of the regret that does not matter."""
 _COLORS = ListedColormap(
     ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
 ).with_extremes(over="#511a02", bad="white")
-"""Blue where it does not matter, orange where it does; the same in all figures."""
+"""Colours of regret in all figures: blue where it does not matter, orange where it does."""
 _WORDS = {"outside the grid": "out", "diverged": "∞", "stopped early": "stop", "not bracketed": "?"}
 _SAID = {
     "outside the grid": "out: outside its grid",
@@ -34,7 +34,7 @@ _SAID = {
 
 @styled
 def regret_figure(analysis: TransferAnalysis) -> Figure:
-    """What each larger scale loses by taking a smaller one's optimum, nat per token, as a heat map."""
+    """Heat map of the regret of each smaller scale's optimum at each larger one, nat per token."""
     results = style.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     written = [_written(r) for result in results for r in result.regrets]
@@ -80,13 +80,13 @@ def _written(r: Regret) -> str:
 
 
 def _ink_on(color: tuple[float, float, float, float]) -> str:
-    """A colour of text that stands out from what is behind it."""
+    """Colour of text on a background."""
     red, green, blue, _ = color
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
-    """The looks of a sequence at which α was known, each with what had been spent."""
+    """Looks of a sequence at which α was known, each with the cost until then."""
     if result.sequence is None:
         return []
     looks = zip(result.sequence.looks, result.sequence.spent, strict=True)
@@ -95,7 +95,7 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
 
 @styled
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
-    """α with its interval against what was spent until each look of a sequence, a panel a parametrization."""
+    """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in style.results_of(analysis) if known_looks(result)]
     axes = style.panels(len(shown), 4.6, 3.6, share_x=False)
     decisions = []

@@ -1,4 +1,4 @@
-"""One self-contained HTML file about results: what they say, figures, tables, how they were made."""
+"""One self-contained HTML file about results: verdicts, figures, tables, and how runs were made."""
 
 from mup_tpu.report.coord_check import coordinate_check_page
 from mup_tpu.report.page import Page, render

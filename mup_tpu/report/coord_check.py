@@ -17,7 +17,7 @@ _RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
-    """The report of a coordinate check: what grows, every layer's line and slope, setting by setting.
+    """Report of a coordinate check: lines and slopes of all layers, by setting.
 
     Args:
         name: of the folder.
@@ -46,7 +46,7 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
 
 
 def _setting(part: pd.DataFrame) -> str:
-    """The update rule and the tying of a part; "" where the table does not say."""
+    """Update rule and tying of a part; "" where unknown."""
     if not {"optimizer", "tied"} <= set(part):
         return ""
     rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
@@ -54,7 +54,7 @@ def _setting(part: pd.DataFrame) -> str:
 
 
 def _slopes(part: pd.DataFrame) -> Table:
-    """A row a layer, a column a parametrization and quantity: slope with its interval."""
+    """Slopes with intervals, a row a layer, a column a parametrization and quantity."""
     fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
     fitted = {(f["layer"], f["quantity"], f["parametrization"]): f for f in fits}
     compared = ordered(part["parametrization"].unique())

@@ -1,4 +1,4 @@
-"""A page of a report: its parts, and how they become one HTML file that needs nothing else."""
+"""A page of a report: its parts, and their rendering as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Box:
-    """What to take home, set apart."""
+    """Main message, set apart."""
 
     kind: ClassVar[str] = "box"
     sentence: str
     details: Sequence[str] = ()
     commands: Sequence[str] = ()
-    """What may stand at the end of a detail that is a command line, and is shown as it is."""
+    """Command lines at the ends of details, shown as they are."""
     decision: str = ""
-    """TRANSFERS or DRIFTS, which have colours."""
+    """Verdict that gives the box its colour; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; on a narrow screen it scrolls by itself."""
+    """A table, which scrolls on a narrow screen."""
 
     kind: ClassVar[str] = "table"
     headings: Sequence[str]
@@ -64,14 +64,14 @@ class Values:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that stands still; on a narrow screen its panels are below each other."""
+    """A static figure; on a narrow screen its panels are below each other."""
 
     kind: ClassVar[str] = "picture"
     title: str
     wide: str
     """PNG, base64."""
     narrow: str
-    """Likewise; "" where the wide one has one panel."""
+    """PNG for narrow screens, base64; "" where the wide one has one panel."""
 
     @classmethod
     def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
@@ -86,7 +86,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Interactive:
-    """Panels that answer to the pointer."""
+    """Interactive panels."""
 
     kind: ClassVar[str] = "interactive"
     title: str
@@ -110,14 +110,14 @@ class Page:
 
     title: str
     lead: Sequence[Block]
-    """What comes first."""
+    """Blocks at the top."""
     sections: Sequence[Section]
     foot: str
-    """How to read it."""
+    """How to read the page."""
 
 
 def render(page: Page) -> str:
-    """The HTML of a page, with everything in it: no link, no file beside it."""
+    """HTML of a page, with everything in it: no link, no file beside it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mup_tpu.report", "."),
         autoescape=True,

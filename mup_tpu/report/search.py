@@ -11,11 +11,11 @@ from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, T
 from mup_tpu.report.words import how_made
 
 _BEST = 10
-"""Trials in the table."""
+"""Number of trials in the table."""
 
 
 def search_page(name: str, runs: pd.DataFrame) -> Page:
-    """The report of a search: its best trial, every trial against each hyperparameter, how they were made.
+    """Report of a search: best trial, all trials against each hyperparameter, and how they were made.
 
     Args:
         name: of the search.

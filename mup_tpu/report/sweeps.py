@@ -44,11 +44,11 @@ _RULE = (
 
 
 def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
-    """The report of a sweep: its verdicts, figures, optima and regrets.
+    """Report of a sweep: verdicts, figures, optima and regrets.
 
     Args:
-        analysis: what to report.
-        table: what it was made from, whose runs points of figures name.
+        analysis: of the sweep.
+        table: analysed table; tooltips name its runs.
 
     Raises:
         TableError: Bokeh is not installed.
@@ -80,7 +80,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
 
 
 def _verdict(result: TransferResult, analysis: TransferAnalysis, command: str | None) -> Box:
-    """A verdict with what follows from it; what would settle it is a command line, or a sentence."""
+    """A verdict with advice, and the command or sentence that would settle it."""
     read = partial(_read, columns=(analysis.scale, analysis.hyperparameter))
     settle = result.verdict.settle
     commands = (settle,) if command and settle.startswith(command) else ()
@@ -93,7 +93,7 @@ def _read(text: str, columns: tuple[str, str]) -> str:
 
 
 def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
-    """Those that answer to the pointer where that helps to read them; the others stand still."""
+    """Figures: interactive ones where there are, else static ones."""
     panels = {
         "transfer": interactive().transfer_panels,
         "learning_curves": interactive().learning_curve_panels,
@@ -112,7 +112,7 @@ def _table(title: str, cells: dict) -> Table:
 
 
 def ablations_page(name: str, table: pd.DataFrame) -> Page:
-    """The report of several sweeps beside each other.
+    """Report of several sweeps beside each other.
 
     Args:
         name: of the folder that holds them.

@@ -1,4 +1,4 @@
-"""What reports and the terminal say of an analysis: sentences and cells of tables."""
+"""Sentences and cells of tables about an analysis, for reports and the terminal."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mup_tpu.config.columns import COLUMNS, CONFIGURED, label, write, write_scal
 from mup_tpu.plots import name
 
 Cells = dict[str, Sequence[Any]]
-"""A table for people: "headings", and "rows" of as many cells."""
+"""A table for people: "headings", and "rows" of cells."""
 
 _MADE = (
     "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
     "device", "versions", "git_commit",
 )  # fmt: skip
 _SNAKE = re.compile(rf"\b(?:{'|'.join(column for column in COLUMNS if '_' in column)})\b")
-"""Names of columns that no word of plain text is."""
+"""Names of columns that are no words of plain text."""
 _MOST_VALUES = 8
-"""Values of a column that are written one by one."""
+"""Most values of a column that are written one by one."""
 
 
 def said(text: str, *columns: str) -> str:
-    """A sentence of the analysis as people read it: μP, not mup, and labels for names of columns.
+    """A sentence of the analysis for people: μP for mup, labels for names of columns.
 
     Args:
         text: the sentence, which may begin with a parametrization and a colon.
@@ -45,14 +45,14 @@ def said(text: str, *columns: str) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """A number with so many digits behind the point: "-" where it is not known, never −0.00."""
+    """A number with `digits` decimals: "-" where unknown, never −0.00."""
     if math.isnan(value):
         return "-"
     return f"{round(value, digits) + 0.0:.{digits}f}" if math.isfinite(value) else "∞" if value > 0 else "−∞"
 
 
 def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
-    """What else to say below a verdict: what to take home from it first."""
+    """Lines below a verdict; the advice comes first."""
     lines = []
     if advice := recommendation(result, analysis.scale, analysis.hyperparameter):
         lines.append(advice)
@@ -79,7 +79,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
 
 
 def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> str:
-    """What to do at the largest scale with the smallest's optimum, and what that costs; "" if unknown."""
+    """Advice on taking the smallest scale's optimum at the largest, with its cost; "" if unknown."""
     headline = result.headline_regret
     if headline is None:
         return ""
@@ -96,7 +96,7 @@ def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> s
 
 
 def _zero_line(zero: AtZero, result: TransferResult) -> str:
-    """The loss without the hyperparameter, beside the best one with it."""
+    """Loss at hyperparameter 0, beside the best one above 0."""
     best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
     at = write_scale("", zero.scale)
     line = f"at 0, scale {at}: loss {zero.loss:.4f} ± {zero.error:.4f}, left out of the fit"
@@ -106,7 +106,7 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
 
 
 def optima_cells(result: TransferResult, scale: str) -> Cells:
-    """A row a scale: its optimum with interval, the loss there, and what to know of it."""
+    """Rows of optima by scale: optimum, interval, loss there, status."""
     headings = (label(scale), "optimum", "95 % interval", "loss there", "near-optimal", "status")
     return {"headings": headings, "rows": [_optimum_row(o, scale) for o in result.optima]}
 
@@ -123,7 +123,7 @@ def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
 
 
 def regret_cells(result: TransferResult, scale: str) -> Cells:
-    """A row a pair of scales: regret with interval, in nat, relative to the gain, and as compute."""
+    """Rows of regrets by pair of scales: in nat with interval, relative to the gain, as compute."""
     headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
     return {"headings": headings, "rows": [_regret_row(r, scale) for r in result.regrets]}
 
@@ -141,7 +141,7 @@ def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
 
 
 def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
-    """Names and values of what the runs share, and how many there were."""
+    """Number of runs, and names and values of their settings."""
     made = [("runs", str(len(source)))]
     if "status" in source:
         made.append(("ended", ", ".join(f"{n} {s}" for s, n in source["status"].value_counts().items())))
@@ -156,7 +156,7 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _written(column: str, values: list[Any]) -> str:
-    """The values of a column, or where they are many their range."""
+    """Values of a column, or the range of many."""
     if len(values) > _MOST_VALUES and isinstance(values[0], int | float):
         return f"{len(values)} values, {_readable(column, values[0])} to {_readable(column, values[-1])}"
     return ", ".join(dict.fromkeys(_readable(column, v) for v in values))

@@ -1,4 +1,4 @@
-"""Which column of a table is what: those that were named, else those of the usual names.
+"""Meaning of a table's columns: the named ones, else the ones with usual names.
 
 A guess is kept as a note, which every output repeats; where two columns may be meant, it is an error.
 """
@@ -18,32 +18,32 @@ from mup_tpu.errors import TableError
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a table that is not ours."""
+    """Names of a table's columns."""
 
     scale: str = "width"
-    """What grows: of the model or of its training."""
+    """Scale: a size of the model or of its training, such as width."""
     hyperparameter: str = "lr"
-    """What is tuned; compared on a log2 axis, where 0 is a point of its own."""
+    """Tuned hyperparameter, plain; it is compared on a log2 axis, where 0 is a point of its own."""
     loss: str = "loss"
     """Result of a run, nat per token; empty or infinite where it diverged."""
     loss_error: str = "loss_err"
-    """Standard error of a loss that is a mean already; optional."""
+    """Standard error of the loss, in a table of means; optional."""
     seed: str = "seed"
     """Replicate; optional."""
     parametrization: str = "parametrization"
-    """What to compare; optional."""
+    """Axis that is compared; optional."""
     status: str = "status"
-    """How a run ended; optional."""
+    """State of a run, such as finished; optional."""
     step: str = "step"
-    """Step of a loss, in a table with a row a step; the last is the run's result. Optional."""
+    """Step, in a table with a row a step; the last row is the run's result. Optional."""
     params: str = "params_non_embedding"
     """Parameters without embeddings; optional."""
     tokens: str = "tokens"
     """Tokens a run was trained on; optional."""
     cost: str = ""
-    """What a run cost; optional. By default the first of wall_time_s (s) and flops (FLOP) that there is."""
+    """Cost of a run; optional. By default wall_time_s (s), or else flops (FLOP)."""
     purchase: str = "purchase"
-    """Purchase of a sequence that a run came with; optional."""
+    """Number of the purchase, in a sequence; optional."""
     along: tuple[str, ...] = ()
     """Other columns that change with the scale, as on a ladder."""
 
@@ -62,7 +62,7 @@ _USUAL = {
     "final_loss loss_final test_loss hparam_val_loss hparam_loss best_val_loss train_loss training_loss "
     "loss_train final_train_loss",
 }
-"""Usual names of what a table holds, the likeliest first; held-out losses come before training's."""
+"""Usual names of columns, the likeliest first; held-out losses come before training's."""
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
 
 _FLAGS = {
@@ -74,7 +74,7 @@ _FLAGS = {
     "step": "--step-col",
 }
 _SCALES = ("width", "depth", "size")
-"""What may grow; the first that does is taken."""
+"""Scales; the first that varies is taken."""
 
 _TRACKER = re.compile(
     r"(config|params?|parameters|hparams?|hyperparameters|summary|metrics)[/.]|(params|user_attrs)_", re.I
@@ -94,12 +94,12 @@ def plain_name(name: object) -> str:
 
 
 def short_name(name: str) -> str:
-    """What figures call a column: its name without the path of words before it, `config/optim.lr` is lr."""
+    """Name of a column in figures, without the path before it: `config/optim.lr` is lr."""
     return re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
 
 
 def means(name: object) -> str:
-    """What a column of this name usually holds: width, depth, size, lr, seed, loss …, or ""."""
+    """Usual meaning of a column's name: width, depth, size, lr, seed, loss …, or ""."""
     last, whole = plain_name(short_name(str(name))), plain_name(name)
     for what, names in _NAMES.items():
         if whole in names or (last in names and last != "loss"):
@@ -108,10 +108,10 @@ def means(name: object) -> str:
 
 
 def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[str]]:
-    """A table, the names of its columns where those that were not named are guessed, and notes on that.
+    """Guess the columns that were not named; return the table, all names, and notes on the guesses.
 
     Raises:
-        TableError: two columns that differ may be what was not named.
+        TableError: two columns that differ are as likely.
     """
     usual, found = Columns(), dict[str, Any]()
     notes: list[str] = []
@@ -132,7 +132,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         step = _find(table, "step", "step", notes)
         found |= {} if step is None else {"step": step}
     guessed = {part: column for part, column in found.items() if column != getattr(columns, part)}
-    # What has a usual name and was passed over changes as it likes: a learning rate that was logged, say.
+    # A column with the usual name that was passed over may vary: a logged learning rate, say.
     passed_over = [getattr(usual, part) for part in guessed if part in ("scale", "hyperparameter")]
     if guessed:
         told = ", ".join(
@@ -149,7 +149,7 @@ def _called(part: str, column: str) -> str:
 
 
 def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
-    """The column of the first scale that varies, or else of the first that is there."""
+    """Column of the first scale that varies, or else of the first that is there."""
     first = None
     for what in _SCALES:
         column = _find(table, "scale", what, notes)
@@ -160,14 +160,14 @@ def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
 
 
 def _find(table: pd.DataFrame, part: str, what: str, notes: list[str]) -> str | None:
-    """The column that is likeliest to be this; one that varies before those that do not."""
+    """Likeliest column of this meaning; columns that vary come first."""
     ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
     there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
     if not there or not table.columns.is_unique:
         return None
     if part in ("scale", "hyperparameter"):
         there = [(rank, name) for rank, name in there if _varies(table[name])] or there
-        # One that takes a value a run was logged, not set.
+        # A column with a value a run was logged, not set.
         values = {name: table[name].astype(str).nunique() for _, name in there}
         there.sort(key=lambda ranked: values[ranked[1]] > 2 * min(values.values()))
     (first, column), others = there[0], there[1:]
@@ -185,11 +185,11 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[str]) -> str | 
 
 
 _CONFIGURED, _EXACT, _LIKE = 0, 1, 2
-"""How sure a name is: of a run's configuration, the name itself, one like it."""
+"""Ranks of a name: in a run's configuration, the name itself, one like it."""
 
 
 def _rank(name: object, what: str) -> tuple[int, int] | None:
-    """How likely a column of this name is this, the likeliest first; None where it is not."""
+    """Rank of a column of this name for a meaning, the likeliest first; None for another meaning."""
     if means(name) != what:
         return None
     names = _NAMES[what]
@@ -206,7 +206,7 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
 def _from_log(
     table: pd.DataFrame, found: dict[str, Any], notes: list[str]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table with a column lr, where it has only the learning rate's logarithm."""
+    """The table with a column lr, from the logarithm of the learning rate where only that is there."""
     logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
     if len(logs) != 1 or "lr" in table:
         return table, found
@@ -235,6 +235,6 @@ def _has_rows_by_step(table: pd.DataFrame, keys: Sequence[str]) -> bool:
 
 
 def list_of(names: Iterable[object], most: int = 6) -> str:
-    """Names of columns in a sentence, the first few of them."""
+    """First few names for a sentence."""
     shown = [on_one_line(name) for name in names]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -23,12 +23,12 @@ _READERS = {
 }  # fmt: skip
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 _NO_HEAD = re.compile(r"#|sep=.?\s*$", re.IGNORECASE)
-"""Lines before the head: comments, and what spreadsheets write of their delimiter."""
+"""Lines before the head: comments, and the line with which spreadsheets name their delimiter."""
 KINDS = "CSV, TSV, JSON, JSONL or Parquet"
 
 
 def without_suffix(path: str | Path) -> str:
-    """A file's path without what says its kind: `runs.csv.gz` is runs."""
+    """Path of a file without the suffixes of its kind: `runs.csv.gz` is runs."""
     name = str(path)
     for suffixes in (_COMPRESSED, tuple(_READERS)):
         name = next((name[: -len(s)] for s in suffixes if name.lower().endswith(s)), name)
@@ -36,12 +36,12 @@ def without_suffix(path: str | Path) -> str:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a path is a table in a file, to be told from a results folder."""
+    """Whether a path is a file, and so no results folder."""
     return without_suffix(path) != str(path) or Path(str(path)).is_file()
 
 
 def read_file(path: str | Path) -> pd.DataFrame:
-    """A table from a file, of the kind that its name ends in.
+    """Read a table from a file, by the kind in its suffix.
 
     Text is UTF-8 or UTF-16 with or without a mark, or else Windows-1252; its delimiter is the one that splits
     the first line into the most columns. Tables in JSON become columns `config/lr`.
@@ -63,13 +63,13 @@ def read_file(path: str | Path) -> pd.DataFrame:
                 content = pa.input_stream(file, compression=packed).read()
             text = _text(content)
             table = {"text": _delimited, "json": _json, "lines": _json_lines}[kind](text)
-    except Exception as error:  # of damaged files, readers raise errors of any kind
+    except Exception as error:  # readers raise errors of any kind on damaged files
         raise TableError(f"table {path} cannot be read: {reason(error)}") from None
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
 
 
 def _text(content: bytes) -> str:
-    """Text in the encoding that it is in."""
+    """Decoded text."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16")
     if b"\0" in content:
@@ -85,7 +85,7 @@ def _delimited(text: str) -> pd.DataFrame:
     start = next((i for i, line in enumerate(lines) if line.strip() and not _NO_HEAD.match(line)), 0)
     text = "".join(lines[start:])
     heads = {sep: len(pd.read_csv(io.StringIO(text), sep=sep, nrows=0).columns) for sep in ";\t,"}
-    # Of a heading with decimal commas, commas split no more than semicolons, which come first.
+    # In a heading with decimal commas, commas split no more than semicolons do, which come first.
     delimiter = max(heads, key=lambda sep: heads[sep])
     if heads[delimiter] == 1 and len(lines[start : start + 1]) and len(lines[start].split()) > 1:
         delimiter = r"\s+"
@@ -108,7 +108,7 @@ def _json_lines(text: str) -> pd.DataFrame:
 
 
 def _json(text: str) -> pd.DataFrame:
-    """Rows, columns, or what pandas writes with its orients; or one of these under a single key."""
+    """A table from rows, columns, or pandas' orients; or from one of these under a single key."""
     return _json_value(json.loads(text))
 
 
@@ -129,7 +129,7 @@ def _json_value(found: Any) -> pd.DataFrame:
 
 
 def _records(rows: Any) -> pd.DataFrame:
-    """A table of mappings, one a row; mappings in them become columns of their own."""
+    """A table of mappings, one a row; nested mappings become columns."""
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError(f"it holds {shown(rows)}, where a list of rows by name is needed")
     return pd.json_normalize(rows, sep="/")

@@ -17,7 +17,7 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 _AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
 _SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed"}
-"""What a letter before a number means, in the name of a run or a column."""
+"""Meaning of a letter before a number in the name of a run or column."""
 
 _NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
 _HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{_NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
@@ -26,18 +26,18 @@ _SETTING = re.compile(
 )
 _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
 _EXTREMES = ("__MIN", "__MAX")
-"""Columns that Weights & Biases exports beside a curve: its least and largest within a group of steps."""
+"""Suffixes of columns that Weights & Biases exports beside a curve: extremes of a group of steps."""
 
 
 def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
-    """A table with its losses in one column, and notes on how it was brought there.
+    """Bring the losses of a table into one column; return it with notes.
 
     Args:
         table: of any shape; one that has a column for the loss is left as it is.
         columns: names that were given.
 
     Raises:
-        TableError: it holds curves of runs whose names do not say what they are runs of.
+        TableError: it holds curves, and the names of their runs lack width or learning rate.
     """
     if not table.columns.is_unique or any(means(name) == "loss" for name in table) or columns.loss in table:
         return table, []
@@ -63,7 +63,7 @@ def _word(axis: str, named: str) -> str:
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
-    """The axis whose values stand in the heading, and its number by column; None where none does."""
+    """Axis whose values are headings, and the number in each; None where there is none."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for name in map(str, table):
         if match := _HEADING.fullmatch(name.strip()):
@@ -89,7 +89,7 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
 
 
 def _meaning(text: str) -> str:
-    """What the words beside a number say that it is."""
+    """Axis that the words beside a number name; "" for none."""
     what = _meaning_at_end(re.sub(r"[\s=:]+", "_", text))
     return what if what in _AXES else ""
 
@@ -102,7 +102,7 @@ def _numbers(texts: list[str], name: str) -> np.ndarray:
 
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
-    """Rows by run and step, from a column for each run's curve (`NAME - val/loss`); None where none is."""
+    """Rows by run and step from columns of curves (`NAME - val/loss`); None where there are none."""
     matches = {
         name: match
         for name in table
@@ -137,7 +137,7 @@ def _has_both(found: dict[str, Any]) -> bool:
 
 
 def _settings(run: str) -> dict[str, Any]:
-    """What a run's name says of it: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
+    """Settings in a run's name: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
     found: dict[str, Any] = {}
     for match in _SETTING.finditer(run):
         what = _meaning_at_end(match["name"])
@@ -149,7 +149,7 @@ def _settings(run: str) -> dict[str, Any]:
 
 
 def _meaning_at_end(text: str) -> str:
-    """What a name means, or the end of it: of `sp_w` it is that of w."""
+    """Meaning of a name or its end: `sp_w` means w."""
     words = [word for word in re.split(r"[-_/. ]+", text) if word]
     names = ["_".join(words[i:]) for i in range(len(words))]
     return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")

@@ -1,6 +1,6 @@
-"""What tables that are not ours hold: numbers as text, states of trackers.
+"""Values of strangers' tables: numbers as text, states of trackers.
 
-What can be read in one way only is read; what could mean two things is an error, never a guess.
+A value that can be read in two ways is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _KNOWN = {
     "failure error errored crashed killed cancelled canceled aborted interrupted preempted preempting "
     "out-of-memory oom node-fail",
 }
-"""States by what they say of a run: of Weights & Biases, MLflow, Ray Tune, Optuna and Slurm, besides ours."""
+"""States of Weights & Biases, MLflow, Ray Tune, Optuna, Slurm and this package, by their meaning."""
 
 
 @dataclass(frozen=True)
 class States:
-    """States of a table that are not known, or mean something else there; upper and lower case are one."""
+    """Meanings of a table's states, beside the known ones or in their place; case does not matter."""
 
     finished: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
-    """Such runs are left out: they say nothing of their trial."""
+    """States of runs that are left out: they say nothing of their trial."""
 
     def __post_init__(self) -> None:
         given = [_state(state) for f in fields(self) for state in getattr(self, f.name)]
@@ -49,7 +49,7 @@ NO_STATES = States()
 
 
 def meanings(column: pd.Series, states: States) -> pd.Series:
-    """What each run's state says of it: finished, diverged, stopped or unfinished.
+    """Meaning of each run's state: finished, diverged, stopped or unfinished.
 
     Raises:
         TableError: a state is not known, or one that was given does not occur.
@@ -79,12 +79,12 @@ def _state(value: object) -> str:
 
 
 def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
-    """A column as floats, nan where it is empty; text with decimal commas where all of the column has them.
+    """A column as floats, nan where it is empty; decimal commas are read where the whole column has them.
 
     Args:
-        column: of the table.
-        name: what to call it.
-        hint: what to write instead.
+        column: values, as numbers or text.
+        name: its name, for errors.
+        hint: end of the error, with what to write.
 
     Raises:
         TableError: a value is no number, or could be two.
@@ -117,7 +117,7 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
 
 @dataclass(frozen=True)
 class _Read:
-    """A value as it is written."""
+    """A number as it is written."""
 
     text: str
     kind: str
@@ -125,7 +125,7 @@ class _Read:
 
     @classmethod
     def of(cls, value: object) -> _Read | None:
-        """How a value is written; None where it is no number."""
+        """Reading of a value; None if it is no number."""
         if isinstance(value, str):
             return cls._of_text(value.strip())
         if isinstance(value, bool | np.bool_):
@@ -153,7 +153,7 @@ class _Read:
         return cls(text, "comma") if _COMMA.fullmatch(text) else None
 
     def number(self, with_comma: bool) -> float:
-        """Its value, where the column has decimal commas or not."""
+        """Value, with decimal commas or points."""
         if self.kind == "comma" or (self.kind == "either" and with_comma):
             return float(self.text.replace(".", "").replace(",", "."))
         return float(self.text.replace(",", ""))
@@ -170,12 +170,12 @@ _COMMA = re.compile(
 
 
 def _rows(wrong: list[tuple[Any, Any]]) -> str:
-    """Some rows with their values, and how many more there are."""
+    """First rows with their values, and the number of the others."""
     more = f", and {len(wrong) - 3} more rows" if len(wrong) > 3 else ""
     return ", ".join(f"row {row} has {shown(value)}" for row, value in wrong[:3]) + more
 
 
 def _list(words: Iterable[str]) -> str:
-    """Words, the first eight of them."""
+    """First eight words."""
     all_words = [*words]
     return ", ".join(all_words[:8]) + (" ..." if len(all_words) > 8 else "")

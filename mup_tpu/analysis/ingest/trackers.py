@@ -1,4 +1,4 @@
-"""Runs as trackers keep them (Weights & Biases, MLflow, TensorBoard), each read by its own package."""
+"""Runs in trackers (Weights & Biases, MLflow, TensorBoard), read by the trackers' own packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pandas as pd
 from mup_tpu.errors import TableError, reason
 
 TRACKERS = ("wandb", "mlflow")
-"""Those whose runs are named `TRACKER:…`."""
+"""Trackers whose runs are named `TRACKER:…`."""
 _EVENTS = "events.out.tfevents"
 _OFFLINE = "offline-run-*/*.wandb"
 _OURS = ("store.json", "search.jsonl")
@@ -32,7 +32,7 @@ def is_tracked(path: str | Path) -> bool:
 
 
 def read_tracked(path: str | Path) -> pd.DataFrame:
-    """The runs of a tracker, a row a run, or of TensorBoard a row a step.
+    """Runs of a tracker, a row a run; TensorBoard's a row a step.
 
     Args:
         path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
@@ -60,7 +60,7 @@ def _package(path: str, extra: str, module: str) -> Any:
 
 @contextlib.contextmanager
 def _errors_in_a_sentence(path: str) -> Iterator[None]:
-    """What a tracker's package raises, of any kind, as one sentence."""
+    """Errors of a tracker's package, of any kind, as one sentence."""
     try:
         yield
     except TableError:
@@ -85,7 +85,7 @@ def _wandb(project: str) -> pd.DataFrame:
 
 
 def hush_mlflow() -> None:
-    """Have MLflow not tell of each table that a new database gets."""
+    """Silence MLflow's lines about each table of a new database."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -143,13 +143,13 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
 
 
 def _scalar(events: Any, tag: str) -> pd.Series:
-    """A scalar by step; of a step that was logged twice, as after a restart, the last."""
+    """A scalar by step; the last value of a step that was logged twice, as after a restart."""
     values = {event.step: event.value for event in events.Scalars(tag)}
     return pd.Series(values, name=tag, dtype="float64")
 
 
 def _settings(events: Any, hparams: Any) -> dict[str, Any]:
-    """The hyperparameters of a run, where it has any."""
+    """Hyperparameters of a run; none where it logged none."""
     try:
         content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     except KeyError:

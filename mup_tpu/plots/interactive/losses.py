@@ -1,4 +1,4 @@
-"""Learning curves, each point with the runs that it is the mean of."""
+"""Learning curves; each point names its runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mup_tpu.plots.interactive.panel import (
 from mup_tpu.plots.markup import power
 
 _POINTS = 120
-"""Points of a curve that answer to the pointer: more of them lie closer than it can tell apart."""
+"""Most points of a curve that answer to the pointer, which cannot tell closer ones apart."""
 
 
 def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:

@@ -80,7 +80,7 @@ def _draw_curve(
     top: float,
     rail: float,
 ) -> None:
-    """The means of a scale's runs with twice their standard errors; what has no place lies on the rail."""
+    """Draw means of a scale's runs with two standard errors; points without a place lie on the rail."""
     shown = np.isfinite(curve.mean_G) & (curve.mean_G <= top)
     x_G, y_G, error_G = curve.x_G, curve.mean_G, result.noise.errors_G(curve)
     panel.band(entry, x_G[shown], (y_G - 2 * error_G)[shown], (y_G + 2 * error_G)[shown])
@@ -100,7 +100,7 @@ def _draw_curve(
 def _draw_zeros(
     panel: Panel, entry: Entry, curve: LossCurve, result: TransferResult, tuned: str, top: float, rail: float
 ) -> None:
-    """Runs without the hyperparameter, left of a line."""
+    """Draw runs at hyperparameter 0, left of a line."""
     x = zero_place(result)
     for zero in (z for z in result.at_zero if z.scale == curve.scale):
         is_shown = zero.loss <= top
@@ -114,7 +114,7 @@ def _draw_zeros(
 
 
 def _draw_optimum(panel: Panel, entry: Entry, curve: LossCurve, optimum: Optimum, tuned: str) -> None:
-    """A star with its interval; hollow where the optimum is at an edge, or the fit misses its runs."""
+    """Draw a star with its interval; hollow where the optimum is at an edge or the fit misses its runs."""
     if not np.isfinite(optimum.loss):
         return
     x, loss = (optimum.x if optimum.is_bracketed else optimum.best_x), optimum.loss

@@ -1,4 +1,4 @@
-"""A panel that answers: points say what they are under the pointer, and curves can be hidden by the key."""
+"""A panel for a browser: points have tooltips, and the key hides curves."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mup_tpu.plots import style
 from mup_tpu.plots.markup import powers
 
 HEIGHT = 330
-"""Of a panel, pixels; it is as wide as the page has room for it."""
+"""Height of a panel, pixels; its width is the page's."""
 _REACH = 14
-"""Diameter around a point, pixels, in which the pointer finds it."""
+"""Diameter in which the pointer finds a point, pixels."""
 _AT_ONCE = 4
-"""Points that a tooltip tells of at most, where several lie under the pointer."""
+"""Most points in one tooltip."""
 _RUNS = 6
-"""Runs that a tooltip names one by one, at most."""
+"""Most runs that a tooltip names one by one."""
 _DASHES = {"-": "", "--": "6 4", ":": "2 3"}
 _SHAPES = {
     "circle": '<circle cx="14" cy="7" r="3.5"/>',
@@ -51,37 +51,37 @@ _SHAPES = {
 """Marker -> its drawing in a key, 28 by 14 pixels."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MARKERS = ("circle", "square", "diamond", "triangle", "inverted_triangle")
-"""Of curves that have no order."""
+"""Colours of unordered curves."""
 
 
 @dataclass
 class Entry:
-    """One entry of a key: what it shows, and what a click on it hides."""
+    """One entry of a key; a click on it hides its marks."""
 
     name: str
     color: str
     swatch: str
-    """SVG."""
+    """Drawing, as SVG."""
     renderers: list[GlyphRenderer] = field(default_factory=list)
-    """What belongs to it in all panels; none where it explains a mark that cannot be hidden."""
+    """Its marks in all panels; none for a mark that cannot be hidden."""
 
 
 @dataclass
 class Panels:
-    """Panels beside each other under one key. They stack where the screen is narrow."""
+    """Panels beside each other under one key; on a narrow screen they stack."""
 
     titles: list[str] = field(default_factory=list)
     figures: list[figure] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
     across: int = style.ACROSS
-    """Panels beside each other where there is room for them."""
+    """Bokeh's figures, one a panel."""
     targets: list[GlyphRenderer] = field(default_factory=list)
-    """Of each panel what the pointer finds; its source's column `curve` names the entry of each point."""
+    """Points of each panel that the pointer finds; column `curve` of their source names their entry."""
 
     def entry(
         self, name: str, color: str, marker: str = "", dash: str | None = None, hollow: bool = False
     ) -> Entry:
-        """The entry of a key by its name, new where it is not there.
+        """Entry of the key by its name; made if new.
 
         Args:
             name: what it says.
@@ -94,7 +94,7 @@ class Panels:
 
 
 class Panel:
-    """One panel that is being drawn."""
+    """A panel that is being drawn."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Panel:
             toolbar_location="above", toolbar_inner=True, y_axis_type="log" if log_y else "linear",
             y_range=Range1d(start=y_range[0], end=y_range[1]), min_border_right=14,
         )  # fmt: skip
-        # A text between two $$ would be a formula, for which Bokeh asks a server; plain text is not.
+        # Plain text, since Bokeh would ask a server for a formula between two $$.
         self.figure.xaxis.axis_label = PlainText(text=x_label)
         self.figure.yaxis.axis_label = PlainText(text=y_label)
         _look(self.figure)
@@ -120,7 +120,7 @@ class Panel:
         panels.figures.append(self.figure)
 
     def line(self, entry: Entry, x: Any, y: Any, width: float = 1.6, dash: str = "-") -> None:
-        """A line that an entry of the key hides."""
+        """Draw a line that an entry of the key hides."""
         drawn = self.figure.line(
             np.asarray(x, float), np.asarray(y, float), color=entry.color, line_width=width,
             line_dash=[int(n) for n in _DASHES[dash].split()],
@@ -128,14 +128,14 @@ class Panel:
         entry.renderers.append(drawn)
 
     def band(self, entry: Entry, x: Any, low: Any, high: Any) -> None:
-        """A shade between two lines that an entry of the key hides."""
+        """Draw a shade between two lines that an entry of the key hides."""
         drawn = self.figure.varea(
             *(np.asarray(v, float) for v in (x, low, high)), color=entry.color, alpha=0.16
         )
         entry.renderers.append(drawn)
 
     def marks(self, entry: Entry, x: Any, y: Any, marker: str, size: float = 6, hollow: bool = False) -> None:
-        """Points that an entry of the key hides."""
+        """Draw points that an entry of the key hides."""
         source = ColumnDataSource({"x": np.asarray(x, float), "y": np.asarray(y, float)})
         self.marks_of(source, entry, "x", CDSView(), marker, size, hollow)
 
@@ -149,7 +149,7 @@ class Panel:
         size: float,
         hollow: bool,
     ) -> None:
-        """The points that a view of a source shows, at its columns x and "y"."""
+        """Draw the points in a view of a source, at its columns x and "y"."""
         drawn = self.figure.scatter(
             x, "y", source=source, view=view, marker=marker, size=size,
             line_color=_edge(entry.color, marker, hollow), line_width=1.5 if hollow or marker == "x" else 0.5,
@@ -159,7 +159,7 @@ class Panel:
         entry.renderers.append(drawn)
 
     def tell(self, entry: Entry, x: Iterable[float], y: Iterable[float], about: Iterable[str]) -> None:
-        """What points say under the pointer.
+        """Add tooltips of points.
 
         Args:
             entry: of the curve that they belong to.
@@ -172,13 +172,13 @@ class Panel:
         self._found["curve"] += [entry.name] * (len(self._found["x"]) - len(self._found["curve"]))
 
     def upright(self, x: float, dash: str = "dotted") -> None:
-        """A line from top to bottom."""
+        """Draw a line from top to bottom."""
         self.figure.add_layout(
             Span(location=float(x), dimension="height", line_dash=dash, line_color=style.INK, line_width=1.2)
         )
 
     def level(self, y: float) -> None:
-        """A thin line from side to side."""
+        """Draw a thin line from side to side."""
         self.figure.add_layout(
             Span(location=float(y), dimension="width", line_color=style.INK, line_width=0.5, line_alpha=0.5)
         )
@@ -213,7 +213,7 @@ class Panel:
 def power_ticks(
     axis: Any, low: float, high: float, others: Mapping[float, str] = MappingProxyType({})
 ) -> None:
-    """Name whole numbers on an axis of log2 as the powers that they stand for.
+    """Write whole numbers on an axis of log2 as powers of 2.
 
     Args:
         axis: of Bokeh.
@@ -230,29 +230,29 @@ def power_ticks(
 
 
 def named_ticks(axis: Any, names: Mapping[float, str]) -> None:
-    """Ticks at these places alone, by these names."""
+    """Set the ticks of an axis, by place and name."""
     axis.ticker = FixedTicker(ticks=list(names))
     axis.major_label_overrides = dict(names)
 
 
 def hexed(color: Any) -> str:
-    """A colour of matplotlib's as Bokeh and browsers take it."""
+    """A colour of matplotlib in hexadecimal digits, for browsers."""
     return to_hex(color)
 
 
 def about(*lines: str) -> str:
-    """The HTML of a tooltip, of texts; its first line is what the point is of."""
+    """HTML of a tooltip; its first line is a heading."""
     head, *rest = (powers(line) for line in lines if line)
     return "<br>".join([f"<b>{head}</b>", *rest])
 
 
 def loss_text(loss: float, error: float | None = None) -> str:
-    """A loss with its standard error, to six digits: more than float32 carries would say nothing."""
+    """A loss with its standard error, to the six digits that float32 carries."""
     return f"loss {loss:.6g}" + ("" if error is None else f" ± {error:.2g}")
 
 
 def run_lines(runs: pd.DataFrame) -> list[str]:
-    """A line a run: its seed, its loss, its trial where the table names it."""
+    """A line a run: seed, loss, and trial where known."""
     lines = []
     for run in runs.sort_values("seed").head(_RUNS).to_dict("records"):
         loss = loss_text(run["loss"]) if np.isfinite(run["loss"]) else _ended(run)
@@ -263,7 +263,7 @@ def run_lines(runs: pd.DataFrame) -> list[str]:
 
 
 def run_names(runs: pd.DataFrame) -> str:
-    """The runs that a mean is of, in one line."""
+    """Runs of a mean, in one line."""
     named = runs.sort_values("seed").head(_RUNS).to_dict("records")
     more = ", …" if len(runs) > _RUNS else ""
     runs_of = "; ".join(", ".join([f"seed {_name(run['seed'])}", *_trial(run)]) for run in named)
@@ -275,7 +275,7 @@ def _name(seed: Any) -> str:
 
 
 def _trial(run: dict[Any, Any]) -> list[str]:
-    """The name of a run's trial, where the table has one."""
+    """Name of a run's trial, where known."""
     return [f"trial {run['trial_id']}"] if pd.notna(run.get("trial_id")) and run["trial_id"] != "" else []
 
 
@@ -284,7 +284,7 @@ def _ended(run: dict[Any, Any]) -> str:
 
 
 def _edge(color: str, marker: str, hollow: bool) -> str:
-    """Colour of a mark's edge: a star lies on curves, from which white sets it off."""
+    """Colour of a mark's edge: white sets a star off from curves."""
     return "white" if marker == "star" and not hollow else color
 
 
@@ -298,7 +298,7 @@ def _swatch(color: str, marker: str, dash: str | None, hollow: bool) -> str:
 
 
 def _look(panel: figure) -> None:
-    """Fonts, lines and room as in figures on paper."""
+    """Set fonts, lines and room as in figures on paper."""
     panel.toolbar.logo = None
     panel.toolbar.autohide = True
     panel.toolbar.stylesheets.append(InlineStyleSheet(css=":host { background: none !important; }"))
@@ -315,7 +315,7 @@ def _look(panel: figure) -> None:
 
 
 def room_for(values: Iterable[float], is_log: bool = False) -> tuple[float, float]:
-    """The range of an axis that holds all finite values with some room."""
+    """Range of an axis around all finite values, with some room."""
     known = np.array([v for v in values if np.isfinite(v)] or [1.0])
     if is_log:
         low, high = room_for(np.log2(known))

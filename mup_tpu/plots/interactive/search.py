@@ -1,4 +1,4 @@
-"""A search, whose trials say what they are; one that is clicked stands out in every panel."""
+"""Trials of a search with tooltips; a clicked one stands out in every panel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
     panels, texts = Panels(), [_about(trial, varied) for trial in shown.to_dict("records")]
     names = shown["status"].map({status: name for status, name, *_ in _KINDS})
     curves = [f"{n} ({(names == n).sum()})" for n in names]
-    # One source a panel would not do: what is clicked in one is chosen in all that share it.
+    # One source for all panels, so that a trial clicked in one is chosen in all.
     places = {column: _place(shown[column], column) for column in varied}
     source = ColumnDataSource({**places, "y": heights, "curve": np.array(curves), "about": np.array(texts)})
     for column in varied:
@@ -73,7 +73,7 @@ def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
 
 
 def _about(trial: dict[Any, Any], varied: list[str]) -> str:
-    """What a trial says of itself."""
+    """Tooltip of a trial."""
     loss = loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
     head = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
     seed = f", seed {trial['seed']:g}" if "seed" in trial else ""
