@@ -20,7 +20,7 @@ STORED_FIXED = (*(name for name in CONFIGURED if name not in ("seed", "data_seed
 """Columns of a results folder that have one value in all rows, except along the axes; `DATA` stands for the
 corpus."""
 _MOST_RULES = 8
-"""Values of a column that may be what is compared; a column of more names runs."""
+"""Most values of a column that is compared; one with more names runs."""
 _COSTS = {"wall_time_s": "s", "flops": "FLOP"}
 """Columns of a run's cost, with their units; the first that a table has is taken."""
 

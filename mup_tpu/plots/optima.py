@@ -1,4 +1,4 @@
-"""Loss against the hyperparameter, its optimum at each scale, and whether whole curves fit together."""
+"""Loss against the hyperparameter, optima by scale, and the collapse of whole curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, styled
 
 _REACH = 1.5
-"""Octaves of an interval that are drawn to either side of an optimum; an arrow says that it goes on."""
+"""Most octaves of an interval on either side of an optimum; an arrow marks a longer one."""
 
 
 @styled
@@ -58,7 +58,7 @@ def _scales(results: Sequence[TransferResult]) -> list[float]:
 
 
 def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
-    """The labelled lines of all panels, each name once, in the order of scales."""
+    """Labelled lines of all panels, each name once, in the order of scales."""
     found: dict[str, tuple[float, Artist]] = {}
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -67,7 +67,7 @@ def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
 
 
 def height_range(result: TransferResult) -> tuple[float, float]:
-    """Losses from the least to the greatest that is shown: high learning rates would flatten the valley.
+    """Least and greatest loss that are shown; those of high learning rates would flatten the valley.
 
     0.6 nat above the best and 0.35 above the worst scale's best, or a fifth and an eighth of the loss itself
     where that is more.
@@ -170,7 +170,7 @@ def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, flo
 
 
 def zero_place(result: TransferResult) -> float:
-    """Where 0 is drawn: left of the smallest other value, by more than a step of the grid."""
+    """Place of 0: left of the smallest other value, by more than a step of the grid."""
     return min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5
 
 
@@ -212,7 +212,7 @@ def optimum_figure(analysis: TransferAnalysis) -> Figure:
 
 
 def _draw_drift(ax: Axes, result: TransferResult, delta: float, color: str) -> None:
-    """The fitted line, and how far an exponent of ±delta would lead from where it begins."""
+    """Draw the fitted line, and the band of exponents within ±delta from its first point."""
     line = np.array([min(result.drift.scales), max(result.drift.scales)])
     y = result.drift.intercept + result.drift.alpha * np.log2(line)
     ax.plot(line, y, "-", color=color, lw=1.3)
@@ -274,7 +274,7 @@ def _moved_grid(result: TransferResult) -> tuple[float, float]:
 
 
 def _collapse_title(result: TransferResult, scale: str) -> str:
-    """The exponent of whole curves, and beside it that of the optima, from which it may differ."""
+    """Exponent of whole curves, and below it the exponent of the optima, which may differ."""
     beta, name = result.collapse_exponent, style.label(result.compared)
     if not np.isfinite(beta):
         return f"{name}: not moved, the curves have too few points in common"

@@ -15,7 +15,7 @@ from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
 
 _REACH = 1.5
-"""Exponents and ends of intervals beyond it are drawn at the edge: a wide one would squeeze all others."""
+"""Largest exponent drawn; points and intervals beyond lie at the edge, or they would squeeze the others."""
 
 
 @styled

@@ -1,4 +1,4 @@
-"""A search: what it tried, and what came of it."""
+"""Trials of a search against each hyperparameter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mup_tpu.plots.style import INK, LOSS, styled
 def search_figure(trials: pd.DataFrame) -> Figure:
     """Loss of every trial of a search against each hyperparameter it varied.
 
-    What was stopped early is hollow, with the loss where it was stopped; what diverged is on a line above.
+    Trials that were stopped early are hollow, at their last loss; diverged ones lie on a line above.
 
     Args:
         trials: from `mup_tpu.analysis.ranking.ranking`.
@@ -62,14 +62,14 @@ def search_figure(trials: pd.DataFrame) -> Figure:
 
 
 def is_logarithmic(values: pd.Series, name: str) -> bool:
-    """Whether an axis of trials is: powers are, and what spans more than a factor of 5."""
+    """Whether an axis of trials is logarithmic: for powers, and for a range beyond a factor of 5."""
     if values.min() <= 0:
         return False
     return columns.COLUMNS[name].as_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())
 
 
 def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
-    """Where trials stand on an axis; a power's axis is of its exponent."""
+    """Places of trials on an axis; powers stand at their exponents."""
     if not is_logarithmic(values, name):
         return values
     if columns.COLUMNS[name].as_power:

@@ -32,7 +32,7 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
         compared = ordered(part["parametrization"].unique())
         found = sorted(sentences(part), key=lambda sentence: compared.index(sentence.partition(": ")[0]))
         grow = [said(sentence) for sentence in found]
-        lead.append(Box(setting or "What the slopes come to", grow))
+        lead.append(Box(setting or "Slopes", grow))
         title = f"Sizes against {scale}, a line a layer; none should rise"
         blocks: list[Block] = [Interactive(title, interactive().coordinate_check_panels(part)), _slopes(part)]
         sections.append(Section(setting or "Figure", blocks))

@@ -32,7 +32,7 @@ _TITLES = {
     "best_loss": "Best loss against scale and size",
     "collapse": "Loss above the best, curves moved by the exponent that collapses them",
     "learning_curves": "Learning curves at the optima",
-    "sequence": "Drift exponent and its interval against what was spent, look by look",
+    "sequence": "Drift exponent and its interval against the cost until each look",
 }
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
@@ -61,7 +61,9 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
     ]
     sections = [Section("Figures", _figures(analysis, table)), Section("Optima", optima)]
     if regrets:
-        said_first = Text(f"What training at a larger {scale} loses by taking a smaller one's optimum.")
+        said_first = Text(
+            f"Loss at a larger {scale} with a smaller one's optimum, less the loss with its own."
+        )
         sections.append(Section("Regret", [said_first, *regrets]))
     if table.stored is not None:
         sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
@@ -133,9 +135,7 @@ def ablations_page(name: str, table: pd.DataFrame) -> Page:
         )
         for row in table.to_dict("records")
     ]
-    title = (
-        "Drift exponent and regret of each sweep, with 95 % intervals; what is in the shade does not matter"
-    )
+    title = "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter"
     return Page(
         f"{name}: what each change does to transfer",
         [Box(f"{len(table)} sweeps: {summary}")],

@@ -51,7 +51,7 @@ _SHAPES = {
 """Marker -> its drawing in a key, 28 by 14 pixels."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MARKERS = ("circle", "square", "diamond", "triangle", "inverted_triangle")
-"""Colours of unordered curves."""
+"""Markers of unordered curves."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Panels:
     figures: list[figure] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
     across: int = style.ACROSS
-    """Bokeh's figures, one a panel."""
+    """Largest number of panels beside each other."""
     targets: list[GlyphRenderer] = field(default_factory=list)
     """Points of each panel that the pointer finds; column `curve` of their source names their entry."""
 
