@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import Columns, analyze, check_table, coord_check, load_table
+from mup_tpu.analysis import Columns, analyze, check_table, coord_check
 from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.plots import interactive
 from mup_tpu.store import load_runs
@@ -39,9 +39,8 @@ def swept(**of):
     return check_table(pd.DataFrame(rows), Columns())
 
 
-def test_every_point_of_a_loss_curve_says_its_mean_its_error_and_its_runs():
-    table = load_table(RESULTS / "quickstart")
-    analysis = analyze(table)
+def test_every_point_of_a_loss_curve_says_its_mean_its_error_and_its_runs(quickstart):
+    table, analysis = quickstart
     panels = interactive.transfer_panels(analysis, table.runs)
     assert [title.partition(":")[0] for title in panels.titles] == ["μP", "SP"]
     for index, name in enumerate(("mup", "sp")):
@@ -81,9 +80,9 @@ def test_runs_without_a_place_lie_on_the_rail_and_say_what_became_of_them():
     assert any(", learning rate 0</b>" in text for _, text in points.values())
 
 
-def test_an_entry_of_the_key_holds_its_curve_in_every_panel():
-    table = load_table(RESULTS / "quickstart")
-    panels = interactive.learning_curve_panels(analyze(table), table.runs)
+def test_an_entry_of_the_key_holds_its_curve_in_every_panel(quickstart):
+    table, analysis = quickstart
+    panels = interactive.learning_curve_panels(analysis, table.runs)
     for entry in panels.entries.values():
         owners = [
             index for index, f in enumerate(panels.figures) for r in entry.renderers if r in f.renderers

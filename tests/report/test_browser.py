@@ -56,7 +56,8 @@ def browser() -> Iterator[Browser]:
 def pages(sweep_html, tmp_path_factory) -> dict[str, str]:
     """Address of a report of each kind."""
     measured = coord_check.by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
-    sweeps = {name: analyze(RESULTS / "ablations" / name) for name in ("mup", "untied_zero_readout")}
+    drift, stay = (analyze(RESULTS / "ablations" / name) for name in ("sp", "mup"))
+    sweeps = {"sp": drift, "mup": stay, "untied": stay, "untied_zero_readout": stay, "eps_1e-5": stay}
     rendered = {
         "sweep": sweep_html,
         "search": report.render(report.search_page("tune_small", load_runs(RESULTS / "tune_small"))),
