@@ -1,28 +1,126 @@
-"""The console of commands: what is printed is text, never Rich's markup, whatever names and paths hold."""
+"""The console of commands: all text from outside goes through it, and no failing output ends the work.
+
+Names and paths are shown as they are, never as Rich's markup; control characters are shown as escapes. Output
+that cannot be written is noted, and `guard` says so when the work is done.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import rich.console
+from rich.segment import Segment
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.status import Status
 
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys in place of showing them, and halves of characters."""
 
-class _Console(Console):
-    """Shows `[/b]`, `:smile:` and numbers as they are."""
 
-    def __init__(self, stderr: bool) -> None:
+def visible(text: str) -> str:
+    r"""Text with control characters as escapes, such as `\x1b`; tabs and new lines stay."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Console(rich.console.Console):
+    """Shows `[/b]`, `:smile:` and escape characters as they are; lines of text are never wrapped."""
+
+    failure: OSError | None = None
+    """First error of standard output in this process; what is printed after it is lost."""
+
+    def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
-    def status(self, *arguments: Any, **options: Any) -> Status:
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print lines of text as they are, and tables within the terminal's width."""
+        options.setdefault("soft_wrap", all(isinstance(o, str) for o in objects))
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            self._fail(error)
+
+    def write(self, text: str) -> None:
+        """Write a document, such as JSON, and a new line."""
+        try:
+            print(visible(text), file=self.file, flush=True)
+        except OSError as error:
+            self._fail(error)
+
+    def status(self, status: Any, **options: Any) -> Status:
         """A live line on a terminal. Elsewhere none: on a full disk it would end the work."""
         if not self.is_terminal:
-            return Console(quiet=True).status(*arguments, **options)
-        return super().status(*arguments, **options)
+            return rich.console.Console(quiet=True).status(status, **options)
+        return super().status(Text(status), **options)
+
+    def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+        """Segments of a renderable, control characters in their text as escapes."""
+        for segment in super().render(*arguments, **options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text of a string or of a table's cell, escaped before its width is measured."""
+        return super().render_str(visible(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Leave a closed pipe to `print`: Rich would end the process."""
+        raise  # noqa: PLE0704 (called where the error is handled)
+
+    def _fail(self, error: OSError) -> None:
+        """Note that output is lost, and send what follows nowhere."""
+        if self.stderr:
+            return
+        Console.failure = Console.failure or error
+        discard_output()
 
 
-def console(stderr: bool = False) -> Console:
-    """The console that commands print on."""
-    return _Console(stderr)
+def discard_output() -> None:
+    """Send standard output nowhere from now on, or Python would fail again when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def prepare_streams() -> None:
+    """Make standard streams fit for any text, and warnings and log lines visible.
+
+    A stream that was closed at the start leads nowhere, or the next file that is opened would take its
+    number. Characters that the terminal's encoding lacks become escapes.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            with contextlib.suppress(OSError):  # what was written before may have no reader
+                stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _format_warning
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
+
+
+class VisibleFormatter(logging.Formatter):
+    """Log lines with control characters as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        return visible(super().format(record))
+
+
+_plain_format_warning = warnings.formatwarning
+
+
+def _format_warning(*arguments: Any, **options: Any) -> str:
+    return visible(_plain_format_warning(*arguments, **options))

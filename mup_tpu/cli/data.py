@@ -7,59 +7,57 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tyro
-from rich.console import Console
 from rich.panel import Panel
-from rich.text import Text
 
-from mup_tpu.cli.console import console as make_console
+from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
+from mup_tpu.config.paths import Folder
 from mup_tpu.errors import ConfigError
 
 app = tyro.extras.SubcommandApp()
 
 
 @app.command
-def prepare(out: str, data: DataConfig = DataConfig(), shard_samples: int = 4096, workers: int = 0) -> None:
+def prepare(
+    out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4096, workers: int = 0
+) -> None:
     """Write a corpus as tokenised shards that training streams (train --corpus FOLDER_OR_URL).
 
-    The shards are WebDataset tar files with an index. A call that was killed goes on when it is repeated, and
-    ends with the same bytes.
+    The shards are WebDataset tar files with an index. After a kill the same command goes on, and ends with
+    the same bytes.
 
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).
-        data: The text, its tokenizer and the sequence length; batch size and data seed are not used.
-        shard_samples: Most sequences a shard.
-        workers: Processes that make shards; 0 takes one a core.
+        data: Text, tokenizer and sequence length; batch size and data seed are not used.
+        shard_samples: Largest number of sequences in a shard.
+        workers: Processes that make shards; 0 takes one for each core.
     """
     from mup_tpu.data import shards
 
     index = shards.prepare(data, out, shard_samples, workers)
-    console = make_console()
+    console = Console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20
         console.print(
-            f"{name}: {len(split.shards):,} shards of {split.samples_per_shard:,} sequences, {size:,.1f} MiB",
-            highlight=False,
+            f"{name}: {len(split.shards):,} shards of {split.samples_per_shard:,} sequences, {size:,.1f} MiB"
         )
     console.print(
-        f"train on them with: mup-tpu train --corpus {out} --sequence-length {index.sequence_length}",
-        highlight=False,
-        soft_wrap=True,
+        f"train on them with: mup-tpu train --corpus {out} --sequence-length {index.sequence_length}"
     )
 
 
 @app.command
 def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = False) -> None:
-    """Say what a corpus or a folder of prepared shards holds, and show some of its held-out text.
+    """Describe a corpus or a folder of prepared shards, and show some of its held-out text.
 
     Args:
-        data: The corpus, or prepared shards; a corpus is tokenised on first use.
-        texts: How many held-out sequences to show, decoded.
-        verify: Read every prepared shard: its checksum, and the type, length and number of its sequences.
+        data: Corpus or prepared shards; a corpus is tokenised on first use.
+        texts: Held-out sequences to show, decoded.
+        verify: Read every prepared shard: check its checksum, and type, length and number of its sequences.
     """
     from mup_tpu.data import cache, shard_folder, shards
 
-    console = make_console()
+    console = Console()
     about: dict[str, Any]
     if shards.is_prepared(data.corpus):
         folder = shard_folder.ShardFolder(data.corpus)
@@ -81,9 +79,9 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     if "sequence_length" in about:
         lines["sequence length"] = str(about["sequence_length"])
     for subject, line in lines.items():
-        console.print(f"{subject:>16}  {line}", highlight=False, soft_wrap=True)
+        console.print(f"{subject:>16}  {line}")
     for sequence in held_out:
-        console.print(Panel(Text(tokenizer.decode(sequence))))
+        console.print(Panel(tokenizer.decode(sequence)))
     if verify:
         _verify(data.corpus, console)
 
@@ -100,7 +98,7 @@ def _split_line(split: dict[str, Any]) -> str:
 
 
 def _verify(corpus: str, console: Console) -> None:
-    """Read every shard, several at a time; one that is not as the index says is an error that names it."""
+    """Read every shard, several at a time; the first that contradicts the index is an error."""
     from mup_tpu.data import shard_folder, shards, stream
 
     if not shards.is_prepared(corpus):
@@ -113,6 +111,4 @@ def _verify(corpus: str, console: Console) -> None:
         f"{len(every):,} shards are as the index says: {sequences:,} sequences of "
         f"{folder.index.sequence_length + 1:,} tokens",
         style="green",
-        highlight=False,
-        soft_wrap=True,
     )

@@ -13,10 +13,10 @@ from mup_tpu.errors import ConfigError
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What to run in place of a sweep's own grid."""
+    """Axes in place of a sweep's own."""
 
     width: int | None = None
-    """Run this width alone."""
+    """The only width to run."""
     widths: tuple[int, ...] | None = None
     """Model widths; short for --scale width=..."""
     learning_rates: tuple[LearningRate, ...] | None = None
@@ -24,19 +24,19 @@ class GridOptions:
     parametrizations: tuple[str, ...] | None = None
     """Parametrizations to compare; short for --compare parametrization=..."""
     scale: str | None = None
-    """Another way of growing, any number of a trial: depth=2,4,8."""
+    """Another scale, any number of a trial: depth=2,4,8."""
     tune: str | None = None
     """Another hyperparameter, any number of a trial: weight_decay=0,0.01,0.1."""
     compare: str | None = None
-    """What to compare: precision=float32,bf16."""
+    """Another field to compare: precision=float32,bf16."""
     num_seeds: int | None = None
-    """Seeds of every cell, from 0."""
+    """Number of seeds of every cell, from 0."""
 
     def change(self, sweep: Sweep) -> Sweep:
-        """The sweep with what was given in place of its own.
+        """The sweep with these axes in place of its own.
 
         Raises:
-            ConfigError: a short form and the long one of an axis were both given, or an axis is not one.
+            ConfigError: short and long form of an axis were both given, or an axis is not allowed.
         """
         if self.width is not None and self.widths is not None:
             raise ConfigError("width and widths were both given: give one of them")

@@ -8,17 +8,33 @@ Other parametrizations name the scales along which their optimum stays.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mup_tpu.config import MOST_TRIALS, Trial
-from mup_tpu.config.toml import stored_trial
+from mup_tpu.config import (
+    MOST_TRIALS,
+    RunOptions,
+    SweepOptions,
+    Trial,
+    field_column,
+    require_above_zero,
+)
+from mup_tpu.config.columns import configured
+from mup_tpu.config.toml import parse_value, stored_trial
+from mup_tpu.config.values import require_one_of
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import load_axes, load_runs
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SOURCE = "Yang et al. 2022, Tensor Programs V, table 2"
 _MOVES = {
@@ -167,3 +183,102 @@ def best_of_sweep(sweep: str) -> pd.Series:
     if finished.empty:
         raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
     return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Scale of a transfer, and its trials there."""
+
+    width: int | None = None
+    """Width of the target; short for --to width=WIDTH."""
+    to: tuple[str, ...] = ()
+    """Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8."""
+    top: int = 1
+    """Number of best trials to transfer."""
+    num_seeds: int = 1
+    """Seeds of each."""
+    steps: int | None = None
+    """Steps at the target in place of the search's."""
+    batch_size: int | None = None
+    """Batch size at the target in place of the search's."""
+    parametrizations: tuple[str, ...] = ("mup", "sp")
+    """Rules at the target: mup is the transfer; sp, with the same hyperparameters, is the comparison."""
+
+    def __post_init__(self) -> None:
+        require_above_zero("top", self.top)
+        require_above_zero("num_seeds", self.num_seeds)
+        for name in self.parametrizations:
+            require_one_of("parametrizations", name, tuple(PARAMETRIZATIONS))
+        if not self.parametrizations:
+            raise ConfigError("parametrizations is empty: give at least one")
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Fields that grow, with their values.
+
+        Raises:
+            ConfigError: there are none, or a value is not allowed.
+        """
+        found: dict[str, Any] = {} if self.width is None else {"width": self.width}
+        for text in self.to:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ConfigError(f"to {text!r} is not FIELD=VALUE; write for example depth=8")
+            found[name] = parse_value(name, value, "to")
+        if not found:
+            raise ConfigError(
+                "transfer needs a target: give --width, or --to FIELD=VALUE such as --to depth=8"
+            )
+        return found
+
+
+class Transfer:
+    """Best trials of a search, and the same hyperparameters at a target.
+
+    Args:
+        path: results folder of the search (or of a sweep).
+        target: where they go.
+        sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
+
+    Raises:
+        ConfigError: the target is not larger, or not allowed.
+        StoreError: a folder holds no finished trial.
+    """
+
+    def __init__(self, path: str, target: Target, sweep: str | None = None) -> None:
+        self.sweep, self._fields = sweep, target.fields
+        self._name = f"{Path(path).name}_transfer"
+        self.tuned = load_axes(path).tune.column
+        found = best_trials(path, target.top)
+        changes = {"steps": target.steps, "batch_size": target.batch_size}
+        self.trials = target_trials(found, self._fields, target.parametrizations, target.num_seeds, **changes)
+        self.source = found[0]
+        if sweep is not None:
+            best_of_sweep(sweep)  # whether it is a sweep is checked before anything trains
+
+    @property
+    def warnings(self) -> list[str]:
+        """Changes that the parametrization does not cover."""
+        return transfer_warnings(self.source.trial, self.trials[0])
+
+    @property
+    def sizes(self) -> tuple[str, str]:
+        """Sizes of source and target, for people."""
+        return describe(self.source.trial, tuple(self._fields)), describe(self.trials[0], tuple(self._fields))
+
+    def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
+        """Run what is missing; returns how many trials ended how."""
+        from mup_tpu.tuning.sweep import run_trials
+
+        return run_trials(self._name, self.trials, tuple(self._fields), results, where, run, console)
+
+    def reached(self, results: str) -> pd.DataFrame:
+        """Rows at the target, the least loss first."""
+        runs, own = load_runs(results), configured(self.trials[0])
+        for column in map(field_column, self._fields):
+            runs = runs[runs[column] == own[column]]
+        return runs.sort_values("loss")
+
+    def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
+        """Regret of each parametrization against the sweep; none without one."""
+        return [] if self.sweep is None else regret_against_sweep(runs, self.sweep)

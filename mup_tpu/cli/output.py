@@ -1,0 +1,77 @@
+"""Files that commands write: figures, tables for spreadsheets, JSON; in a folder or at an fsspec URL."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mup_tpu.errors import TableError, reason
+from mup_tpu.files import Folder
+from mup_tpu.files.leftovers import scratch_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def write_file(what: str, path: Path | str, content: str | bytes) -> None:
+    """Put a file into its place, whole.
+
+    Args:
+        what: name of the file or of its option, for the error.
+        path: local path or fsspec URL.
+        content: text is written as UTF-8.
+
+    Raises:
+        TableError: it cannot be written.
+    """
+    folder, slash, name = str(path).rpartition("/")
+    try:
+        place = Folder(folder or slash or ".")
+        place.write(name, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise TableError(f"{what} cannot be written: {reason(error)}") from None
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str]:
+    """Write figures as PNG and SVG; returns the paths of the PNG files."""
+    from mup_tpu import plots
+
+    written = []
+    with scratch_folder() as scratch:
+        for name, figure in figures.items():
+            for file in plots.save_figure(figure, scratch, name):
+                write_file(f"figures folder {folder}", f"{folder}/{file.name}", file.read_bytes())
+                written.append(f"{folder}/{file.name}")
+    return [path for path in written if path.endswith(".png")]
+
+
+def to_csv(table: pd.DataFrame, **options: Any) -> str:
+    """CSV whose text no spreadsheet takes for a formula: a quote goes before =, +, -, @ and tabs."""
+
+    def quoted(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
+
+    text = {name: table[name].astype(object).map(quoted) for name in table if table[name].dtype.kind == "O"}
+    table = table.assign(**text)
+    return table.rename(columns=quoted).to_csv(index=False, **options)
+
+
+def to_json(value: Any) -> str:
+    """JSON without the tokens NaN and Infinity, which it does not have: nan is null, infinities are text."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: plain(v) for key, v in item.items()}
+        if isinstance(item, list | tuple):
+            return [plain(v) for v in item]
+        if hasattr(item, "item"):
+            item = item.item()
+        if isinstance(item, float) and not math.isfinite(item):
+            return None if math.isnan(item) else "inf" if item > 0 else "-inf"
+        return round(item, 10) if isinstance(item, float) else item
+
+    return json.dumps(plain(value), indent=1)

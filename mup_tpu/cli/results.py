@@ -1,0 +1,297 @@
+"""The content of a path as one object: analysed, shown, drawn and reported.
+
+A path holds a run table (of a sweep's folder, a file or a tracker), several sweeps in folders of their own, a
+search, or a coordinate check. `open_results` tells which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.table import Table
+
+from mup_tpu import report as rendering
+from mup_tpu.analysis import coord_check
+from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis.ingest.table_files import without_suffix
+from mup_tpu.analysis.ingest.trackers import TRACKERS
+from mup_tpu.analysis.ranking import ranking
+from mup_tpu.cli.console import Console
+from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
+from mup_tpu.cli.tables import TableOptions
+from mup_tpu.config import columns
+from mup_tpu.store import is_search, load_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mup_tpu.analysis import RunTable, TransferAnalysis
+
+
+def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
+    """The content of a path; an unknown one is read as a table."""
+    if _sweeps_in(path):
+        return SeveralSweeps(path, options)
+    if is_search(path):
+        return SearchResults(path, options)
+    if (Path(path) / CHECK_FILE).exists():
+        return CoordinateCheck(path, options)
+    return Results(path, options)
+
+
+class Results:
+    """Runs of a sweep, or any table of runs.
+
+    Args:
+        path: results folder, table or tracker.
+        options: how the table is read.
+    """
+
+    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
+        self.path, self.options, self.name = path, options, Path(path).name
+
+    @cached_property
+    def table(self) -> RunTable:
+        """The checked run table."""
+        return self.options.load(self.path)
+
+    @cached_property
+    def analysis(self) -> TransferAnalysis:
+        """Optima, drift, regret and verdict of the run table."""
+        return self.options.analyze(self.table)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether files about it belong into the path itself."""
+        return self.table.stored is not None
+
+    def show(self, console: Console) -> None:
+        """Print the content in tables and sentences."""
+        self.show_notes(console)
+        for result in self.analysis.results:
+            cells = rendering.optima_cells(result, self.analysis.scale)
+            tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
+            shown = Table(title=f"{result.parametrization}: best {tuned} by {scale}")
+            for heading in cells["headings"]:
+                shown.add_column(heading, justify="left" if heading == "status" else "right")
+            for row in cells["rows"]:
+                shown.add_row(*row)
+            console.print(shown)
+        for result in self.analysis.results:
+            console.print(result.verdict.sentence, style="bold")
+            for detail in rendering.details(result, self.analysis):
+                console.print(f"  {detail}")
+
+    def show_notes(self, console: Console) -> None:
+        """Print the notes of the analysis."""
+        for note in self.analysis.notes:
+            console.print(f"note: {note}", style="yellow")
+
+    def show_next(self, console: Console) -> None:
+        """Print the runs that would settle each open verdict, with reason, cost and commands."""
+        self.show_notes(console)
+        analysis, checked = self.analysis, self.table
+        for result in analysis.results:
+            console.print(result.verdict.sentence, style="bold")
+            batch = result.next_batch
+            if batch is None:
+                console.print("  settled: nothing to run")
+                continue
+            shown = Table(title=f"{result.parametrization}: runs to add")
+            tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
+            for heading in (scale, tuned, "add", "then"):
+                shown.add_column(heading, justify="right")
+            for cell in batch.cells:
+                at = columns.write_scale(analysis.scale, cell.scale)
+                shown.add_row(at, f"2^{cell.x:.4g}", str(cell.runs), str(cell.seeds))
+            console.print(shown)
+            console.print(f"  {batch.reason}; {batch.price()}")
+            for line in batch.commands(checked.columns, checked.command):
+                console.print(f"  {line}")
+
+    def figures(self) -> Mapping[str, Figure]:
+        """Figures by name."""
+        from mup_tpu import plots
+
+        return plots.transfer_figures(self.analysis)
+
+    def numbers(self) -> Mapping[str, str]:
+        """The numbers behind the figures: content by the name of a file."""
+        return {"analysis.json": to_json(self.analysis.to_dict()) + "\n"}
+
+    def page(self) -> rendering.Page:
+        """The report."""
+        return rendering.sweep_page(self.analysis, self.table)
+
+    def draw(self, folder: Path | str | None = None) -> list[str]:
+        """Write figures and their numbers, by default beside the results; returns the paths of PNG files."""
+        folder = folder or self.figures_folder
+        written = write_figures(self.figures(), folder)
+        for name, content in self.numbers().items():
+            write_file(f"figures folder {folder}", f"{folder}/{name}", content)
+        return written
+
+    def write_report(self, out: Path | None = None) -> str:
+        """Write the report, by default beside the results; returns its path."""
+        page = self.page()
+        beside = f"{without_suffix(self._local_path)}.html"
+        file = str(out or (f"{self.path.rstrip('/')}/report.html" if self.is_folder else beside))
+        write_file(f"report {file}", file, rendering.render(page))
+        return file
+
+    @property
+    def figures_folder(self) -> str:
+        """The folder `figures` in a results folder, or beside a file."""
+        if "://" not in self.path:
+            source = Path(self._local_path)
+            return str((source if source.is_dir() else source.parent) / "figures")
+        head, _, name = self.path.rstrip("/").rpartition("/")
+        is_file = without_suffix(name) != name
+        return f"{head}/figures" if is_file else f"{head}/{name}/figures"
+
+    @property
+    def _local_path(self) -> str:
+        """The path, or for a tracker its last part: files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
+        tracker, colon, runs = self.path.partition(":")
+        return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
+
+
+class SeveralSweeps(Results):
+    """Sweeps beside each other, each in a folder of the path."""
+
+    is_folder = True
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """A row for each sweep and parametrization."""
+        return compare({folder.name: Results(str(folder)).analysis for folder in _sweeps_in(self.path)})
+
+    def show(self, console: Console) -> None:
+        """Print α, regret, best loss and verdict of each."""
+        shown = Table(title=f"{self.name}: {len(self.compared)} sweeps, the worst regret first")
+        for heading in ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict"):
+            shown.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+        rows: list[dict[Any, Any]] = self.compared.to_dict("records")
+        for row in rows:
+            shown.add_row(
+                row["name"],
+                f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+                f"{row['regret']:.3f} ({row['regret_low']:.3f} to {row['regret_high']:.3f})",
+                f"{row['best_loss']:.3f}",
+                row["verdict"],
+            )
+        console.print(shown)
+
+    def figures(self) -> Mapping[str, Figure]:
+        """Drift exponents and regrets in one figure."""
+        from mup_tpu import plots
+
+        return {"ablations": plots.ablations_figure(self.compared)}
+
+    def numbers(self) -> Mapping[str, str]:
+        """The compared sweeps as CSV."""
+        return {"ablations.csv": to_csv(self.compared, float_format="%.4f")}
+
+    def page(self) -> rendering.Page:
+        """The report of all sweeps."""
+        return rendering.ablations_page(self.name, self.compared)
+
+
+class SearchResults(Results):
+    """Trials of a search."""
+
+    is_folder = True
+
+    def show(self, console: Console) -> None:
+        """Print the ten best trials."""
+        trials = ranking(load_runs(self.path))
+        counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+        best = trials[trials["status"] == "finished"].drop(columns=["status", "steps_done"]).head(10)
+        shown = Table(title=f"best of {len(trials)} trials ({counts})")
+        for column in best:
+            shown.add_column(str(column).removesuffix("_steps"), justify="right")
+        for row in best.itertuples(index=False):
+            cells = zip(best.columns, row, strict=True)
+            shown.add_row(*(f"{value:.4f}" if name == "loss" else f"{value:.3g}" for name, value in cells))
+        console.print(shown)
+
+    def figures(self) -> Mapping[str, Figure]:
+        """Loss against each hyperparameter of the space."""
+        from mup_tpu import plots
+
+        return {"search": plots.search_figure(ranking(load_runs(self.path)))}
+
+    def numbers(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def page(self) -> rendering.Page:
+        """The report of the search."""
+        return rendering.search_page(self.name, load_runs(self.path))
+
+
+CHECK_FILE = "coord_check.parquet"
+"""Table of a coordinate check in its results folder."""
+
+
+class CoordinateCheck(Results):
+    """Measurements of coordinate checks."""
+
+    is_folder = True
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """The tidy table of `mup_tpu.training.coord_check.measure`."""
+        return pd.read_parquet(Path(self.path) / CHECK_FILE)
+
+    def show(self, console: Console) -> None:
+        """Print exponents and their sentences for each optimizer and tying."""
+        for setting, table in coord_check.by_setting(self.measured).items():
+            self._show_slopes(console, table, setting)
+
+    def _show_slopes(self, console: Console, table: pd.DataFrame, setting: str) -> None:
+        rows: list[dict[Any, Any]] = coord_check.slopes(table).to_dict("records")
+        cells = {
+            (r["layer"], r["parametrization"], r["quantity"]): (
+                f"{r['slope']:+.2f} ± {r['high'] - r['slope']:.2f}"
+            )
+            for r in rows
+        }
+        quantities = [q for q in dict.fromkeys(r["quantity"] for r in rows) if q in coord_check.SIZES]
+        title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
+        parametrizations = list(dict.fromkeys(r["parametrization"] for r in rows))
+        for i in range(0, len(parametrizations), 2):  # more would not fit beside each other
+            headings = [(p, q) for p in parametrizations[i : i + 2] for q in quantities]
+            shown = Table("layer", title=title)
+            for parametrization, quantity in headings:
+                shown.add_column(f"{parametrization} {quantity}", justify="right")
+            for layer in dict.fromkeys(r["layer"] for r in rows):
+                shown.add_row(layer, *(cells.get((layer, *heading), "") for heading in headings))
+            console.print(shown)
+        for sentence in coord_check.sentences(table):
+            console.print(sentence, style="bold")
+
+    def figures(self) -> Mapping[str, Figure]:
+        """A figure for each optimizer and tying."""
+        from mup_tpu import plots
+
+        return plots.coordinate_check_figures(self.measured)
+
+    def numbers(self) -> Mapping[str, str]:
+        """None: the table lies beside them."""
+        return {}
+
+    def page(self) -> rendering.Page:
+        """The report of the checks."""
+        return rendering.coordinate_check_page(self.name, self.measured)
+
+
+def _sweeps_in(path: str) -> list[Path]:
+    """Stores in the folders of a folder that is no store itself."""
+    if (Path(path) / "store.json").exists() or not Path(path).is_dir():
+        return []
+    return sorted(file.parent for file in Path(path).glob("*/store.json"))

@@ -1,0 +1,88 @@
+"""Options that say how a table is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mup_tpu.store.conditions import Condition
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis import RunTable, TransferAnalysis
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table, rows to take, and limits of the verdict."""
+
+    width_col: str | None = None
+    """Column of the width. By default width, or another usual name such as d_model; in a results folder its
+    sweep's scale."""
+    lr_col: str | None = None
+    """Column of the learning rate (plain, not log2). By default lr, or another usual name; in a results
+    folder its sweep's tuned hyperparameter."""
+    loss_col: str = "loss"
+    """Column of the loss. By default loss, or a held-out loss of another usual name, or the training loss."""
+    seed_col: str = "seed"
+    """Column of the seed; optional."""
+    parametrization_col: str | None = None
+    """Column that is compared; optional. By default parametrization; in a results folder its sweep's."""
+    status_col: str = "status"
+    """Column that says how a run ended; optional. By default also State."""
+    step_col: str = "step"
+    """Column of the step, in a table with a row a step; optional."""
+    params_col: str = "params_non_embedding"
+    """Column of the parameters without embeddings; optional, but a scaling law needs it."""
+    cost_col: str = ""
+    """Column of a run's cost, in any unit; optional. By default wall_time_s, or flops."""
+    hyperparameter: str | None = None
+    """Column to analyse in place of the learning rate, e.g. init_std."""
+    scale: str | None = None
+    """Column to analyse in place of the width, e.g. depth."""
+    along: tuple[str, ...] = ()
+    """Further columns that change with the scale, as on a ladder of shapes: depth."""
+    where: tuple[str, ...] = ()
+    """Rows to take, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
+    that the results folder asks about (`mup-tpu ask`)."""
+    finished_states: tuple[str, ...] = ()
+    """States of the status column that mean finished, besides finished, completed, success and the like."""
+    diverged_states: tuple[str, ...] = ()
+    """States that mean diverged, besides diverged: failed, for example, if nothing else fails."""
+    unfinished_states: tuple[str, ...] = ()
+    """States without a result, besides running, failed, crashed, killed and the like."""
+    chance: float | None = None
+    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    epsilon: float = 0.01
+    """Regret that does not matter, nat per token."""
+    delta: float = 0.2
+    """Drift exponent that does not matter."""
+
+    def load(self, path: str) -> RunTable:
+        """Read and check a results folder or table."""
+        from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.ingest.table_values import States
+        from mup_tpu.analysis.load import default_columns
+
+        usual = default_columns(path)
+        columns = replace(
+            usual,
+            scale=self.scale or self.width_col or usual.scale,
+            hyperparameter=self.hyperparameter or self.lr_col or usual.hyperparameter,
+            parametrization=self.parametrization_col or usual.parametrization,
+            loss=self.loss_col,
+            seed=self.seed_col,
+            status=self.status_col,
+            step=self.step_col,
+            params=self.params_col,
+            cost=self.cost_col,
+            along=(*usual.along, *self.along),
+        )
+        states = States(self.finished_states, self.diverged_states, self.unfinished_states)
+        where = [Condition.parse(text) for text in self.where] if self.where else None
+        return load_table(path, columns, self.chance, where, states)
+
+    def analyze(self, table: RunTable) -> TransferAnalysis:
+        """Analyse a table."""
+        from mup_tpu.analysis import analyze
+
+        return analyze(table, self.epsilon, self.delta)

@@ -1,0 +1,37 @@
+"""Types of options that name files and folders; "" names none and is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from mup_tpu.errors import ConfigError
+
+
+def _named(kind: type) -> Any:
+    """How tyro reads a name."""
+
+    def read(tokens: list[str]) -> Any:
+        if not tokens[0]:
+            raise ConfigError("a path '' is not allowed: it must name a file or folder")
+        return kind(tokens[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+Folder = Annotated[str, _named(str)]
+"""Local folder or file, or its fsspec URL."""
+
+File = Annotated[Path, _named(Path)]
+"""Local file or folder."""
+
+Where = Annotated[Folder, tyro.conf.Positional]
+"""Path that comes first, without a name."""

@@ -1,0 +1,211 @@
+"""One trial: trained, stored, checkpointed, exported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu.config.paths import File, Folder
+from mup_tpu.errors import ConfigError, Preempted, reason
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mup_tpu.training.report import PackResult, Report
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Files and folders for what a trial leaves."""
+
+    results: Folder | None = None
+    """Results folder (or fsspec URL) for the row and the learning curve."""
+    checkpoints: Folder | None = None
+    """Folder (or fsspec URL) for checkpoints, every tenth of the run unless --checkpoint-every; the same
+    command goes on from the last. Each trial has a folder in it, with the last two, and the best of those
+    that --eval-every evaluated."""
+    export: File | None = None
+    """Folder for the trained model and its tokenizer, as transformers' AutoModelForCausalLM and AutoTokenizer
+    load them."""
+    export_best: bool = False
+    """Export the checkpoint of least held-out loss in place of the last weights."""
+    profile: File | None = None
+    """File for a trace of two log intervals, after two for warming up; Perfetto opens it."""
+
+    def prepare(self) -> None:
+        """Make folders for export and profile, so that a bad path ends the command before training.
+
+        Raises:
+            ConfigError: one cannot be written.
+        """
+        for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
+            try:
+                if path is not None:
+                    path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{name} {path} cannot be written: {reason(error)}") from None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trial that has ended."""
+
+    result: PackResult
+    exported: Path | None = None
+    """Folder of the stock model."""
+    checkpoint: str = ""
+    """Step and loss of the exported checkpoint; "" for the last weights."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its row of the run table."""
+        return self.result.rows[0]
+
+
+def train_one(
+    trial: Trial, run: RunOptions, kept: Kept, console: Console, shorter: Trial | None = None
+) -> Trained:
+    """Train a trial, store its row, then export it.
+
+    Args:
+        trial: what to train.
+        run: how.
+        kept: where rows, checkpoints and exports go.
+        console: for a live line of progress, or log lines where it is no terminal.
+        shorter: the same trial with fewer steps, whose checkpoint it goes on from.
+
+    Raises:
+        ConfigError: an export or a profile cannot be written, or the trial is not allowed.
+        Preempted: by SIGTERM; the row is stored and checkpoints are kept.
+    """
+    kept.prepare()
+    checkpoints = kept.checkpoints
+    if checkpoints is not None:
+        root, checkpoints = checkpoints, _folder_of(trial, checkpoints)
+        if shorter is not None and not _begin(root, shorter, trial, checkpoints):
+            console.print(f"no checkpoint in {root} to go on from: it trains from the start")
+    result = _train(trial, run, kept, checkpoints, console)
+    row = result.rows[0]
+    if row["status"] == "preempted":
+        place = f"its checkpoint is in {checkpoints}, the same command goes on" if checkpoints else "not kept"
+        raise Preempted(f"preempted at step {row['steps_done']} of {row['steps_planned']}: {place}")
+    if kept.export is None:
+        return Trained(result)
+    best_of = checkpoints if kept.export_best else None
+    return Trained(result, *_export(trial, result, kept.export, best_of))
+
+
+def _folder_of(trial: Trial, checkpoints: str) -> str:
+    """A trial's folder in the folder of all checkpoints; earlier versions used the latter itself."""
+    from mup_tpu import data
+    from mup_tpu.training.checkpoint import load_latest
+
+    trial_id = trial.trial_id(data.load(trial.data).fingerprint)
+    found = load_latest(checkpoints)
+    is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
+    return checkpoints if is_old else f"{checkpoints.rstrip('/')}/{trial_id}"
+
+
+def _begin(root: str, shorter: Trial, trial: Trial, folder: str) -> bool:
+    """Whether a trial can go on from a checkpoint of the same trial with fewer steps, now in its folder."""
+    from mup_tpu import data
+    from mup_tpu.files import Folder
+    from mup_tpu.training.continuation import begin
+
+    fingerprint = data.load(trial.data).fingerprint
+    return bool(begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder))
+
+
+def _train(
+    trial: Trial, run: RunOptions, kept: Kept, checkpoints: str | None, console: Console
+) -> PackResult:
+    """Train under a live line of progress, and store the row."""
+    with console.status("importing torch"):
+        import torch
+
+        from mup_tpu import data
+        from mup_tpu.store import Store
+        from mup_tpu.training.loop import PackRun, run_to_end
+
+    if checkpoints is not None and not run.checkpoint_every:
+        run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
+    store = None if kept.results is None else Store(kept.results, "train")
+    dataset = data.load(trial.data)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    with console.status("initialising parameters") as status, _log_lines(console, kept.results):
+        training = PackRun([trial], dataset, run, checkpoints)
+        status.update(training.first_report_waits_for)
+        with training.preemptible(), _profiler(kept.profile) as next_interval:
+
+            def show(report: Report) -> None:
+                status.update(str(report))
+                next_interval()
+
+            result = run_to_end(training.steps(), show)
+        if store is not None:
+            store.append(result.rows, result.curves)
+    return result
+
+
+def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None) -> tuple[Path, str]:
+    """Write a stock model and its tokenizer; returns its folder, and which checkpoint it is.
+
+    Args:
+        trial: what was trained.
+        result: with its last weights.
+        path: folder of the model.
+        checkpoints: folder whose best checkpoint is exported if it is better than the last weights.
+    """
+    from mup_tpu import data
+    from mup_tpu.data.tokenizer import save_stock
+    from mup_tpu.models.weights import export_stock
+    from mup_tpu.training.checkpoint import load_best
+
+    assert result.pack is not None
+    weights, which = result.pack.member_parameters(0), ""
+    best = load_best(checkpoints) if checkpoints is not None else None
+    if best is not None and best.meta["evaluation_loss"] < result.rows[0]["loss"]:
+        weights = {name: best.tensors[f"parameters/{name}"][0] for name in weights}
+        which = f"step {best.step}, held-out loss {best.meta['evaluation_loss']:.4f}"
+    sequence_length = trial.data.sequence_length
+    tokenizer = data.load(trial.data).tokenizer
+    out = export_stock(trial, weights, result.pack.vocab_size, sequence_length, tokenizer.separator, path)
+    save_stock(tokenizer, sequence_length, out)
+    return out, which
+
+
+@contextlib.contextmanager
+def _log_lines(console: Console, results: str | None) -> Iterator[None]:
+    """Lines at every log point: to the console where it is no terminal, and to the logs of the results."""
+    from mup_tpu.training.host_log import attached, host_log
+
+    with contextlib.ExitStack() as stack:
+        if not console.is_terminal:
+            stack.enter_context(attached(logging.StreamHandler(sys.stdout), "mup_tpu"))
+        if results is not None:
+            stack.enter_context(host_log(results))
+        yield
+
+
+@contextlib.contextmanager
+def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
+    """Trace the third and fourth interval between calls of the yielded function; None traces nothing."""
+    if file is None:
+        yield lambda: None
+        return
+    from torch.profiler import profile, schedule
+
+    try:
+        file.write_text("")
+    except OSError as error:
+        raise ConfigError(f"profile {file} cannot be written: {reason(error)}") from None
+    intervals = schedule(wait=1, warmup=1, active=2, repeat=1)
+    with profile(schedule=intervals, on_trace_ready=lambda p: p.export_chrome_trace(str(file))) as profiler:
+        yield profiler.step
