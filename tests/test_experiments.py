@@ -1,33 +1,99 @@
-"""Experiments: every trial of every sweep is allowed and has a pack, and no two are one."""
+"""Experiments: every trial of every sweep is allowed and has a pack, and scripts run a part of their grid."""
 
+import dataclasses
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from mup_tpu import cli
 from mup_tpu.config import Sweep
+from mup_tpu.store import load_runs
 from mup_tpu.training.pack_key import pack_key
 
-FILES = sorted((Path(__file__).parents[1] / "experiments").glob("*.py"))
+ROOT = Path(__file__).parents[1]
+SCRIPTS = {path.stem: runpy.run_path(str(path)) for path in sorted((ROOT / "experiments").glob("*.py"))}
 SWEEPS = {
-    f"{path.stem}.{name}": value
-    for path in FILES
-    for name, value in runpy.run_path(str(path)).items()
-    if isinstance(value, Sweep)
+    f"{script}.{name}.{sweep.experiment}": sweep
+    for script, names in SCRIPTS.items()
+    for name, value in names.items()
+    for sweep in ([value] if isinstance(value, Sweep) else value.values() if name == "ABLATIONS" else [])
 }
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_trial_of_a_sweep_can_be_planned(name):
     trials = SWEEPS[name].trials()
+    assert len(trials) >= 5
     assert all(pack_key(trial) for trial in trials)
     assert len({trial.trial_id("data") for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_names_what_it_runs(script):
+    names = SCRIPTS[script]
+    assert {"SWEEP", "ABLATIONS", "SEARCH", "TRIALS"} & set(names)
+    assert "H200" not in names or names["H200"].experiment == f"{script}_h200"
 
 
 @pytest.mark.parametrize("scale", ["depth", "batch", "horizon", "decay"])
 def test_what_rules_are_compared_on_grows_and_they_answer(scale):
     """Growth of the compared scale is not 1 everywhere, and at the base all of its rules are one."""
-    sweep = SWEEPS[f"{scale}_transfer.SWEEP"]
+    sweep = SCRIPTS[f"{scale}_transfer"]["SWEEP"]
     field = {"depth": "depth", "batch": "batch_size", "horizon": "tokens", "decay": "width"}[scale]
     grown = {getattr(trial.growth, field) for trial in sweep.trials()}
     assert 1 in grown and len(grown) >= 3  # fewer have no verdict
+
+
+ONE_TRIAL = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
+
+
+@pytest.mark.slow
+def test_experiment_script_runs_one_width(tmp_path):
+    """The script as a user runs it, on a few trials of its own grid."""
+    command = [sys.executable, "experiments/quickstart.py", *ONE_TRIAL, "--results", tmp_path / "results"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    runs = load_runs(tmp_path / "results")
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "quickstart"]]
+    assert "figure: " in done.stdout
+
+
+@pytest.mark.slow
+def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capfd, monkeypatch):
+    """As it is but for the number of steps, in this process."""
+    run_experiment = cli.run_experiment
+
+    def shortened(sweep, *others):
+        run_experiment(dataclasses.replace(sweep, base=sweep.base.replace(steps=20)), *others)
+
+    monkeypatch.setattr(cli, "run_experiment", shortened)
+    script = str(ROOT / "experiments" / "lr_transfer.py")
+    monkeypatch.setattr(sys, "argv", [script, *ONE_TRIAL, "--results", str(tmp_path / "results")])
+    runpy.run_path(script, run_name="__main__")
+    runs = load_runs(tmp_path / "results")
+    assert runs[["width", "lr", "experiment"]].values.tolist() == [[64, 2.0**-8, "lr_transfer"]]
+    assert "figure: " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "value", "sentence"),
+    [
+        ("quickstart", "--width", "100", "width 100 is not a multiple"),
+        ("lr_transfer", "--preset", "tpu", "preset 'tpu' is not one of this experiment's: 'cpu' or 'h200'"),
+        (
+            "ablations",
+            "--names",
+            "warmup",
+            "names: unknown key 'warmup'; the nearest known key is 'warmup_0",
+        ),
+    ],
+)
+def test_bad_input_of_a_process_has_no_traceback(script, option, value, sentence):
+    command = [sys.executable, f"experiments/{script}.py", option, value, "--results", "/dev/null/x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -313,9 +313,9 @@ def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> 
         runs = history[history["scale"] == optimum.scale]
         nearest = runs["x"].iloc[(runs["x"] - optimum.x).abs().argmin()]
         means = runs[runs["x"] == nearest].groupby("step")["loss"].mean()
-        found.append(
-            LearningCurve(optimum.scale, float(nearest), tuple(means.index.tolist()), tuple(means.tolist()))
-        )
+        if len(means):  # a run may have no step
+            steps, losses = tuple(means.index.tolist()), tuple(means.tolist())
+            found.append(LearningCurve(optimum.scale, float(nearest), steps, losses))
     return tuple(found)
 
 

@@ -51,7 +51,10 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
     yield _hub()
     yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
-    yield check_folder("cache folder", cache_root())
+    try:
+        yield check_folder("cache folder", cache_root())
+    except ConfigError as error:
+        yield Finding("cache folder", "none", str(error))
 
 
 def examine_tpu(accelerator_type: str) -> Iterator[Finding]:

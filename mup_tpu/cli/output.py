@@ -55,8 +55,7 @@ def to_csv(table: pd.DataFrame, **options: Any) -> str:
     def quoted(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
 
-    text = {name: table[name].astype(object).map(quoted) for name in table if table[name].dtype.kind == "O"}
-    table = table.assign(**text)
+    table = table.apply(lambda of: of.astype(object).map(quoted) if of.dtype.kind == "O" else of)
     return table.rename(columns=quoted).to_csv(index=False, **options)
 
 

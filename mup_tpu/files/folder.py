@@ -21,7 +21,7 @@ import fsspec
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 
-from mup_tpu.errors import reason
+from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files.leftovers import partial, remove_partial, scratch_folder
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -34,8 +34,19 @@ logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 
 
 def cache_root() -> Path:
-    """Folder of the caches (tokens, compiled programs, stores): $MUP_TPU_CACHE, or ~/.cache/mup_tpu."""
-    return Path(os.environ.get("MUP_TPU_CACHE") or Path.home() / ".cache" / "mup_tpu")
+    """Folder of the caches (tokens, compiled programs, stores): $MUP_TPU_CACHE, or ~/.cache/mup_tpu.
+
+    Raises:
+        ConfigError: the user has no home folder, and the variable is not set.
+    """
+    if folder := os.environ.get("MUP_TPU_CACHE"):
+        return Path(folder)
+    try:
+        return Path.home() / ".cache" / "mup_tpu"
+    except RuntimeError:
+        raise ConfigError(
+            "MUP_TPU_CACHE is not set, and this user has no home folder; set it to a folder"
+        ) from None
 
 
 class Folder:

@@ -1,4 +1,4 @@
-"""The coordinate check of a module: how large each layer's output and its change are along the width.
+"""Coordinate check of a module: size of each layer's output, and of its change, along the width.
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1. Its figure is `mup_tpu.plots.coordinate_check_figure`, its
 exponents `mup_tpu.analysis.coord_check.slopes`; `diagnosis` says them in words.
@@ -26,13 +26,13 @@ OPTIMIZERS: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What was measured, and what it says."""
+    """Measurements of a coordinate check, and its conclusions."""
 
     table: pd.DataFrame = field(repr=False)
     """parametrization, width, seed, step, layer, quantity ("activation", or "update" since init), rms; steps
     count the updates made. A layer is the end of a submodule's name and the numbers in it."""
     sentences: tuple[str, ...]
-    """Of each rule: which layer grows first and what it likely lacks, or that none grows."""
+    """For each rule: the layer that grows first and the factor that it likely lacks, or that none grows."""
 
 
 def coord_check(
@@ -53,48 +53,82 @@ def coord_check(
     """Train a module of several widths for a few steps on one batch, and measure its layers.
 
     Args:
-        build: as of `parametrize`; without dropout, which would count as change.
-        batch: what is trained and measured on.
-        loss: from a module and the batch to the loss, a scalar.
+        build: as in `parametrize`; without dropout, which would count as change.
+        batch: batch for training and measuring.
+        loss: function of a module and the batch; a scalar.
         widths: at least two; three octaves and more show an exponent well.
-        base_width: at which hyperparameters were tuned.
+        base_width: width of the tuning.
         lr: learning rate at the base; the one that you train with, or somewhat more.
         rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         optimizer: "adamw" or "sgd".
-        steps: updates.
-        seeds: seeds from 0, of init.
-        probes: patterns of the submodules to measure; by default those with a matrix of their own, and the
+        steps: number of updates.
+        seeds: number of seeds of the init, from 0.
+        probes: patterns of submodules to measure; by default submodules with a matrix of their own, and
             members of nn.ModuleLists.
-        options: others of `parametrize`.
+        options: other arguments of `parametrize`.
 
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
     """
     if len(set(widths)) < 2:
         raise ConfigError(f"widths {list(widths)} are fewer than two, so that nothing can be seen to grow")
+    training = _Training(batch, loss, optimizer, lr, steps, probes)
     rows: list[dict[str, Any]] = []
     widest: dict[str, ModuleParametrization] = {}
+    options |= {"base_width": base_width, "optimizer": optimizer}
     for rule in rules:
         for width in sorted(set(widths)):
-            scaled = parametrize(
-                build, width=width, base_width=base_width, rule=rule, optimizer=optimizer, **options
-            )
+            scaled = parametrize(build, width=width, rule=rule, **options)
             widest[rule] = scaled
             size = (width,) if options.get("depth") is None else (width, options["depth"])
             for seed in range(seeds):
                 about = {"parametrization": rule, "width": width, "seed": seed}
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
-                    module = scaled.init_(build(*size))
-                    trained = OPTIMIZERS[optimizer](scaled.param_groups(module, lr=lr))
-                    rows += [
-                        about | row for row in _measure(module, trained, scaled, batch, loss, steps, probes)
-                    ]
+                    rows += [about | row for row in training.measure(scaled, scaled.init_(build(*size)))]
     table = pd.DataFrame(rows)
-    mup = parametrize(build, width=max(widths), base_width=base_width, optimizer=optimizer, **options)
+    mup = parametrize(build, width=max(widths), **options)
     said = tuple(sentences(table, widest, mup))
     labels = _labels(list(dict.fromkeys(table["layer"])))
     return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), said)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A few steps on one batch, and the submodules to measure."""
+
+    batch: Any
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: str
+    lr: float
+    steps: int
+    probes: Sequence[str]
+
+    def measure(self, scaled: ModuleParametrization, module: nn.Module) -> list[dict[str, Any]]:
+        """Train a module, and measure before each step and at the end."""
+        optimizer = OPTIMIZERS[self.optimizer](scaled.param_groups(module, lr=self.lr))
+        outputs: dict[str, Tensor] = {}
+        for name in _probed(module, self.probes):
+            module.get_submodule(name).register_forward_hook(_keep(outputs, name))
+        called: set[str] = set()
+        for name in (readouts := {f.module: f.factor for f in scaled.forward if f.place == "input"}):
+            module.get_submodule(name).register_forward_hook(_note(called, name))
+        start: dict[str, Tensor] = {}
+        rows = []
+        for step in range(self.steps + 1):
+            now = self.loss(module, self.batch)
+            if not step:
+                _require_called(readouts, called)
+                start |= outputs
+            for layer, output in outputs.items():
+                rows.append(_row(step, layer, "activation", output))
+                if step:
+                    rows.append(_row(step, layer, "update", output - start[layer]))
+            if step < self.steps:
+                optimizer.zero_grad()
+                now.backward()
+                optimizer.step()
+        return rows
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
@@ -110,39 +144,6 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
         )
         labels[name] = ".".join(own[-size:]) + numbers
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
-
-
-def _measure(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaled: ModuleParametrization,
-    batch: Any,
-    loss: Callable[[nn.Module, Any], Tensor],
-    steps: int,
-    probes: Sequence[str],
-) -> list[dict[str, Any]]:
-    outputs: dict[str, Tensor] = {}
-    for name in _probed(module, probes):
-        module.get_submodule(name).register_forward_hook(_keep(outputs, name))
-    called: set[str] = set()
-    for name in (readouts := {f.module: f.factor for f in scaled.forward if f.place == "input"}):
-        module.get_submodule(name).register_forward_hook(_note(called, name))
-    start: dict[str, Tensor] = {}
-    rows = []
-    for step in range(steps + 1):
-        now = loss(module, batch)
-        if not step:
-            _require_called(readouts, called)
-            start |= outputs
-        for layer, output in outputs.items():
-            rows.append(_row(step, layer, "activation", output))
-            if step:
-                rows.append(_row(step, layer, "update", output - start[layer]))
-        if step < steps:
-            optimizer.zero_grad()
-            now.backward()
-            optimizer.step()
-    return rows
 
 
 def _row(step: int, layer: str, quantity: str, values: Tensor) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
 
 
 def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
-    """A hook that keeps a module's output, the first of several; what is called later stands later."""
+    """Hook that keeps a module's (first) output; outputs are in the order of the last calls."""
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         while not isinstance(output, Tensor):
@@ -183,12 +184,12 @@ def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
 
 
 def _note(called: set[str], name: str) -> Callable[..., None]:
-    """A hook that notes that a module was called."""
+    """Hook that notes a call of a module."""
     return lambda module, inputs, output: called.add(name)
 
 
 def _require_called(readouts: Mapping[str, float], called: set[str]) -> None:
-    """Raise where the forward pass goes around a module that has a factor, as by F.linear of its weight."""
+    """Refuse a forward pass that goes around a module with a factor, as F.linear of its weight does."""
     for name, factor in readouts.items():
         if name not in called:
             raise ConfigError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.parametrize.forward import attention_factors, branch_factors, readout_factors
+from mup_tpu.parametrize.forward import ForwardFactor, attention_factors, branch_factors, readout_factors
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.quartiles import init_sizes
 from mup_tpu.parametrize.roles import declared, outputs_first, require_used
@@ -57,89 +59,143 @@ def parametrize(
         2.bias               bias   1.0           1.00
 
     Args:
-        build: makes the module: build(width), or build(width, depth) where depth is given. It is called on
-            the meta device for shapes, and by `init_` on the CPU for the size of the init.
-        width: to train at; in any unit that build takes.
-        base_width: at which hyperparameters were tuned, and all factors are 1.
-        depth: blocks, to train with; they are members of nn.ModuleLists or nn.Sequentials.
-        base_depth: blocks at which hyperparameters were tuned.
+        build: function that makes the module: build(width), or with depth build(width, depth). It is called
+            on the meta device for shapes, and by `init_` on the CPU for the size of the init.
+        width: width to train at, in any unit that build takes.
+        base_width: width of the tuning; there all factors are 1.
+        depth: number of blocks to train with, members of nn.ModuleLists or nn.Sequentials.
+        base_depth: number of blocks of the tuning.
         rule: key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS` (docs/rules.md).
         optimizer: update rule, "adamw" (and whatever divides by the gradient's size) or "sgd".
-        roles: of parameters whose role cannot be told, by name or pattern: {"layers.*.gamma": "norm"}.
-        branches: patterns of the submodules that end a residual branch, for rules with a factor on these.
-        by_hand: patterns of the submodules whose forward factor you apply in your own code.
-        delta_width: another width, to tell which axes grow; twice the base width by default.
+        roles: roles of parameters by name or pattern, for those that cannot be told:
+            {"layers.*.gamma": "norm"}.
+        branches: patterns of submodules that end a residual branch, for rules with a factor on branches.
+        by_hand: patterns of submodules whose forward factor your own code applies.
+        delta_width: another width that tells which axes grow; by default twice the base width.
 
     Raises:
         ConfigError: build fails, parameters change names with width, no axis grows, a role cannot be told, a
             forward factor cannot be applied, or the rule has none for the optimizer.
     """
-    if optimizer not in _OPTIMIZERS:
-        raise ConfigError(
-            f"optimizer {optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are those of one "
-            "optimizer of torch"
-        )
-    _require_sizes(rule, width, base_width, depth, base_depth)
-    delta_width = 2 * base_width if delta_width is None else delta_width
-    base, delta, target = (build_on_meta(build, w, depth) for w in (base_width, delta_width, width))
+    sizes = _Sizes(width, base_width, delta_width or 2 * base_width, depth, base_depth)
+    said = _Said(roles, branches, by_hand)
+    _require_rule(rule, optimizer, sizes)
+    base, delta, target = (build_on_meta(build, w, depth) for w in (base_width, sizes.delta_width, width))
     found = parameters_of(target)
     require_used(roles, found)
-    axes = _axes(found, parameters_of(base), parameters_of(delta), base_width, delta_width, width)
-    growth = Growth(width=width / base_width)
-    blocks: tuple[str, ...] = ()
-    exponents: dict[str, float] = {}
-    if depth is not None and base_depth is not None:
-        growth = dataclasses.replace(growth, depth=depth / base_depth)
-        blocks = blocks_of(target, build_on_meta(build, width, 2 * depth))
-        if growth.depth != 1:
-            exponents = _init_depth_exponents(build, base_width, depth, base_depth, tuple(found), blocks)
-    parameters = {
-        name: declared(f, axes[name], roles, name.startswith(blocks), exponents.get(name, 0.0))
-        for name, f in found.items()
-    }
+    axes = _axes(found, parameters_of(base), parameters_of(delta), sizes)
+    parameters = _declarations(build, target, found, axes, sizes, said)
     axes = {
         name: _as_hidden(shape) if _said_hidden(parameters[name], shape) else shape
         for name, shape in axes.items()
     }
     config = OptimizerConfig(optimizer=optimizer)  # type: ignore[arg-type]
     scalings = {
-        name: scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], growth)
+        name: scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], sizes.growth)
         for name, p in parameters.items()
     }
     multipliers = {name: float(shape.width_mult()) for name, shape in axes.items()}
-    forward = PARAMETRIZATIONS[rule].forward
-    logits = {name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()}
-    factors = (
-        *attention_factors(base, target, lambda grown: forward(Growth(head_size=grown)), by_hand),
-        *branch_factors(target, branches, forward(growth).residual, rule),
-        *readout_factors(found, parameters, logits, by_hand),
-    )
-    ratios = functools.partial(_init_ratios, build, width, base_width, depth, scalings, rule)
+    factors = _forward_factors(rule, base, target, found, parameters, multipliers, sizes, said)
+    ratios = functools.partial(_init_ratios, build, sizes, scalings, rule)
     return ModuleParametrization(rule, optimizer, width, parameters, multipliers, scalings, factors, ratios)
 
 
-def _require_sizes(rule: str, width: int, base_width: int, depth: int | None, base_depth: int | None) -> None:
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of the module to train, of the base, and of a second width that tells which axes grow."""
+
+    width: int
+    base_width: int
+    delta_width: int
+    depth: int | None
+    base_depth: int | None
+
+    def __post_init__(self) -> None:
+        if (self.depth is None) != (self.base_depth is None):
+            raise ConfigError("depth and base_depth go together: give both, or none to leave depth as it is")
+        for name in ("width", "base_width", "depth", "base_depth"):
+            size = getattr(self, name)
+            if size is not None and size <= 0:
+                raise ConfigError(f"{name} {size} is not allowed: it must be above 0")
+
+    @property
+    def growth(self) -> Growth:
+        """Growth along width and depth."""
+        depth = 1.0 if self.depth is None or self.base_depth is None else self.depth / self.base_depth
+        return Growth(width=self.width / self.base_width, depth=depth)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """Hints of the user; names and patterns as in `parametrize`."""
+
+    roles: Mapping[str, str]
+    branches: Sequence[str]
+    by_hand: Sequence[str]
+
+
+def _require_rule(rule: str, optimizer: str, sizes: _Sizes) -> None:
+    if optimizer not in _OPTIMIZERS:
+        raise ConfigError(
+            f"optimizer {optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are for one "
+            "optimizer of torch"
+        )
     if rule not in PARAMETRIZATIONS:
         raise ConfigError(f"rule {rule!r} is not one of {', '.join(PARAMETRIZATIONS)}")
-    if (depth is None) != (base_depth is None):
-        raise ConfigError("depth and base_depth go together: give both, or none to leave depth as it is")
-    if depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
+    if sizes.depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
         raise ConfigError(f"rule {rule!r} follows depth: give depth and base_depth, and build(width, depth)")
-    sizes = {"width": width, "base_width": base_width, "depth": depth, "base_depth": base_depth}
-    for name, size in sizes.items():
-        if size is not None and size <= 0:
-            raise ConfigError(f"{name} {size} is not allowed: it must be above 0")
+
+
+def _declarations(
+    build: Build,
+    target: nn.Module,
+    found: Mapping[str, Found],
+    axes: Mapping[str, InfShape],
+    sizes: _Sizes,
+    said: _Said,
+) -> dict[str, Parameter]:
+    """Declaration of each parameter."""
+    blocks: tuple[str, ...] = ()
+    exponents: dict[str, float] = {}
+    if sizes.depth is not None:
+        blocks = blocks_of(target, build_on_meta(build, sizes.width, 2 * sizes.depth))
+        if sizes.growth.depth != 1:
+            exponents = _init_depth_exponents(build, sizes, tuple(found), blocks)
+    return {
+        name: declared(f, axes[name], said.roles, name.startswith(blocks), exponents.get(name, 0.0))
+        for name, f in found.items()
+    }
+
+
+def _forward_factors(
+    rule: str,
+    base: nn.Module,
+    target: nn.Module,
+    found: Mapping[str, Found],
+    parameters: Mapping[str, Parameter],
+    multipliers: Mapping[str, float],
+    sizes: _Sizes,
+    said: _Said,
+) -> tuple[ForwardFactor, ...]:
+    """Factors of attention logits, residual branches and readouts."""
+    forward = PARAMETRIZATIONS[rule].forward
+    growth = sizes.growth
+    logits = {name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()}
+    return (
+        *attention_factors(base, target, lambda grown: forward(Growth(head_size=grown)), said.by_hand),
+        *branch_factors(target, said.branches, forward(growth).residual, rule),
+        *readout_factors(found, parameters, logits, said.by_hand),
+    )
 
 
 def _axes(
     target: Mapping[str, Found],
     base: Mapping[str, Found],
     delta: Mapping[str, Found],
-    base_width: int,
-    delta_width: int,
-    width: int,
+    sizes: _Sizes,
 ) -> dict[str, InfShape]:
-    """Which axes of each parameter grow, outputs first, by mup's shape inference."""
+    """Axes of each parameter, outputs first, and which of them grow, by mup's shape inference."""
+    width, base_width, delta_width = sizes.width, sizes.base_width, sizes.delta_width
     for other, at in ((base, base_width), (delta, delta_width)):
         if target.keys() != other.keys():
             name = sorted(target.keys() ^ other.keys())[0]
@@ -168,33 +224,33 @@ def _axes(
 
 
 def _said_hidden(parameter: Parameter, axes: InfShape) -> bool:
-    """Whether only the inputs of a matrix grow, as of a readout, and the user says that it is hidden."""
+    """Whether a matrix has growing inputs only, like a readout, and the user calls it hidden."""
     return parameter.role == "hidden" and axes.ninf() == 1 and len(axes) >= 2 and axes[1].isinf()
 
 
 def _as_hidden(axes: InfShape) -> InfShape:
-    """The same with outputs that count as growing, by a factor of 1, so that rules see a hidden matrix."""
+    """Axes whose outputs count as growing, by a factor of 1, so that rules see a hidden matrix."""
     from mup.infshape import InfDim, InfShape
 
     return InfShape([InfDim(axes[0].dim, axes[0].dim), *axes[1:]])
 
 
 def _init_depth_exponents(
-    build: Build, width: int, depth: int, base_depth: int, names: Sequence[str], blocks: Sequence[str]
+    build: Build, sizes: _Sizes, names: Sequence[str], blocks: Sequence[str]
 ) -> dict[str, float]:
-    """The power of depth that the init of each parameter in a block follows, from two depths of one width."""
-    deep, shallow = init_sizes(build, width, depth), init_sizes(build, width, base_depth)
+    """Power of depth in the init of each parameter of a block, from both depths at the base width."""
+    deep, shallow = (init_sizes(build, sizes.base_width, depth) for depth in (sizes.depth, sizes.base_depth))
     exponents = {}
     for name in names:
         if not name.startswith(tuple(blocks)) or not deep[name]:
             continue
         if before := shallow.get(_in_base(name, blocks, shallow)):
-            exponents[name] = round(math.log(deep[name] / before) / math.log(depth / base_depth), 5)
+            exponents[name] = round(math.log(deep[name] / before) / math.log(sizes.growth.depth), 5)
     return exponents
 
 
 def _in_base(name: str, blocks: Sequence[str], shallow: Mapping[str, float]) -> str:
-    """The same parameter of the last block that the base has, where it has not that block."""
+    """Name of a parameter in the base; if the base lacks its block, in the base's last block."""
     own = next(block for block in blocks if name.startswith(block))
     listed = own.rstrip(".").rpartition(".")[0]
     for block in [own, *reversed([b for b in blocks if b.rstrip(".").rpartition(".")[0] == listed])]:
@@ -203,13 +259,11 @@ def _in_base(name: str, blocks: Sequence[str], shallow: Mapping[str, float]) -> 
     return name
 
 
-def _init_ratios(
-    build: Build, width: int, base_width: int, depth: int | None, scalings: Mapping[str, Scaling], rule: str
-) -> dict[str, float]:
-    """Factor on what build draws at the width to train, that makes it the base's times the rule's."""
-    if width == base_width and all(s.init == 1 for s in scalings.values()) or _leaves_init(rule):
+def _init_ratios(build: Build, sizes: _Sizes, scalings: Mapping[str, Scaling], rule: str) -> dict[str, float]:
+    """Factor on each weight that build draws: the rule's factor × size at the base / size at the width."""
+    if sizes.width == sizes.base_width and all(s.init == 1 for s in scalings.values()) or _leaves_init(rule):
         return dict.fromkeys(scalings, 1.0)
-    base, own = init_sizes(build, base_width, depth), init_sizes(build, width, depth)
+    base, own = (init_sizes(build, width, sizes.depth) for width in (sizes.base_width, sizes.width))
     ratios = {}
     for name, factors in scalings.items():
         ratio = factors.init * base[name] / own[name] if own[name] else 1.0
@@ -218,7 +272,7 @@ def _init_ratios(
 
 
 def _leaves_init(rule: str) -> bool:
-    """Whether a rule has no factor on the init of hidden matrices: as in SP, the init is the module's own."""
+    """Whether a rule leaves the init of hidden matrices to the module, as SP does."""
     from mup.infshape import InfDim, InfShape
 
     hidden, shape = Parameter((2, 2), "hidden", 2, 2), InfShape([InfDim(1, 2), InfDim(1, 2)])

@@ -26,9 +26,9 @@ from mup_tpu.config import (
     require_above_zero,
 )
 from mup_tpu.config.columns import configured
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.toml import parse_value, stored_trial
-from mup_tpu.config.values import require_one_of
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import load_axes, load_runs
@@ -63,16 +63,21 @@ def best_trials(results: str, count: int = 1) -> list[Found]:
     """Finished trials of least loss in a results folder.
 
     Raises:
-        StoreError: the folder holds no finished trial.
+        StoreError: the folder holds no finished trial, or a damaged one.
     """
     runs = load_runs(results)
     finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
     if finished.empty:
         raise StoreError(f"results folder {results} holds no finished trial to transfer from")
-    return [
-        Found(stored_trial(json.loads(config)), float(loss))
-        for config, loss in zip(finished["config"], finished["loss"], strict=True)
-    ]
+    try:
+        return [
+            Found(stored_trial(json.loads(config)), float(loss))
+            for config, loss in zip(finished["config"], finished["loss"], strict=True)
+        ]
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"results folder {results} has a row whose config is no JSON of a trial: {reason(error)}"
+        ) from None
 
 
 def target_trials(

@@ -140,6 +140,8 @@ HUGE = 10**40
             "cooldown 95 is 95 steps and warmup 0.1 is 10, but the run has steps 100",
         ),
         (lambda: RunOptions(threads=1_000_000), "threads 1000000 is not allowed: it must be at most 1,024"),
+        (lambda: RunOptions(threads=-1), "threads -1 is not allowed"),
+        (lambda: RunOptions(log_every=0), "log_every 0 is not allowed"),
         (lambda: RunOptions(log_every=HUGE), "log_every 1000.* is not allowed: it must be at most"),
         (lambda: SweepOptions(heartbeat=math.inf), "heartbeat inf is not allowed: it must be a finite"),
         (lambda: SearchOptions(time_budget="infs"), "time_budget 'infs' is not a time; write 90s, 30m or 2h"),

@@ -1,0 +1,65 @@
+"""The command `coord-check`."""
+
+import pandas as pd
+import pytest
+
+
+@pytest.mark.slow
+def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
+    command = [
+        "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,
+        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4,
+    ]  # fmt: skip
+    code, out, err = outcome(*command, "--widths", 32, 64)
+    assert code == 0, err
+    table = pd.read_parquet(tmp_path / "coord_check.parquet")
+    assert set(table["width"]) == {32, 64}
+    assert (tmp_path / "figures" / "adamw_tied.png").exists()
+    assert outcome(*command, "--widths", 32, 64, "--optimizer", "sgd")[0] == 0
+    assert outcome("plot", tmp_path, "--out", tmp_path / "again")[0] == 0
+    drawn = {path.stem for path in (tmp_path / "again").iterdir()}
+    assert drawn == {"adamw_tied", "sgd_tied"}
+    code, out, err = outcome(*command, "--widths", 32, 64, "--learning-rate", 0.5)
+    assert (code, "with other options is stored there" in err) == (2, True)
+    stored = tmp_path / "coord_check.parquet"
+    assert len(pd.read_parquet(stored)) == 2 * len(table)
+    for content, sentence in ((b"damaged", "cannot be used: "), (None, "is no coordinate check")):
+        if content:
+            stored.write_bytes(content)
+        else:
+            pd.DataFrame({"width": [32]}).to_parquet(stored)
+        before = stored.read_bytes()
+        code, out, err = outcome(*command, "--widths", 32, 64)
+        assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
+
+
+@pytest.mark.slow
+def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
+    command = [
+        "coord-check", "--results", tmp_path, "--num-seeds", 2, "--corpus", corpus, "--base-width", 32,
+        "--width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
+    ]  # fmt: skip
+    code, out, err = outcome(*command, "--scale", "depth=1,2")
+    assert code == 0, err
+    assert "exponent of depth" in out
+    for name in ("mup", "sp"):
+        assert f"{name}: fastest growing is the" in out
+        assert f"{name}: blocks " in out
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"adamw_tied.png", "adamw_tied.svg"}
+    for given, sentence in (
+        (("--scale", "batch_size=4,8"), "along another scale than batch_size is stored there"),
+        (("--scale", "depth=2", "--widths", 32), "scale and widths were both given"),
+        (("--scale", "depht=2,4"), "unknown key 'depht'; the nearest known key is 'depth'"),
+        (("--scale", "tied=true,false"), "scale tied of a coordinate check is no way of growing"),
+    ):
+        code, out, err = outcome(*command, *given)
+        assert (code, sentence in err) == (2, True), err
+
+
+def test_a_coordinate_check_of_nothing_is_refused(outcome):
+    for given, sentence in (
+        (["--num-seeds", 0], "num_seeds 0 is not allowed"),
+        (["--widths"], "widths is empty"),
+    ):
+        code, _, error = outcome("coord-check", *given)
+        assert code == 2 and sentence in error

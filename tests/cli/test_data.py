@@ -1,0 +1,56 @@
+"""The commands `data prepare` and `data inspect`."""
+
+import shutil
+
+import pytest
+
+from mup_tpu.cli import main
+from mup_tpu.config import DataConfig
+from mup_tpu.data import load
+from mup_tpu.store import load_runs
+
+
+@pytest.fixture(scope="module")
+def bpe_shards(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cli") / "shards"
+    main([
+        "data", "prepare", "--corpus", str(corpus), "--tokenizer", "bpe", "--vocab-size", "600",
+        "--sequence-length", "32", "--shard-samples", "1000", "--validation-fraction", "0.2",
+        "--workers", "1", "--out", str(out),
+    ])  # fmt: skip
+    return out
+
+
+def test_inspect_says_what_shards_and_corpora_hold(bpe_shards, corpus, outcome):
+    code, out, err = outcome("data", "inspect", "--corpus", bpe_shards, "--texts", 2, "--verify")
+    assert code == 0, err
+    assert "600 different" in out and "nat/token" in out and "shards are as the index says" in out
+    code, text, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 1)
+    assert code == 0, err
+    assert "256 different" in text and "shards" not in text
+    code, _, err = outcome("data", "inspect", "--corpus", corpus, "--verify")
+    assert code == 2 and "--verify is for prepared shards" in err
+
+
+def test_verify_names_a_damaged_shard(bpe_shards, outcome, tmp_path):
+    copy = shutil.copytree(bpe_shards, tmp_path / "copy")
+    (copy / "train-000001.tar").write_bytes(b"gone")
+    code, _, err = outcome("data", "inspect", "--corpus", copy, "--verify")
+    assert code == 2 and "train-000001.tar is corrupted" in err and "Traceback" not in err
+
+
+def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, outcome):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        'experiment = "streamed"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
+        "[base.model]\nbase_width = 32\nhead_size = 16\n[base.train]\nsteps = 8\n"
+        f'[base.data]\ncorpus = "{bpe_shards}"\nsequence_length = 32\nbatch_size = 4\n'
+    )
+    code, _, err = outcome("sweep", file, "--no-ray", "--results", tmp_path / "r")
+    assert code == 0, err
+    runs = load_runs(tmp_path / "r")
+    assert len(runs) == 2 and set(runs["status"]) == {"finished"} and set(runs["dataset"]) == {corpus.name}
+    # The same shards in another place are the same data: nothing would be run again.
+    copy = shutil.copytree(bpe_shards, tmp_path / "copy")
+    moved = load(DataConfig(corpus=str(copy), sequence_length=32, batch_size=4))
+    assert set(runs["data_fingerprint"]) == {moved.fingerprint}

@@ -1,0 +1,264 @@
+"""Output of all commands: names as they are, and nothing lost with it."""
+
+import json
+import logging
+import os
+import pwd
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu.cli import guard
+from mup_tpu.cli.doctor import examine
+from mup_tpu.config import Sweep, Trial
+from mup_tpu.config.columns import configured
+from mup_tpu.store import Store, load_runs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp_path, small):
+    def run(*command, stderr=subprocess.PIPE):
+        words = [sys.executable, "-m", "mup_tpu", *map(str, command)]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(words, stdout=full, stderr=stderr or full, text=True)
+        return done.returncode, done.stderr
+
+    command = ["train", *small, "--corpus", corpus, "--log-every", 4]
+    sentence = "error: No space left on device; what was stored before is kept, the same command goes on\n"
+    lost = "warning: lines of the log are lost: No space left on device\n"
+    assert run(*command, "--results", tmp_path / "r") == (2, lost + sentence)
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
+    assert run("runs", tmp_path / "r") == (2, sentence)
+    assert run(*command, "--results", tmp_path / "both", stderr=None)[0] == 2
+    assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
+
+
+def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
+    """In `mup-tpu ... | tee log` it ends both, and what was not yet written has nowhere to go."""
+    program = (
+        "import os\nfrom mup_tpu.cli import guard\n"
+        "def call():\n    print('unread', end='')\n    raise KeyboardInterrupt\n"
+        "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nguard(call)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+ROOT = Path(__file__).parents[2]
+
+HOSTILE = ["[/b]", "[red]", "$x$_{", ":smile:", "<b>&amp;"]
+
+
+@pytest.mark.slow
+def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, outcome):
+    """Rich's markup, matplotlib's formulas, emoji codes and HTML in names of columns, groups and files."""
+    folder = tmp_path / "[" / "b]"  # so that the path holds [/b]
+    folder.mkdir(parents=True)
+    scale, tuned, *groups = HOSTILE
+    rows = [
+        {scale: w, tuned: 2.0**x, "group": g, "loss": 2 + 0.1 * (x + 8) ** 2 + 1 / w, "note[/b]": 1}
+        for w in (64, 128, 256)
+        for x in range(-10, -5)
+        for g in groups
+    ]
+    file = folder / "[bold]table[red].csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    names = ["--scale", scale, "--hyperparameter", tuned, "--parametrization-col", "group"]
+    for command in ("analyze", "next", "plot", "report"):
+        code, out, err = outcome(command, file, *names)
+        assert code == 0, err
+        assert "[/b]" in out
+        assert command != "analyze" or all(group in out for group in groups)
+    for figure in (folder / "figures").glob("*.svg"):
+        assert "smile" in figure.read_text() or figure.stem == "optimum"
+    code, _, err = outcome("analyze", file, "--scale", "[/i]")
+    assert code == 2 and "no column '[/i]'" in err and "note[/b]" in err
+    code, _, err = outcome("analyze", folder / "[/i].csv")
+    assert code == 2 and "[/i].csv cannot be read" in err
+
+
+@pytest.mark.slow
+def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, outcome):
+    folder = tmp_path / "[" / "b]"
+    sweep = Sweep("[red]x[$y$]")
+    rows = [
+        configured(t) | {"trial_id": f"{k}", "status": "finished", "loss": 2.0 + k % 7, "reason": "[/b]"}
+        for k, t in enumerate(sweep.trials())
+    ]
+    Store(folder, sweep.experiment).append(rows)
+    for command in ("runs", "analyze", "plot", "report"):
+        code, out, err = outcome(command, folder)
+        assert code == 0, err
+        assert command not in ("plot", "report") or "/[/b]/" in out.replace("\n", "")
+    assert "[red]x[$y$]" in outcome("runs", folder)[1]
+
+
+EMPTY = [
+    ["train", "--results"],
+    ["train", "--checkpoints"],
+    ["train", "--export"],
+    ["train", "--profile"],
+    ["data", "prepare", "--out"],
+    ["sweep", "x.toml", "--results"],
+    ["sweep"],
+    ["transfer", "x", "--width", 64, "--sweep"],
+    ["coord-check", "--results"],
+    ["runs", "x", "--csv"],
+    ["plot", "x", "--out"],
+    ["report"],
+    ["init", "--out"],
+    ["doctor", "--results"],
+]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=lambda words: " ".join(map(str, words)))
+def test_an_empty_path_is_refused(words, outcome, tmp_path, monkeypatch):
+    """It would be taken for none, or for the working folder."""
+    monkeypatch.chdir(tmp_path)
+    code, _, error = outcome(*words, "")
+    assert code == 2 and error == "error: a path '' is not allowed: it must name a file or folder"
+    assert not list(tmp_path.iterdir())
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07", "\x9b31m\u202e", "back\r\x08"
+
+
+@pytest.fixture
+def hostile_table(tmp_path):
+    """A table whose column and groups would clear the screen, set its title, or turn text around."""
+    scale, *groups = ESCAPES
+    rows = [
+        {scale: w, "lr": 2.0**x, "group": g, "loss": 2 + 0.1 * (x + 8) ** 2 + 1 / w}
+        for w in (64, 128, 256)
+        for x in range(-10, -5)
+        for g in groups
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "runs.parquet")
+    return tmp_path / "runs.parquet"
+
+
+def test_control_characters_of_a_table_reach_no_terminal(hostile_table, outcome):
+    names = ["--scale", ESCAPES[0], "--parametrization-col", "group"]
+    for command in (["analyze"], ["next"], ["analyze", "--loss-col", "\x1b[31m"]):
+        _, out, err = outcome(*command, hostile_table, *names)
+        assert not set(out + err) & set("\x1b\x07\x9b\u202e\r\x08")
+        assert "\\x1b[2J" in out or "x1b[31m" in err
+
+
+def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, capfd):
+    row = configured(Trial()) | {"trial_id": "a", "status": "\x1b[31mred", "loss": 2.5}
+    Store(tmp_path / "x", "\x1b]0;t\x07").append([row])
+    code, out, _ = outcome("runs", tmp_path / "x")
+    assert code == 0 and "\\x1b[31mred" in out and "\\x1b]0;t" in out and "\x1b" not in out
+    code, _, err = outcome("runs", "\x1b[31m\udcff")
+    assert code == 2 and "\\x1b[31m" in err and "\x1b" not in err
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("mup_tpu"), "propagate", False)
+        guard(lambda: logging.getLogger("mup_tpu").warning("\x1b[32mgreen"))
+    assert capfd.readouterr().err == "\\x1b[32mgreen\n"
+    assert "\\x1b[31mred" in warnings.formatwarning("\x1b[31mred", UserWarning, "file.py", 1)
+
+
+def test_no_cell_of_an_exported_table_is_a_formula(tmp_path, outcome):
+    reasons = ['=HYPERLINK("http://x","y")', "+1", "-1", "@SUM(A1)", "\t=1", "plain"]
+    rows = [
+        configured(Trial()) | {"trial_id": f"{i}", "status": "failed", "loss": -1.5, "reason": reason}
+        for i, reason in enumerate(reasons)
+    ]
+    Store(tmp_path / "x", "x").append(rows)
+    assert outcome("runs", tmp_path / "x", "--csv", tmp_path / "out.csv")[0] == 0
+    written = pd.read_csv(tmp_path / "out.csv")
+    assert written["reason"].tolist() == [f"'{reason}" for reason in reasons[:-1]] + ["plain"]
+    assert set(written["loss"]) == {-1.5}, "numbers stay numbers"
+
+
+LOST = {
+    "full": "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    "unread": "import os\nread, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)",
+    "closed": "import os, sys\nos.close(1)\nsys.stdout = None",
+    "ascii": "import io, os, sys\nsys.stdout = io.TextIOWrapper(os.fdopen(1, 'wb', closefd=False), 'ascii')",
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+@pytest.mark.parametrize(("stream", "code"), [("full", 2), ("unread", 0), ("closed", 0), ("ascii", 0)])
+def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, code, corpus, tmp_path, small):
+    """First the row and the export, then words about them."""
+    out = tmp_path / "μP"
+    words = ["train", *small, "--corpus", corpus, "--results", tmp_path / "r", "--export", out]
+    program = f"{LOST[stream]}\nfrom mup_tpu.cli import main\nmain({list(map(str, words))!r})\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert (out / "model.safetensors").exists() and (out / "tokenizer.json").exists()
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
+    assert ("No space left on device" in done.stderr) == (stream == "full")
+    assert stream != "ascii" or r"exported a stock model to" in done.stdout and r"\u03bcP" in done.stdout
+
+
+def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    long = "a" * 300
+    for words in (
+        ["analyze", f"{long}.csv"],
+        ["analyze", f"mlflow:{long}"],
+        ["runs", long],
+        ["doctor", "--results", long],
+        ["train", "--corpus", long],
+        ["train", "--results", long],
+        ["init", "--out", long],
+    ):
+        code, _, error = outcome(*words)
+        assert code == 2 and re.search("(is too long for the name|File name too long)", error), words
+        assert "Traceback" not in error
+
+
+def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path):
+    """What it is asked for by absolute paths works all the same."""
+    program = (
+        "import os, sys\nfrom mup_tpu.cli import main\n"
+        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nmain(sys.argv[2:])\n"
+    )
+    gone = str(tmp_path / "gone")
+    for words, code in ((["runs", "x"], 2), (["init"], 2), (["init", "--out", str(tmp_path / "x.toml")], 0)):
+        run = [sys.executable, "-c", program, gone, *words]
+        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(outcome, corpus, small, tmp_path, monkeypatch):
+    def no_entry(user):
+        raise KeyError(user)
+
+    for name in ("HOME", "MUP_TPU_CACHE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    code, _, error = outcome("train", *small, "--corpus", corpus)
+    assert code == 2 and "MUP_TPU_CACHE is not set, and this user has no home folder" in error
+    found = {finding.subject: finding.problem for finding in examine(str(tmp_path))}
+    assert "set it to a folder" in found["cache folder"]
+    monkeypatch.setenv("MUP_TPU_CACHE", str(tmp_path / "cache"))
+    assert outcome("train", *small, "--corpus", corpus)[0] == 0
+
+
+def test_a_run_without_a_step_has_no_curve_in_a_report(tmp_path, outcome):
+    rows = [
+        {"width": w, "lr": 2.0**x, "step": step, "loss": 2 + 0.05 * (x + 7) ** 2 + 1 / step}
+        for w in (64, 128, 256)
+        for x in range(-9, -4)
+        for step in (10, 20, 30)
+    ]
+    empty = [row for row in rows if (row["width"], row["lr"]) != (64, 2.0**-7)]
+    empty.append({"width": 64, "lr": 2.0**-7, "step": None, "loss": 2.0})
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, empty)))
+    code, _, error = outcome("report", tmp_path / "runs.jsonl")
+    assert code == 0, error

@@ -1,0 +1,154 @@
+"""Commands on stored results and on tables."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, outcome):
+    rows = [
+        {
+            "width": w,
+            "lr": 2.0**x,
+            "loss": 2.0 + 0.05 * (x + 7) ** 2 + steps / 1000,
+            "steps": steps,
+            "note": "a b",
+        }
+        for w in (64, 128, 256)
+        for x in range(-10, -3)
+        for steps in (100, 200)
+    ]
+    table = tmp_path / "runs.csv"
+    pd.DataFrame(rows).to_csv(table)
+    code, _, error = outcome("analyze", table)
+    assert code == 2 and "--where steps=VALUE" in error
+    code, out, _ = outcome("analyze", table, "--where", "steps=200", "note=a b", "--json")
+    assert code == 0 and min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
+    for bad, sentence in (
+        ("steps=300", "where: no row has steps 300; there are 100, 200"),
+        ("step=100", "where: table has no column 'step'; it has"),
+        ("steps", "where 'steps' is not COLUMN=VALUE"),
+    ):
+        code, _, error = outcome("analyze", table, "--where", bad)
+        assert code == 2 and sentence in error
+    code, out, _ = outcome("runs", ROOT / "results" / "quickstart", "--where", "width=64", "lr=2^-7")
+    assert code == 0 and "quickstart: 6 runs" in out
+
+
+def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
+    """From the base width on, where a narrower one was run too; options have the last word."""
+    folder, note = tmp_path / "sweeps" / "x", "as the folder asks: width from 64 on"
+    rows = [
+        {
+            "trial_id": f"{w}-{x}", "parametrization": "mup", "width": w, "lr": 2.0**x, "seed": 0,
+            "loss": 2.0 + 0.05 * (x + 7) ** 2, "status": "finished",
+        }
+        for w in (32, 64, 128, 256)
+        for x in range(-9, -4)
+    ]  # fmt: skip
+    Store(folder, "x").append(rows)
+
+    def widths(*options):
+        code, out, _ = outcome("analyze", folder, "--json", *options)
+        assert code == 0
+        analysis = json.loads(out)
+        assert (note in analysis["notes"]) == (not options and asked)
+        return [curve["scale"] for curve in analysis["results"][0]["curves"]]
+
+    asked = False
+    assert widths() == [32, 64, 128, 256]
+    code, out, _ = outcome("ask", folder, "--where", "width>=64")
+    assert code == 0 and "asks about width from 64 on" in out
+    asked = True
+    assert widths() == [64, 128, 256]
+    assert widths("--where", "width<=128") == [32, 64, 128]
+    code, out, _ = outcome("referee", folder.parent)
+    assert code == 0 and "| width 64 to 256 |" in out
+    page = folder.parent / "pages" / "README.md"
+    code, _, _ = outcome("referee", folder.parent, "--out", page)
+    assert code == 0 and "](referee.png)" in page.read_text(encoding="utf-8")
+    assert {p.name for p in page.parent.iterdir()} == {"README.md", "referee.png", "referee.svg"}
+    code, _, _ = outcome("report", folder)
+    assert code == 0 and note in (folder / "report.html").read_text(encoding="utf-8")
+    code, out, _ = outcome("next", folder)
+    assert code == 0 and note in out
+    for bad, sentence in (
+        (["width>=1000"], "where: no row has width>=1000; there are "),
+        (["width>=wide"], "where 'width>=wide': 'wide' is not a number"),
+        (["status>=3"], "where 'status>=3': column 'status' has no numbers"),
+        (["width=64", "--all"], "where and all were both given"),
+    ):
+        code, _, error = outcome("ask", folder, "--where", *bad)
+        assert code == 2 and sentence in error.replace("\n", " ")
+    assert widths() == [64, 128, 256], "what was refused changed nothing"
+    code, out, _ = outcome("ask", folder, "--all")
+    assert code == 0 and "asks about all rows" in out
+    asked = False
+    assert widths() == [32, 64, 128, 256]
+
+
+def test_bad_tables(tmp_path, outcome):
+    table = tmp_path / "runs.csv"
+    table.write_text("width,step_size,loss\n64,-8,2.5\n")
+    code, _, err = outcome("analyze", table)
+    assert code == 2
+    assert "table has no column 'lr'; it has width, step_size, loss" in err
+    code, _, err = outcome("analyze", table, "--lr-col", "step_size")
+    assert code == 2
+    assert "are these log2 values?" in err
+    assert outcome("analyze", tmp_path / "nothing.csv")[0] == 2
+    code, _, err = outcome("plot", tmp_path / "nothing")
+    assert code == 2
+    assert "holds no store" in err
+    for command in ("analyze", "runs"):
+        code, _, err = outcome(command, "[/b]")
+        assert code == 2 and "results folder [/b] holds no store" in err
+
+
+def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
+    noise = random.Random(1)
+    rows = [
+        f"{p},{w},{2.0**x},{s},"
+        f"{2.5 + 0.04 * (x + 8 + drift * math.log2(w / 64)) ** 2 + noise.gauss(0, 0.02)},{w / 16}"
+        for p, drift in (("sp", 1), ("mup", 0))
+        for w in (64, 128, 256, 512)
+        for x in range(-14, -3)
+        for s in (0, 1)
+    ]
+    table = tmp_path / "runs.csv"
+    table.write_text("parametrization,width,lr,seed,loss,gpu_minutes\n" + "\n".join(rows))
+    code, out, err = outcome("next", table, "--cost-col", "gpu_minutes")
+    assert code == 0, err
+    assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
+    assert "settled: nothing to run" in out
+    assert "interval is too wide: seeds beside the optimum" in out
+    assert "gpu_minutes were spent" in out and "(as measured: width^1)" in out
+    assert "  add lr 2^" in out
+    batches = json.loads(outcome("next", table, "--json")[1])
+    assert batches["sp"] is None
+    assert {cell["scale"] for cell in batches["mup"]["cells"]} <= {64, 128, 256, 512}
+    assert batches["mup"]["costs"]["unit"] == "runs of width 64"
+    code, _, err = outcome("next", table, "--cost-col", "gpu_hours")
+    assert code == 2 and "table has no column 'gpu_hours'" in err
+
+
+def test_analyze_any_hyperparameter_against_any_scale(tmp_path, outcome):
+    rows = [
+        f"{layers},{2.0**x},{2.5 + 0.05 * (x + 5 + math.log2(layers)) ** 2}"
+        for layers in (2, 4, 8, 16)
+        for x in range(-11, -2)
+    ]
+    table = tmp_path / "runs.csv"
+    table.write_text("layers,init,final\n" + "\n".join(rows))
+    command = ["analyze", table, "--scale", "layers", "--hyperparameter", "init", "--loss-col", "final"]
+    code, out, err = outcome(*command)
+    assert code == 0, err
+    assert "DRIFTS (one look): init* ∝ layers^-1.0" in out

@@ -1,0 +1,248 @@
+"""The commands `init` and `sweep`, and what follows a sweep."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mup_tpu.config.columns import CONFIGURED
+from mup_tpu.config.search import load_search
+from mup_tpu.config.toml import load_sweep
+from mup_tpu.store import StoredAxes, load_axes, load_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "search", "ladder"])
+def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = outcome("init", kind)
+    assert code == 0 and f"wrote {kind}.toml; next: mup-tpu" in out
+    written = Path(f"{kind}.toml").read_text()
+    code, _, error = outcome("init", kind)
+    assert code == 2 and f"out '{kind}.toml' is there already" in error
+    assert Path(f"{kind}.toml").read_text() == written
+    if kind == "search":
+        assert set(load_search(Path("search.toml")).space) == {"learning_rate", "init_std", "warmup"}
+        return
+    code, out, error = outcome("sweep", f"{kind}.toml", "--dry-run")
+    assert code == 0, error
+    assert f"{len(load_sweep(Path(f'{kind}.toml')).trials())} trials, 0 stored in results/{kind}" in out
+    assert not Path("results").exists()
+
+
+@pytest.mark.slow
+def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert outcome("init")[0] == 0
+    part = ["--widths", 64, "--parametrizations", "mup", "--num-seeds", 1]
+    code, _, error = outcome("sweep", "sweep.toml", *part, "--learning-rates", "2^-7")
+    assert code == 0, error
+    more = [*part, "--learning-rates", "2^-7", "2^-6"]
+    code, out, _ = outcome("sweep", "sweep.toml", *more, "--dry-run-on", "v4-8", "--mfu", 0.1)
+    assert code == 0 and "2 trials, 1 stored" in out and "in all 1 trials" in out
+    assert "on TPU v4-8, at 10% of 1.1e+03 TFLOP/s" in out
+    assert len(load_runs("results/sweep")) == 1
+    for wrong in (["--dry-run-on", "v9"], ["--dry-run", "--mfu", 0]):
+        code, _, error = outcome("sweep", "sweep.toml", *more, *wrong)
+        assert code == 2 and ("'v9' is not one of" in error or "mfu 0 is not allowed" in error)
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(tmp_path, outcome, sweep_toml):
+    file, results = tmp_path / "sweep.toml", tmp_path / "results"
+    wsd = 'steps = 12\nwarmup = 3\nschedule = "wsd"\ncooldown = 4'
+    file.write_text(sweep_toml.replace("steps = 12", wsd))
+    command = ["sweep", file, "--results", results, "--checkpoint-every", 5]
+    assert outcome(*command)[0] == 0
+    before = load_runs(results)
+    code, out, err = outcome(*command, "--continue-to", 20)
+    assert code == 0, err
+    assert "4 trials, 0 stored, 4 to run" in out and "from the start" not in out
+    logs = "".join(log.read_text() for log in (results / "logs").iterdir())
+    assert "goes on from step 8 of 20" in logs
+    runs = load_runs(results)
+    assert runs.value_counts("steps_planned").to_dict() == {12: 4, 20: 4}
+    pd.testing.assert_frame_equal(runs[runs["steps_planned"] == 12].reset_index(drop=True), before)
+    assert "4 stored, 0 to run" in outcome(*command, "--continue-to", 20)[1]
+
+    for given, sentence in (
+        (["--continue-to", 12], "continue_to 12 is not allowed: it must be above the trial's steps, 12"),
+        (["--continue-to", 20, "--halving"], "continue_to needs halving false"),
+        (["--continue-to", 20, "--until-settled"], "continue_to and until_settled were both given"),
+        (["--continue-to", 20, "--checkpoint-every", 0], "continue_to needs checkpoint_every"),
+    ):
+        code, _, error = outcome(*command, *given)
+        assert (code, sentence in error) == (2, True), error
+
+
+ON_ONE_CORE = """
+import os, sys, traceback
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+            at_it = [s for s in stacks if any(f.filename == "<frozen importlib._bootstrap>" for f in s)]
+            print(f"threads that import: {len(at_it)}", file=sys.stderr)
+
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+sys.meta_path.insert(0, Watch())
+from mup_tpu.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes cores away as Linux does")
+def test_while_a_driver_that_trains_itself_imports_torch_nothing_else_is_imported(tmp_path, sweep_toml):
+    """On one core. Parts of scipy ask about a torch that is there, and fail where it is there by half."""
+    (tmp_path / "sweep.toml").write_text(sweep_toml)
+    command = [sys.executable, "-c", ON_ONE_CORE, "sweep", "sweep.toml", "--results", "results"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0
+    assert "ran 4 trials: 4 finished" in ended.stdout
+    assert ended.stderr == "threads that import: 1\n"
+
+
+def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
+    file, results = tmp_path / "sweep.toml", tmp_path / "results"
+    file.write_text(sweep_toml)
+    code, out, err = outcome("sweep", file, "--results", results, "--no-ray")
+    assert code == 0, err
+    assert "ran 4 trials: 4 finished" in out
+    assert "mup: INCONCLUSIVE: 0 of 1 widths have a bracketed optimum" in out
+
+    code, out, err = outcome("runs", results, "--csv", tmp_path / "runs.csv")
+    assert code == 0, err
+    assert len(pd.read_csv(tmp_path / "runs.csv")) == 4
+
+    code, out, err = outcome("analyze", results, "--json")
+    assert code == 0, err
+    assert {r["parametrization"] for r in json.loads(out)["results"]} == {"mup", "sp"}
+
+    code, out, err = outcome("plot", results, "--out", tmp_path / "figures")
+    assert code == 0, err
+    assert (tmp_path / "figures" / "transfer.png").stat().st_size > 10_000
+
+    code, out, err = outcome("report", results)
+    assert code == 0, err
+    assert "INCONCLUSIVE" in (results / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, outcome):
+    """A sweep each, of one file but for `optimizer`: rows differ in that column and in what came of it."""
+    tables = {}
+    for optimizer in ("sgd", "adamw", "muon"):
+        file, results = tmp_path / "sweep.toml", tmp_path / optimizer
+        given = {"compare": 'parametrizations = ["mup"]', "corpus": str(corpus), "optimizer": optimizer}
+        file.write_text(ONE_OPTIMIZER.format(**given))
+        code, out, err = outcome("sweep", file, "--results", results, "--no-ray")
+        assert code == 0, err
+        assert "ran 4 trials: 4 finished" in out
+        tables[optimizer] = load_runs(results)
+    assert {name: set(table["optimizer"]) for name, table in tables.items()} == {n: {n} for n in tables}
+    losses = {name: tuple(table["loss"]) for name, table in tables.items()}
+    assert len({*losses.values()}) == 3 and all(loss < math.log(256) for loss in losses["muon"])
+    configured = [name for name in CONFIGURED if name != "optimizer"]
+    for table in tables.values():
+        pd.testing.assert_frame_equal(table[configured], tables["adamw"][configured])
+
+
+def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, outcome):
+    file = tmp_path / "sweep.toml"
+    compare = 'compare = {optimizer = ["sgd", "adamw", "muon"]}'
+    file.write_text(ONE_OPTIMIZER.format(compare=compare, corpus=str(corpus), optimizer="adamw"))
+    code, out, err = outcome("sweep", file, "--results", tmp_path / "r", "--no-ray")
+    assert code == 0, err
+    assert load_runs(tmp_path / "r")["optimizer"].value_counts().to_dict() == dict.fromkeys(
+        ("sgd", "adamw", "muon"), 4
+    )
+
+
+ONE_OPTIMIZER = """
+experiment = "one_optimizer"
+widths = [32, 64]
+learning_rates = [0.01, 0.02]
+{compare}
+[base.model]
+base_width = 32
+head_size = 16
+depth = 1
+[base.data]
+corpus = "{corpus}"
+sequence_length = 32
+batch_size = 4
+[base.optimizer]
+optimizer = "{optimizer}"
+[base.train]
+steps = 6
+eval_batches = 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "experiments" / "examples").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
+    """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
+    text = file.read_text()
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
+    short = re.sub(r"steps = \d+", "steps = 2", re.sub(r", eval_batches = \d+", "", text))
+    short = short.replace("base.data = {", f"base.data = {{corpus = {str(corpus)!r}, ")
+    short = short.replace("base.train = {", "base.train = {eval_batches = 1, ")
+    (tmp_path / file.name).write_text(short)
+    results = tmp_path / "results"
+    code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results)
+    assert code == 0 and re.search(r"mup: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
+    assert (results / "figures" / "transfer.png").exists()
+    assert load_axes(results) == StoredAxes.of(load_sweep(file))
+
+
+def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome, sweep_toml):
+    """A width that no memory holds fails; the other is stored, and the same command tries the first again."""
+    file = tmp_path / "sweep.toml"
+    wide = sweep_toml.replace("[32]", "[32, 524288]")
+    file.write_text(wide.replace('"2^-7", 0.02', "0.02") + "\n")
+    run = ["sweep", file, "--parametrizations", "mup"]
+    for stored in (0, 1):
+        code, out, err = outcome(*run, "--results", tmp_path / "out")
+        assert code == 1, out + err
+        assert f"2 trials, {stored} stored" in out
+        assert re.search(
+            r"error: 1 of . trials failed, with their reasons in .*; the same command tries", err
+        )
+    statuses = load_runs(tmp_path / "out").set_index("width")["status"].to_dict()
+    assert statuses == {32: "finished", 524288: "failed"}
+    only = wide.replace("[32, 524288]", "[524288]").replace('"2^-7", 0.02', "0.02")
+    file.write_text(only)
+    code, out, err = outcome(*run, "--results", tmp_path / "two")
+    assert code == 1 and "nothing to show: table has no finished run" in out, out + err
+
+
+@pytest.mark.parametrize(
+    ("command", "toml", "sentence"),
+    [
+        ("sweep", "[base.optimizer]\nlearning_rat = 0.01", "the nearest known key is 'learning_rate'"),
+        ("search", "[space.learning_rat]\nlow = 0.1", "space of learning_rat: unknown key 'learning_rat'"),
+    ],
+)
+def test_a_mistyped_key_is_one_sentence(command, toml, sentence, tmp_path, outcome):
+    file = tmp_path / "mine.toml"
+    file.write_text(f'experiment = "x"\n{toml}\n')
+    code, _, error = outcome(command, file)
+    assert code == 2 and sentence in error
+
+
+@pytest.mark.parametrize("name", ["", ".", "../.."])
+def test_an_experiment_that_names_no_folder_is_refused(name, tmp_path, outcome, sweep_toml):
+    file = tmp_path / "sweep.toml"
+    file.write_text(sweep_toml.replace('"small"', f'"{name}"'))
+    code, _, err = outcome("sweep", file)
+    assert code == 2 and f"experiment '{name}' is not allowed: it is the name of a folder" in err

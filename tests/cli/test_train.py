@@ -1,0 +1,234 @@
+"""The command `train`: rows, exports, checkpoints, and bad input."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from mup_tpu.cli import main
+from mup_tpu.config import DataConfig
+from mup_tpu.data import load
+from mup_tpu.store import Store, load_runs
+from mup_tpu.training.checkpoint import load_latest, save
+
+
+def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, outcome, small):
+    code, out, err = outcome(
+        "train", *small, "--corpus", corpus, "--results", tmp_path / "r", "--export", tmp_path / "hf",
+    )  # fmt: skip
+    assert code == 0, err
+    row = load_runs(tmp_path / "r").iloc[0]
+    assert f"loss {row['loss']:.4f} nat/token" in out
+    (log,) = (tmp_path / "r" / "logs").iterdir()
+    assert all("step 12/12 · loss" in text and "MFU" in text for text in (out, log.read_text()))
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+GENERATE = """
+import json, sys
+sys.modules["mup_tpu"] = None  # importing it fails
+from transformers import AutoModelForCausalLM, AutoTokenizer
+TEXT = sys.argv[1]
+for folder in sys.argv[2:]:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer([TEXT, TEXT[:5]], return_tensors="pt", padding=True)
+    out = model.generate(**ids, max_new_tokens=4)
+    alone = model.generate(**tokenizer(TEXT[:5], return_tensors="pt"), max_new_tokens=4)
+    said = {"ids": ids.input_ids[0].tolist(), "text": tokenizer.decode(ids.input_ids[0]),
+            "new": tokenizer.batch_decode(out[:, ids.input_ids.shape[1]:]),
+            "alone": tokenizer.decode(alone[0, -4:]), "from_nothing": model.generate()[0].tolist()}
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+def test_exports_generate_text_where_mup_tpu_is_not_installed(corpus, tmp_path, outcome, small):
+    text, folders = "The Ā of ü, don't … ", [tmp_path / name for name in ("bytes", "bpe")]
+    common = ["train", *small, "--corpus", corpus, "--vocab-size", 300]
+    assert outcome(*common, "--export", folders[0])[0] == 0
+    llama = ["--tokenizer", "bpe", "--architecture", "llama", "--export", folders[1]]
+    assert outcome(*common, *llama)[0] == 0
+
+    run = [sys.executable, "-I", "-c", GENERATE, text, *folders]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # transformers warns of settings that do not fit; of padding it warns where nothing is given at all.
+    warned = [line for line in done.stderr.splitlines() if "[transformers]" in line]
+    assert all("may be padded" in line for line in warned), warned
+    for folder, line in zip(folders, done.stdout.splitlines(), strict=True):
+        config = DataConfig(corpus=str(corpus), tokenizer=folder.name, vocab_size=300)
+        trained_with, said = load(config).tokenizer, json.loads(line)
+        assert said["ids"] == trained_with.encode([text])[0].tolist()
+        assert said["text"] == text
+        assert said["new"][0] and said["new"][1] == said["alone"]
+        assert said["from_nothing"][0] == trained_with.separator and len(said["from_nothing"]) > 1
+
+
+def test_an_export_that_cannot_be_written_is_said_before_training(corpus, tmp_path, outcome, small):
+    (tmp_path / "file").write_text("mine")
+    code, out, error = outcome("train", *small, "--corpus", corpus, "--export", tmp_path / "file")
+    assert code == 2 and "step" not in out
+    assert f"export {tmp_path / 'file'} cannot be written: File exists" in error
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_train_again_goes_on_from_the_last_checkpoint(corpus, tmp_path, outcome, small):
+    command = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
+    _, first, _ = outcome(*command)
+    code, second, err = outcome(*command)
+    assert code == 0, err
+    # The whole first run is reported, then only what comes after the checkpoint of step 8, to the same loss.
+    assert "step 4/12" in first
+    assert "step 4/12" not in second
+    summary = first.splitlines()[-1].split(" nat/token")[0]
+    assert summary in second
+
+
+def test_trials_that_share_a_checkpoint_folder_leave_each_other_and_the_user_alone(
+    corpus, tmp_path, outcome, small
+):
+    """Another trial's checkpoints, and folders of the user's whose names look like them."""
+    common = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path, "--checkpoint-every", 4]
+    (tmp_path / "step-results").mkdir()
+    (tmp_path / "step-results" / "notes.txt").write_text("mine")
+    losses = []
+    for seed in (0, 1, 0):
+        code, out, _ = outcome(*common, "--seed", seed)
+        assert code == 0
+        losses.append(re.search(r"finished: loss ([\d.]+)", out).group(1))
+    assert losses[0] == losses[2] != losses[1]
+    assert (tmp_path / "step-results" / "notes.txt").read_text() == "mine"
+    folders = sorted(p for p in tmp_path.iterdir() if p.name != "step-results")
+    assert len(folders) == 2
+    for folder in folders:
+        assert [p.name for p in sorted(folder.iterdir())] == ["step-00000004", "step-00000008"]
+
+
+def test_checkpoints_of_an_earlier_version_are_gone_on_with(corpus, tmp_path, outcome, small):
+    """They lay in the folder itself."""
+    common = ["train", *small, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
+    assert outcome(*common)[0] == 0
+    (own,) = (tmp_path / "c").iterdir()
+    for checkpoint in list(own.iterdir()):
+        checkpoint.rename(tmp_path / "c" / checkpoint.name)
+    own.rmdir()
+    code, out, _ = outcome(*common)
+    assert code == 0 and "goes on from step 8 of 12" in out
+
+
+def test_export_best_takes_the_checkpoint_of_least_held_out_loss(corpus, tmp_path, outcome, small):
+    """A checkpoint said to be better than any end, of weights that are told from all others."""
+    from transformers import GPT2LMHeadModel
+
+    common = [*small, "--corpus", corpus, "--checkpoints", tmp_path / "c", "--checkpoint-every", 4]
+    common += ["--eval-every", 4, "--export", tmp_path / "out", "--export-best"]
+    assert outcome("train", *common)[0] == 0
+    (own,) = (tmp_path / "c").iterdir()
+    last = load_latest(own)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in last.tensors.items()}
+    meta = {name: value for name, value in last.meta.items() if name not in ("step", "sha256")}
+    save(own, 2, zeros, meta | {"evaluation_loss": 0.5})
+    code, out, _ = outcome("train", *common)
+    assert code == 0 and "of step 2, held-out loss 0.5000" in out
+    exported = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    assert all(not p.any() for p in exported.parameters())
+    code, _, error = outcome("train", *small, "--export", tmp_path / "out", "--export-best")
+    assert code == 2 and "--export-best needs --export, --checkpoints and --eval-every" in error
+
+
+def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, outcome, small):
+    trace = tmp_path / "traces" / "trace.json"
+    command = ["train", *small, "--corpus", corpus, "--log-every", 2, "--profile", trace]
+    code, _, err = outcome(*command)
+    assert code == 0, err
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"aten::addmm", "_BlockAttention", "_BlockAttentionBackward"} <= names
+
+
+@pytest.mark.slow
+def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small):
+    command = [
+        "train", *small[:-2], "--steps", "1200", "--corpus", corpus,
+        "--checkpoints", tmp_path / "c", "--checkpoint-every", "50", "--results", tmp_path / "r",
+    ]  # fmt: skip
+    command = [str(part) for part in command]
+    run = [sys.executable, "-m", "mup_tpu", *command]
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "preempted at step" in output
+    assert "the same command goes on" in output
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["preempted"]
+    main(command)
+    assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
+
+
+@pytest.mark.slow
+def test_train_continues_a_trial_to_more_steps(corpus, tmp_path, outcome, small):
+    common = ["train", *small, "--corpus", corpus, "--schedule", "constant", "--warmup", 3]
+    kept = [*common, "--checkpoints", tmp_path / "c"]
+    assert outcome(*kept)[0] == 0
+    code, out, err = outcome(*kept, "--continue-to", 20)
+    assert code == 0 and "goes on from step 12 of 20" in out, err
+    _, whole, _ = outcome(*common, "--steps", 20)
+    assert whole.splitlines()[-1].split(" nat/token")[0] in out
+    code, out, _ = outcome(*kept)  # the shorter one is still there, at its end
+    assert code == 0 and "goes on from step 12 of 12" in out
+    code, out, _ = outcome(*kept, "--seed", 1, "--continue-to", 20)
+    assert code == 0 and "to go on from: it trains from the start" in out
+    assert "--continue-to needs --checkpoints" in outcome(*common, "--continue-to", 20)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batch-size", 4, "--micro-batches", 5], "batch_size 4 has 4 sequences to split, so at most 4"),
+        (["--parametrization", "mupp"], "'mupp' is not one of 'mup', 'sp'"),
+        (["--learning-rate=-8"], "if that is its log2, write 0.00390625 or 2^-8"),
+        (["--corpus", "/no/such.txt"], "corpus '/no/such.txt' is neither"),
+        (["--threads", 1_000_000], "threads 1000000 is not allowed: it must be at most 1,024"),
+        (["--export-best"], "--export-best needs --export, --checkpoints and --eval-every"),
+        (["--xla-report"], "--xla-report needs --device xla, not auto"),
+    ],
+)
+def test_bad_option_is_one_sentence_and_exit_code_2(arguments, sentence, outcome):
+    code, _, error = outcome("train", *arguments)
+    assert code == 2 and sentence in error and "Traceback" not in error
+
+
+def test_bad_corpora(tmp_path, outcome):
+    (tmp_path / "empty.txt").write_text(" \n\n ")
+    (tmp_path / "latin.txt").write_bytes("Ärger und Überdruß".encode("latin-1"))
+    (tmp_path / "short.txt").write_text("A short text.\n\n" * 40)
+    (tmp_path / "folder").mkdir()
+    for name, sentence in {
+        "empty.txt": "is empty",
+        "latin.txt": "is not UTF-8 at byte 0",
+        "short.txt": "is shorter than one batch",
+        "folder": "holds no",
+    }.items():
+        code, _, err = outcome("train", "--corpus", tmp_path / name)
+        assert code == 2, name
+        assert sentence in err
+        assert str(tmp_path / name) in err
+
+
+def test_bad_results_folders(corpus, tmp_path, outcome, small):
+    (tmp_path / "file").write_text("in the way")
+    Store(tmp_path / "other", "another_experiment")
+    train = ["train", *small, "--corpus", corpus, "--results"]
+    code, _, err = outcome(*train, tmp_path / "file" / "results")
+    assert code == 2
+    assert "cannot be written" in err
+    code, _, err = outcome(*train, tmp_path / "other")
+    assert code == 2
+    assert "holds experiment 'another_experiment', not 'train'" in err

@@ -1,0 +1,108 @@
+"""The commands `search` and `transfer`."""
+
+import math
+
+import pytest
+
+from mup_tpu.config import Trial
+from mup_tpu.config.columns import configured
+from mup_tpu.store import Store, load_runs
+
+
+@pytest.mark.slow
+def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, sweep_toml):
+    file, results = tmp_path / "search.toml", tmp_path / "found"
+    shared = sweep_toml.split("0.02]")[1].replace("[base.model]", "[base.model]\nwidth = 32")
+    file.write_text(
+        'experiment = "found"\n' + shared + '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
+    )
+    code, out, err = outcome("search", file, "--results", results, "--num-samples", 2)
+    assert code == 0, err
+    assert "2 of 2 ended" in out
+    assert "best: loss " in out
+    code, _, err = outcome("search", file, "--results", results, "--num-samples", 2)
+    assert code == 2
+    assert "holds a search of 2 trials; go on with --resume" in err
+
+    code, out, err = outcome("transfer", results, "--width", 64, "--steps", 20, "--no-ray")
+    assert code == 0, err
+    assert "warning: steps 12 became 20" in out
+    assert "width 64, mup" in out
+    assert "width 64, sp" in out
+    assert len(load_runs(tmp_path / "found_transfer")) == 2
+
+
+def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp_path, outcome, sweep_toml):
+    toml = tmp_path / "sweep.toml"
+    toml.write_text(sweep_toml)
+    results = tmp_path / "r"
+    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--parametrizations", "mup"]
+    code, out, _ = outcome("sweep", toml, *axes, "--results", results)
+    assert code == 0 and "at 0, scale 2: loss" in out
+    runs = load_runs(results)
+    assert sorted(zip(runs["depth"], runs["weight_decay"], strict=True)) == [
+        (1, 0),
+        (1, 0.1),
+        (2, 0),
+        (2, 0.1),
+    ]
+    code, out, _ = outcome("runs", results)
+    assert "depth" in out and "width" not in out
+    arguments = ["transfer", results, "--to", "depth=3", "--parametrizations", "mup", "--sweep", results]
+    code, out, _ = outcome(*arguments)
+    assert code == 0 and "a rule for width says nothing of depth" in out
+    assert "depth 3, mup, weight_decay 0" in out
+    for bad, sentence in (
+        (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
+        (["sweep", toml, "--widths", "32", "--scale", "depth=1"], "scale and widths were both given"),
+        (["sweep", toml, "--width", "32", "--widths", "32"], "width and widths were both given"),
+        (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
+        (["transfer", results], "transfer needs a target: give --width, or --to"),
+        (["transfer", results, "--to", "depth"], "to 'depth' is not FIELD=VALUE"),
+    ):
+        code, _, error = outcome(*bad)
+        assert code == 2 and sentence in error.replace("\n", " ")
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A results folder with one finished trial."""
+    trial = Trial().replace(width=64)
+    row = configured(trial) | {"trial_id": "a", "status": "finished", "loss": 2.5}
+    Store(tmp_path / "searched", "searched").append([row])
+    return tmp_path / "searched"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--num-seeds", 0], "num_seeds 0 is not allowed: it must be above 0"),
+        (
+            ["--num-seeds", 10**9],
+            "num_seeds 1000000000 makes 2,000,000,000 trials; at most 100,000 are planned",
+        ),
+        (["--top", 0], "top 0 is not allowed: it must be above 0"),
+        (["--parametrizations", "foo"], "parametrizations 'foo' is not one of 'mup', 'sp'"),
+        (["--parametrizations"], "parametrizations is empty: give at least one"),
+        (["--sweep", "nowhere"], "results folder nowhere holds no store"),
+    ],
+)
+def test_what_is_wrong_with_a_transfer_is_said_before_anything_trains(searched, options, sentence, outcome):
+    code, out, err = outcome("transfer", searched, "--width", 128, *options)
+    assert code == 2 and sentence in err
+    assert not searched.with_name("searched_transfer").exists()
+
+
+def test_a_sweep_without_a_finished_trial_is_nothing_to_compare_a_transfer_with(searched, tmp_path, outcome):
+    Store(tmp_path / "sweep", "sweep").append([{"trial_id": "b", "status": "diverged", "loss": math.inf}])
+    options = ["--width", 128, "--sweep", tmp_path / "sweep"]
+    code, _, err = outcome("transfer", searched, *options)
+    assert code == 2 and "holds no finished trial to compare with" in err
+
+
+@pytest.mark.parametrize("config", ["{torn", None])
+def test_a_row_whose_config_is_no_trial_is_one_sentence(config, tmp_path, outcome):
+    row = configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 2.5, "config": config}
+    Store(tmp_path / "damaged", "damaged").append([row])
+    code, _, err = outcome("transfer", tmp_path / "damaged", "--width", 256)
+    assert code == 2 and "has a row whose config is no JSON of a trial" in err
