@@ -1,7 +1,7 @@
 """The site's pages: the Markdown files and notebooks of the repository, each at its own path.
 
-So a link between two of them is the same on the site as on a forge. What they link to besides (figures,
-tables, code) is copied beside them. A hook of mkdocs, named in mkdocs.yml.
+Links between them work on the site as on a forge. Other files that they link to (figures, tables, code) are
+copied beside them. This is a hook of mkdocs, named in mkdocs.yml.
 """
 
 import re
@@ -17,10 +17,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
     "docs/**/*.md",
     "results/README.md",
     "results/*/README.md",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "tests/reference_runs/README.md",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)[^)\s]*\)")

@@ -36,7 +36,7 @@ class PackTooLarge(MupTpuError):
         self.fits = fits
 
     def __str__(self) -> str:
-        return self.args[0]
+        return str(self.args[0])
 
 
 class Preempted(MupTpuError):

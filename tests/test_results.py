@@ -144,7 +144,7 @@ def test_the_first_pages_open_with_the_stored_verdicts(page):
     text = (RESULTS.parent / page).read_text(encoding="utf-8")
     for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
         text = text.replace(mark, plain)
-    top = text.partition("\n## ")[0] if page == "README.md" else text.partition("\n## 2.")[0]
+    top = text.partition("\n## Is it")[0] if page == "README.md" else text.partition("\n## 2.")[0]
     stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
     for result in stored["results"]:
         assert result["verdict"]["sentence"] in top

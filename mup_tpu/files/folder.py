@@ -123,12 +123,12 @@ class Folder:
         if self.is_local:
             return read_regular(self._at(name), most)
         with self._asking():
-            return self._fs.cat_file(self._at(name))
+            return bytes(self._fs.cat_file(self._at(name)))
 
     def size(self, name: str) -> int:
         """Bytes of a file."""
         with self._asking():
-            return self._fs.size(self._at(name), **self._limit())
+            return int(self._fs.size(self._at(name), **self._limit()))
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place, over one that is there; on return it is on disk."""
@@ -323,7 +323,8 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
                 from aiohttp import ClientTimeout  # which gcsfs brings
 
                 options = {"requests_timeout": ClientTimeout(sock_connect=10, sock_read=30)} | options
-            return fsspec.url_to_fs(url, **options)
+            filesystem, path = fsspec.url_to_fs(url, **options)
+            return filesystem, path
         except ImportError as error:
             if (extra := _EXTRAS.get(_scheme(url))) is None:
                 raise

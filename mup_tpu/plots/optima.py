@@ -136,7 +136,7 @@ def lost_points(curve: LossCurve, top: float) -> tuple[np.ndarray, np.ndarray, n
     return diverged, stopped, above
 
 
-def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple) -> None:
+def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> None:
     if optimum.is_bracketed:
         low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
         ax.plot([low, high], [optimum.loss] * 2, "-", color=color, lw=3.2, alpha=0.55, solid_capstyle="butt")
@@ -171,7 +171,7 @@ def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, flo
 
 def zero_place(result: TransferResult) -> float:
     """Place of 0: left of the smallest other value, by more than a step of the grid."""
-    return min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5
+    return float(min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5)
 
 
 @styled

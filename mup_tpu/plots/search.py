@@ -74,7 +74,8 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
         return values
     if columns.COLUMNS[name].as_power:
         style.log2_axis(ax)
-        return np.log2(values)
+        logarithms: pd.Series = np.log2(values)
+        return logarithms
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))

@@ -155,7 +155,7 @@ def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
     return [by_name[name] for name in ordered(by_name)]
 
 
-def sequential(scales: Sequence[float], scale: float) -> tuple:
+def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
     """Colour of a point of a scale."""
     position = list(scales).index(scale) / max(1, len(scales) - 1)
     return matplotlib.colormaps["viridis"](0.88 * (1 - position))

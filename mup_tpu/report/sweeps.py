@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -109,7 +110,7 @@ def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
     return blocks
 
 
-def _table(title: str, cells: dict) -> Table:
+def _table(title: str, cells: dict[str, Any]) -> Table:
     return Table(cells["headings"], cells["rows"], title)
 
 

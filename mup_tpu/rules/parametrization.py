@@ -319,7 +319,8 @@ def infer_infshapes(base: Shapes, delta: Shapes, target: Shapes) -> dict[str, In
         raise ConfigError(
             "the delta model has the base model's shapes, so no axis would grow; give it another width"
         )
-    return zip_infshapes(make_base_shapes(dict(base), dict(delta)), dict(target))
+    infshapes: dict[str, InfShape] = zip_infshapes(make_base_shapes(dict(base), dict(delta)), dict(target))
+    return infshapes
 
 
 def scaling(

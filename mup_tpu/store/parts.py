@@ -83,7 +83,8 @@ def _cast(column: pa.ChunkedArray, name: str, schema: pa.Schema) -> pa.ChunkedAr
 
 def _is_text(kind: pa.DataType) -> bool:
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(values) or pa.types.is_large_string(values) or pa.types.is_string_view(values)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(values) for is_kind in kinds)
 
 
 def _checksum(content: bytes) -> str:

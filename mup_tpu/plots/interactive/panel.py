@@ -62,7 +62,7 @@ class Entry:
     color: str
     swatch: str
     """Drawing, as SVG."""
-    renderers: list[GlyphRenderer] = field(default_factory=list)
+    renderers: list[GlyphRenderer[Any]] = field(default_factory=list)
     """Its marks in all panels; none for a mark that cannot be hidden."""
 
 
@@ -75,7 +75,7 @@ class Panels:
     entries: dict[str, Entry] = field(default_factory=dict)
     across: int = style.ACROSS
     """Largest number of panels beside each other."""
-    targets: list[GlyphRenderer] = field(default_factory=list)
+    targets: list[GlyphRenderer[Any]] = field(default_factory=list)
     """Points of each panel that the pointer finds; column `curve` of their source names their entry."""
 
     def entry(

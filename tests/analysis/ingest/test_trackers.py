@@ -58,6 +58,7 @@ def test_a_run_of_tensorboard_that_diverged_is_kept_and_one_that_was_cut_is_name
 
 
 def test_folders_of_other_things_are_no_tracker_s(tmp_path):
+    pytest.importorskip("tensorboard")
     assert not is_tracked(tmp_path)
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events.out.tfevents.1").touch()
