@@ -56,7 +56,7 @@ def to_csv(table: pd.DataFrame, **options: Any) -> str:
         return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
 
     table = table.apply(lambda of: of.astype(object).map(quoted) if of.dtype.kind == "O" else of)
-    return table.rename(columns=quoted).to_csv(index=False, **options)
+    return str(table.rename(columns=quoted).to_csv(index=False, **options))
 
 
 def to_json(value: Any) -> str:

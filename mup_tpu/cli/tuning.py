@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import GridOptions
+from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search, SearchOptions
@@ -86,7 +87,7 @@ def run_and_show(
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}")
     rows = () if continue_to is None else (f"steps_planned={continue_to}",)
-    show_and_judge(outcome, folder, lambda: replay.show(folder, replay.TableOptions(where=rows)))
+    show_and_judge(outcome, folder, lambda: replay.show(folder, TableOptions(where=rows)))
 
 
 def say_what_would_run(

@@ -50,16 +50,17 @@ def described(default: Any, **facts: Any) -> Any:
     return field(default=default, metadata={"about": About(**facts)})
 
 
-def about(f: dataclasses.Field) -> About:
+def about(f: dataclasses.Field[Any]) -> About:
     """Facts about a field; the usual ones where it is not described."""
-    return f.metadata.get("about", _USUAL)
+    facts: About = f.metadata.get("about", _USUAL)
+    return facts
 
 
 _USUAL = About()
 
 
 @functools.cache
-def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field, Any], ...]:
+def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     """Fields of a dataclass, each with its type."""
     hints = typing.get_type_hints(cls)
     return tuple((f, hints[f.name]) for f in dataclasses.fields(cls))
@@ -82,7 +83,7 @@ def require_valid(config: Any) -> None:
             )
 
 
-def unread_under(f: dataclasses.Field, values: Mapping[str, Any]) -> str:
+def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
     """Field whose value among these is a choice that does not read this field; "" if it is read."""
     wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
     return next(wrong, "")

@@ -75,7 +75,9 @@ def format_learning_rate(value: float) -> str:
     return f"2^{exponent:g}" if (8 * exponent).is_integer() else f"{value:.3g}"
 
 
-def _number_option(metavar: str, write: Callable[[float], str]) -> tyro.constructors.PrimitiveConstructorSpec:
+def _number_option(
+    metavar: str, write: Callable[[float], str]
+) -> tyro.constructors.PrimitiveConstructorSpec[float]:
     """A real number of the command line, which may be a power."""
 
     def read(tokens: list[str]) -> float:
