@@ -66,14 +66,15 @@ class TensorBoard:
 
         hparams = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in settings.items()}
         with scratch_folder() as scratch:
-            writer = EventFileWriter(str(scratch))
+            events = Path(scratch) / "events"  # the folder itself holds the mark of its process
+            writer = EventFileWriter(str(events))
             begun = summary_v2.hparams_pb(hparams, trial_id=row["trial_id"])
             writer.add_event(Event(wall_time=time.time(), summary=begun))
             for tag, step, value in [*curve, ("loss", int(row["steps_done"]), _loss(row))]:
                 point = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
                 writer.add_event(Event(wall_time=time.time(), step=step, summary=point))
             writer.close()
-            (file,) = Path(scratch).iterdir()
+            (file,) = events.iterdir()
             self._folder.write(f"{row['trial_id']}/{file.name}", file.read_bytes())
 
 

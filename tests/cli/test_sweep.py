@@ -50,7 +50,7 @@ def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(out
     assert len(load_runs("results/sweep")) == 1
     for wrong in (["--dry-run-on", "v9"], ["--dry-run", "--mfu", 0]):
         code, _, error = outcome("sweep", "sweep.toml", *more, *wrong)
-        assert code == 2 and ("'v9' is not one of" in error or "mfu 0 is not allowed" in error)
+        assert code == 2 and ("'v9' is not one of" in error or "mfu 0.0 is not allowed" in error)
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     ("command", "toml", "sentence"),
     [
         ("sweep", "[base.optimizer]\nlearning_rat = 0.01", "the nearest known key is 'learning_rate'"),
-        ("search", "[space.learning_rat]\nlow = 0.1", "space of learning_rat: unknown key 'learning_rat'"),
+        ("search", "[space.learning_rat]\nlow = 0.1\nhigh = 0.2", "space of learning_rat: unknown key 'learning_rat'"),
     ],
 )
 def test_a_mistyped_key_is_one_sentence(command, toml, sentence, tmp_path, outcome):

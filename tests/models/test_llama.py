@@ -186,10 +186,10 @@ def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.M
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("shape", [{"qk_norm": True, "tied": False}, {"query_group_size": 2}], ids=str)
 def test_member_equals_the_stock_class_with_torch_optim(shape, optimizer, execution):
+    own = {"adamw": {"learning_rate": 0.01}, "sgd": {"learning_rate": 0.3, "momentum": 0.9}}[optimizer]
     trial = llama(
         width=32, sequence_length=T, batch_size=4, steps=6, warmup=0.2, precision="float64",
-        optimizer=optimizer, learning_rate=0.01 if optimizer == "adamw" else 0.3, weight_decay=0.1,
-        momentum=0.9, grad_clip=0.5, **shape,
+        optimizer=optimizer, weight_decay=0.1, grad_clip=0.5, **own, **shape,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(7)
     batches = [torch.randint(0, VOCAB, (4, T + 1), generator=generator) for _ in range(6)]
