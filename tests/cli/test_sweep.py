@@ -230,7 +230,11 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     ("command", "toml", "sentence"),
     [
         ("sweep", "[base.optimizer]\nlearning_rat = 0.01", "the nearest known key is 'learning_rate'"),
-        ("search", "[space.learning_rat]\nlow = 0.1\nhigh = 0.2", "space of learning_rat: unknown key 'learning_rat'"),
+        (
+            "search",
+            "[space.learning_rat]\nlow = 0.1\nhigh = 0.2",
+            "space of learning_rat: unknown key 'learning_rat'",
+        ),
     ],
 )
 def test_a_mistyped_key_is_one_sentence(command, toml, sentence, tmp_path, outcome):
