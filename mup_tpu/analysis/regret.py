@@ -32,6 +32,9 @@ class Regret:
     """Its 99 % upper bound, which a sequence of looks asks for."""
     compute_share: float = math.nan
     """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
+    compute_low: float = math.nan
+    compute_high: float = math.nan
+    """95 % interval of that share."""
 
 
 def regret(source: Estimate, target: Estimate) -> Regret:
@@ -99,7 +102,7 @@ def _loss_at(
         )
     # Beyond one grid step of its centre the local fit is only a trend: there the measured points are better.
     reaches_R = (np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R)
-    above_R = clipped_R > draws.centre_R
+    above_R = clipped_R >= draws.centre_R
     outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)
     outer_y, inner_y = draws.means_RG[rows, outer_R], draws.means_RG[rows, inner_R]
     floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y))

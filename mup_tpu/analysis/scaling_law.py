@@ -22,6 +22,8 @@ from mup_tpu.errors import TableError
 HUBER_DELTA = 1e-3
 """Residual in log L above which a point counts linearly."""
 DRAWS = 200
+_MOST_INFLATED = 30.0
+"""Largest factor on the scatter in a draw: with one degree of freedom it is otherwise unbounded."""
 _POLISHED = 24
 _ITERATIONS = 400
 _LOG_E = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0)
@@ -60,6 +62,9 @@ class ScalingLaw:
     why_not_identified: str
     """Why the parameters cannot be told from these points; "" where they can."""
     theta_draws: np.ndarray
+    """Bootstrap draws of θ, R × T."""
+    scatter_draws: np.ndarray
+    """Scatter in each of these draws."""
 
     @property
     def is_identified(self) -> bool:
@@ -76,7 +81,7 @@ class ScalingLaw:
         generator = np.random.default_rng(seed)
         log_v_V = np.log(variables)
         drawn = _log_loss(self.theta_draws, log_v_V[None])[:, 0]
-        drawn += self.scatter * generator.standard_normal(len(drawn))
+        drawn += self.scatter_draws * generator.standard_normal(len(drawn))
         low, high = np.exp(np.quantile(drawn, [0.025, 0.975]))
         return Prediction(self.loss(*variables), float(low), float(high))
 
@@ -87,10 +92,22 @@ class ScalingLaw:
 
         Args:
             parameters: N of the badly tuned model.
-            regret: what it loses by its tuning, nat per token.
+            regret: loss by its tuning, nat per token.
         """
         gap = self.loss(parameters) - self.irreducible
         return float((gap / (gap + regret)) ** (1 / self.exponents[0]))
+
+    def compute_share_interval(self, parameters: float, low: float, high: float) -> tuple[float, float]:
+        """95 % interval of that share, over the law's draws and a regret between low and high.
+
+        (nan, nan) where E's interval reaches the loss at N: the share could then be anything.
+        """
+        gap_R = np.exp(self.theta_draws[:, 1] - self.theta_draws[:, 2] * math.log(parameters))
+        if self.intervals["E"][1] >= self.loss(parameters):
+            return math.nan, math.nan
+        exponent_R = 1 / np.maximum(self.theta_draws[:, 2], 1e-3)
+        shares_2R = [(gap_R / (gap_R + regret)) ** exponent_R for regret in (high, low)]
+        return float(np.quantile(shares_2R[0], 0.025)), float(np.quantile(shares_2R[1], 0.975))
 
 
 def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -> ScalingLaw:
@@ -123,8 +140,12 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
     residuals_P = log_l_P - _log_loss(theta[None], log_v_PV)[0]
     scatter = float(np.sqrt((residuals_P**2).sum() / (count - parameters)))
     generator = np.random.default_rng(seed)
-    # The parametric form: resampling a handful of residuals covers far less than it claims.
-    shocks_RP = scatter * generator.standard_normal((DRAWS, count))
+    # The parametric form: resampling a handful of residuals covers far less than it claims. Each draw has its
+    # own scatter, because a few residuals leave the scatter uncertain too.
+    shocks_RP = generator.standard_normal((DRAWS, count))
+    df = count - parameters
+    scatter_R = scatter * np.minimum(np.sqrt(df / generator.chisquare(df, DRAWS)), _MOST_INFLATED)
+    shocks_RP *= scatter_R[:, None]
     draws_R, _ = _solve(np.tile(theta, (DRAWS, 1)), log_l_P - residuals_P + shocks_RP, log_v_PV)
     names = ["E", "A", "α", "B", "β"][:parameters]
     intervals = {}
@@ -140,6 +161,7 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
         scatter=scatter,
         why_not_identified=_why_not_identified(intervals, log_l_P, scatter),
         theta_draws=draws_R,
+        scatter_draws=scatter_R,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -301,7 +302,11 @@ def _with_compute(regret_: Regret, law: ScalingLaw, runs: pd.DataFrame) -> Regre
     if regret_.status != "estimated":
         return regret_
     params = float(runs.loc[runs["scale"] == regret_.target, "params"].iloc[0])
-    return replace(regret_, compute_share=law.compute_share(params, regret_.value))
+    low, high = law.compute_share_interval(params, regret_.low, regret_.high)
+    if math.isnan(low):
+        return regret_
+    share = law.compute_share(params, regret_.value)
+    return replace(regret_, compute_share=share, compute_low=min(low, share), compute_high=max(high, share))
 
 
 def learning_curves(optima: Sequence[Optimum], history: pd.DataFrame | None) -> tuple[LearningCurve, ...]:

@@ -70,11 +70,12 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
         lines.append(f"{word} is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
     if headline is not None and math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"
-        lines.append(
-            f"that regret is like training the model of {write_scale('', headline.target)} with {share}"
-        )
+        interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
+        target = write_scale("", headline.target)
+        lines.append(f"that regret is like training the model of {target} with {share} ({interval})")
     elif headline is not None and headline.status == "estimated":
-        lines.append(f"compute-equivalent of that regret not given: {result.law.why_not}")
+        why = result.law.why_not or "the irreducible loss E may be as high as the loss there"
+        lines.append(f"compute-equivalent of that regret not given: {why}")
     return lines
 
 
@@ -136,7 +137,9 @@ def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
         f"{r.value:.4f}" if known else r.status,
         f"{r.low:.4f} to {r.high:.4f}" if known and math.isfinite(r.high) else "-",
         f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
-        f"{r.compute_share:.0%}" if math.isfinite(r.compute_share) else "-",
+        f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
+        if math.isfinite(r.compute_share)
+        else "-",
     )
 
 

@@ -45,7 +45,7 @@ def test_no_draw_of_the_bootstrap_stops_short_of_its_fit():
     losses = law(sizes) * np.exp(0.004 * np.random.default_rng(0).standard_normal(len(sizes)))
     fit = fit_scaling_law(losses, sizes)
     fitted = np.log([fit.loss(size) for size in sizes])
-    shocks = fit.scatter * np.random.default_rng(0).standard_normal((DRAWS, len(sizes)))
+    shocks = np.random.default_rng(0).standard_normal((DRAWS, len(sizes))) * fit.scatter_draws[:, None]
 
     def residuals(theta, drawn):
         return np.logaddexp(theta[0], theta[1] - theta[2] * np.log(sizes)) - drawn
@@ -135,3 +135,20 @@ def test_a_line_without_curvature_is_not_identified():
 def test_points_that_cannot_be_fitted(losses, sizes, sentence):
     with pytest.raises(TableError, match=sentence):
         fit_scaling_law(np.array(losses), np.array(sizes))
+
+
+@pytest.mark.slow
+def test_intervals_of_four_points_hold_the_truth():
+    """One residual degree of freedom: an interval that takes the scatter as known covers four of five."""
+    sizes, held = 3e5 * 4.0 ** np.arange(4), []
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        alpha = generator.uniform(0.2, 0.5)
+        a = generator.uniform(0.5, 1.5) * sizes[0] ** alpha
+        drawn = law(sizes, a=a, alpha=alpha) * np.exp(0.003 * generator.standard_normal(4))
+        fit = fit_scaling_law(drawn, sizes, seed=seed)
+        following = law(4 * sizes[-1], a=a, alpha=alpha) * np.exp(0.003 * generator.standard_normal())
+        intervals = [fit.intervals["E"], fit.intervals["α"]]
+        held.append([low <= true <= high for (low, high), true in zip(intervals, (2.0, alpha), strict=True)])
+        held[-1].append(fit.predict(4 * sizes[-1]).holds(following))
+    assert np.mean(held, axis=0).min() >= 0.87  # 92 % less two standard errors

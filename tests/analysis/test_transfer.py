@@ -323,3 +323,14 @@ def test_zero_is_a_point_of_its_own_and_in_no_fit():
     assert sum("the best value may be 0" in line for line in details(result, analysis)) == 4
     with pytest.raises(TableError, match="lr is 0 in every run"):
         check_table(at_zero)
+
+
+def test_a_share_of_compute_has_an_interval_or_is_not_given():
+    frame = swept(-0.3, widths=(32, *WIDTHS, 1024), sigma=0.0)
+    n = 12.0 * frame["width"] ** 2
+    frame["loss"] += 20 * n**-0.3 - 0.5 + 0.05 * np.log2(frame["width"] / 64)
+    analysis = analyze(check_table(frame.assign(params_non_embedding=n)))
+    headline = analysis.results[0].headline_regret
+    assert 0 < headline.compute_low <= headline.compute_share <= headline.compute_high <= 1
+    said = next(line for line in details(analysis.results[0], analysis) if "of its compute" in line)
+    assert "(95 % " in said
