@@ -53,6 +53,8 @@ _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
 _BESIDE = -1
 """Where runs go that narrow the regret: beside the smallest scale's optimum at the largest scale."""
+_EDGE_STEP = 0.3
+"""Octaves between an optimum and where runs are lost within which nothing is looked for."""
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
 
@@ -303,6 +305,10 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         at = write_scale(columns.scale, min(to_come))
         reason = f"nothing is shown yet, and {label(columns.scale)} {at} is planned: a first look at it"
         return batch(_new_scale(estimates, drift, planned), reason)
+    if edges := [e for e in estimates if _edge(e) is not None]:
+        at = _and([write_scale(columns.scale, e.optimum.scale) for e in edges])
+        reason = f"runs are lost one step from the optimum at {label(columns.scale)} {at}: a value in between"
+        return batch([cell for e in edges for cell in _towards_edge(e)], reason)
     distance = _Distance.of(evidence, question)
     known = _known(evidence)
     if not planned and distance.is_held_by_scatter(known):
@@ -492,6 +498,29 @@ def _first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
     return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
+
+
+def _edge(estimate: Estimate) -> tuple[float, float] | None:
+    """The best point and the lost one beside it, where they are further apart than _EDGE_STEP."""
+    curve = estimate.curve
+    best = int(np.argmin(curve.mean_G))
+    for beside in (best + 1, best - 1):
+        is_inside = 0 <= beside < len(curve.x_G)
+        if (
+            is_inside
+            and np.isinf(curve.mean_G[beside])
+            and abs(curve.x_G[beside] - curve.x_G[best]) > _EDGE_STEP
+        ):
+            return float(curve.x_G[best]), float(curve.x_G[beside])
+    return None
+
+
+def _towards_edge(estimate: Estimate) -> list[Cell]:
+    """A value between the best one and the lost one beside it, with as many seeds as the best has."""
+    ends = _edge(estimate)
+    assert ends is not None
+    seeds = int(estimate.curve.count_G[np.argmin(estimate.curve.mean_G)])
+    return [Cell(estimate.optimum.scale, (ends[0] + ends[1]) / 2, seeds, seeds)]
 
 
 def _beyond(estimate: Estimate) -> list[Cell]:

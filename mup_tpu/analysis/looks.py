@@ -60,7 +60,7 @@ class Evidence:
     estimates: tuple[Estimate, ...]
     drift: Drift
     headline: Regret | None
-    """From the smallest bracketed scale to the largest; None where there are not two."""
+    """From the smallest bracketed scale to the largest that was run; None where they are the same."""
 
     @property
     def is_enough(self) -> bool:
@@ -76,7 +76,9 @@ def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
     estimates = [estimate(curve, noise, generator) for curve in curves]
     drift = fit_drift([e.optimum for e in estimates], noise.df)
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
-    headline = regret(bracketed[0], bracketed[-1]) if len(bracketed) > 1 else None
+    headline = (
+        regret(bracketed[0], estimates[-1]) if bracketed and bracketed[0] is not estimates[-1] else None
+    )
     return Evidence(tuple(curves), noise, tuple(estimates), drift, headline)
 
 

@@ -12,10 +12,15 @@ import numpy as np
 
 from mup_tpu.analysis.optimum import Draws, Estimate
 
+_BESIDE_LOST = 0.05
+"""Share of a grid step beside a lost point within which a value counts as lost."""
+AT_LEAST = "at least"
+"""Status of a regret at a scale whose optimum lies beyond its grid: its best run bounds it from below."""
+
 
 @dataclass(frozen=True)
 class Regret:
-    """What is lost at one scale by taking the optimum of a smaller one."""
+    """Loss at one scale with the optimum of a smaller one, over the loss at its own."""
 
     source: float
     target: float
@@ -25,7 +30,7 @@ class Regret:
     low: float
     high: float
     status: str
-    """"estimated", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
+    """"estimated", "at least", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
     relative: float
     """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
     high_99: float = math.nan
@@ -41,28 +46,38 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     """Loss at the target scale of the source's optimum, over the target's own best."""
     ends = (source.curve.scale, target.curve.scale)
     nothing = {"value": math.nan, "low": math.nan, "high": math.nan, "relative": math.nan}
-    if not (source.optimum.is_bracketed and target.optimum.is_bracketed):
+    is_open = target.optimum.status in ("at lower edge", "at upper edge")
+    if not source.optimum.is_bracketed or not (is_open or target.optimum.is_bracketed):
         return Regret(*ends, status="not bracketed", **nothing)
     x = source.optimum.x
     if not target.curve.x_G[0] <= x <= target.curve.x_G[-1]:
         return Regret(*ends, status="outside the grid", **nothing)
     value = float(_loss_at(np.array([x]), target, target.fit)[0] - target.optimum.loss)
+    between = _edge_beside(x, target)
+    if between is not None and not math.isfinite(value):
+        value = float(np.clip(target.fit.fitted(np.array([x]))[0] - target.optimum.loss, between, np.inf))
+        return Regret(*ends, value, 0.0, math.inf, "estimated", math.nan)
     if not math.isfinite(value):
         right = int(np.clip(np.searchsorted(target.curve.x_G, x, side="right"), 1, len(target.curve.x_G) - 1))
         diverged = target.curve.diverged_G[right - 1 : right + 1].any()
         status = "diverged" if diverged else "stopped early"
         return Regret(*ends, math.inf, math.inf, math.inf, status, math.inf)
-    inside = np.isfinite(source.draws.x_R) & np.isfinite(target.draws.x_R)
+    inside = np.isfinite(source.draws.x_R) & (np.isfinite(target.draws.x_R) | is_open)
     # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
     by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0
     own = math.sqrt(max(0.0, source.optimum.se**2 - by_noise))
     generator = np.random.default_rng(0)
     shift_R = own * generator.standard_normal(len(inside))
-    losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - target.draws.loss_R
+    best_R = target.draws.means_RG.min(axis=1) if is_open else target.draws.loss_R
+    losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - best_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
     low, high, high_99 = (float(q) for q in np.quantile(drawn, [0.025, 0.975, 0.99], method="nearest"))
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
+    if is_open:
+        return Regret(
+            *ends, max(value, 0.0), max(min(low, value), 0.0), math.inf, AT_LEAST, math.nan, math.inf
+        )
     return Regret(
         *ends,
         value=max(value, 0.0),
@@ -72,6 +87,24 @@ def regret(source: Estimate, target: Estimate) -> Regret:
         relative=relative,
         high_99=max(high_99, value),
     )
+
+
+def _edge_beside(x: float, target: Estimate) -> float | None:
+    """Rise of the last finite point before x, nat, where runs are lost at the next one; None elsewhere.
+
+    Where in between runs begin to diverge nobody knows: the loss at x lies above that point's, or is
+    infinite.
+    Beside the lost point itself it is lost too.
+    """
+    curve = target.curve
+    right = int(np.clip(np.searchsorted(curve.x_G, x, side="right"), 1, len(curve.x_G) - 1))
+    finite = np.isfinite(curve.mean_G[[right - 1, right]])
+    if finite.all() or not finite.any():
+        return None
+    inner, outer = (right - 1, right) if finite[0] else (right, right - 1)
+    if abs(x - curve.x_G[outer]) < _BESIDE_LOST * abs(curve.x_G[outer] - curve.x_G[inner]):
+        return None
+    return float(curve.mean_G[inner] - target.optimum.loss)
 
 
 def _loss_at(

@@ -126,7 +126,7 @@ class TransferResult:
 
     @property
     def headline_regret(self) -> Regret | None:
-        """From the smallest bracketed scale to the largest."""
+        """From the smallest bracketed scale to the largest that was run."""
         return _headline(self.optima, self.regrets)
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,10 +270,8 @@ def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
 
 
 def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | None:
-    bracketed = [o.scale for o in optima if o.is_bracketed]
-    if len(bracketed) < 2:
-        return None
-    return next(r for r in regrets if (r.source, r.target) == (bracketed[0], bracketed[-1]))
+    source = next((o.scale for o in optima if o.is_bracketed), None)
+    return next((r for r in regrets if (r.source, r.target) == (source, optima[-1].scale)), None)
 
 
 def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.config.columns import label, write_scale
 
 EPSILON = 0.01
@@ -75,7 +75,7 @@ def decide(
         parametrization: name to say.
         optima: of each scale.
         drift: fitted over the bracketed ones.
-        regret: from the smallest bracketed scale to the largest; None where there are not two.
+        regret: from the smallest bracketed scale to the largest that was run; None where there is none.
         columns: what is tuned and what scales.
         epsilon: regret that does not matter, nat per token.
         delta: drift exponent that does not matter.
@@ -95,11 +95,14 @@ def decide(
         "outside the grid": f"lies outside the grid of {target}",
     }.get(
         regret.status,
-        f"costs {regret.value:.3f} nat at {target} (95 % {regret.low:.3f} to {_nat(regret.high)})",
+        f"costs {'at least ' if regret.status == AT_LEAST else ''}{regret.value:.3f} nat at {target} "
+        f"(95 % {regret.low:.3f} to {_nat(regret.high)})",
     )
-    is_plain = drift.excludes_0 and (regret.status != "estimated" or regret.low > PLAIN * epsilon)
+    is_read = regret.status in ("estimated", AT_LEAST)
+    is_plain = drift.excludes_0 and (not is_read or regret.low > PLAIN * epsilon)
     verdict = "INCONCLUSIVE"
-    if to_come <= 0 and _transfers(drift, regret, epsilon, delta, look):
+    all_known = all(o.is_bracketed for o in optima)
+    if to_come <= 0 and all_known and _transfers(drift, regret, epsilon, delta, look):
         verdict = "TRANSFERS"
     elif shows_drift(drift, regret, epsilon) and (look is None or look.has_drifted or is_plain):
         verdict = "DRIFTS"

@@ -89,7 +89,10 @@ def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> s
     value = f"{label(hyperparameter)} 2^{at[headline.source].x:.1f}"
     take = f"take {value} from {label(scale)} {source} to {target}"
     if result.verdict.decision == "DRIFTS":
-        return f"do not {take}: 2^{at[headline.target].x:.1f} is the optimum there"
+        there = at[headline.target]
+        if there.is_bracketed:
+            return f"do not {take}: 2^{there.x:.1f} is the optimum there"
+        return f"do not {take}: its optimum is {there.sentence()}"
     if headline.status != "estimated":
         return ""
     most = f"{headline.high:.3f}" if math.isfinite(headline.high) else "an unknown amount"

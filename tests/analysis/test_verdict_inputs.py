@@ -1,5 +1,6 @@
-"""Small tables whose answer is known: what the verdict says where grids end, runs diverge, or nothing moves."""
+"""Small tables whose answer is known: verdicts where grids end, runs diverge, or nothing moves."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,3 +30,22 @@ def test_identical_optima_lose_nothing(name):
         moved = replace(first, optimum=replace(first.optimum, x=round(last.optimum.x) + off))
         assert regret(moved, last).value == pytest.approx(0.0, abs=5e-4)
     assert result_of(name).headline_regret.value == pytest.approx(0.0, abs=5e-4)
+
+
+def test_no_transfer_while_the_largest_scales_have_left_the_grid():
+    """Widths 64 to 256 agree; at 512 and 1024 the optimum lies below the lowest learning rate."""
+    result = result_of("unbracketed_largest")
+    assert result.verdict.decision != "TRANSFERS"
+    assert "at 1024" in result.verdict.sentence, "the largest width that was run"
+    headline = result.headline_regret
+    assert headline.target == 1024 and headline.low > 0.01 and headline.high == math.inf
+    for optimum in result.optima[-2:]:
+        assert "extend the grid downwards" in optimum.sentence()
+
+
+def test_equal_optima_beside_divergence_do_not_drift():
+    """Somewhere between 2^-7 and 2^-6 runs of width 512 begin to diverge: a run there tells."""
+    result = result_of("equal_optima_beside_divergence")
+    assert result.verdict.decision != "DRIFTS"
+    cells = {(cell.scale, cell.x) for cell in result.next_batch.cells}
+    assert any(scale == 512 and -7 < x < -6 for scale, x in cells)
