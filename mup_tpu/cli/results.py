@@ -101,6 +101,9 @@ class Results:
             if batch is None:
                 console.print("  settled: nothing to run")
                 continue
+            if not batch.cells:
+                console.print(f"  {batch.reason}")
+                continue
             shown = Table(title=f"{result.parametrization}: runs to add")
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
             for heading in (scale, tuned, "add", "then"):
