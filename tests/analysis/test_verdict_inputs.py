@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mup_tpu.analysis import analyze
+from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.regret import regret
-from mup_tpu.analysis import load_table
 
 DATA = Path(__file__).parent / "data"
 
