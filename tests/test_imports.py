@@ -15,7 +15,7 @@ LIGHT_ROOMS = ("errors", "files", "rules", "config", "optimizers", "store", "ana
 # Rooms that each room may import besides itself, from left to right. The command line and experiments may
 # import all.
 CONFIGURATION = {"errors", "rules", "config"}
-MODEL = CONFIGURATION | {"optimizers", "models"}
+MODEL = CONFIGURATION | {"optimizers", "models", "internals"}
 TRAINING = MODEL | {"files", "data", "devices", "training"}
 MAY_IMPORT = {
     "_moved": set(),
@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "rules": {"errors"},
     "config": {"errors", "files", "rules"},
     "optimizers": CONFIGURATION,
-    "models": CONFIGURATION | {"optimizers", "devices"},
+    "models": CONFIGURATION | {"optimizers", "internals"},
     "data": CONFIGURATION | {"files"},
-    "devices": {"errors", "config", "files"},
+    "internals": {"files"},
+    "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,
     "parametrize": MODEL | {"analysis"},
     "tpu_compiler": TRAINING,

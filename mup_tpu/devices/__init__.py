@@ -1,6 +1,6 @@
-"""Where a pack runs: how it is placed, how its members go through a step, and how to wait for it.
+"""Devices: placement of a pack, execution of its members, and waiting for results.
 
-One file a device; each is the only place that imports what that device needs.
+One file a device; only that file imports the device's packages.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["Device", "Execution", "get_device"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the protocol, and torch with it, when first asked for: `tpus` needs neither."""
+    """Import the protocol, and torch with it, at first use: `tpus` needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mup_tpu.devices import base

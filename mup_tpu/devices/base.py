@@ -3,97 +3,73 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from mup_tpu.config import DEVICES
+from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
 
 Execution = Literal["loop", "vmap"]
 """How members go through a step: in turns through one module, or stacked as one program."""
 
 Step = Callable[[Any, Any, Any], Tensor]
-"""Changes the tensors of its first argument in place, reads those of the second and an item of each stack in
-the third; returns one tensor."""
+"""One step: changes the tensors of its first argument in place, reads the tensors of the second and one item
+of each stack in the third, and returns one tensor."""
 
 Repeated = Callable[[Any, Any, Any, int], Tensor]
-"""The same with stacks of items, and how many steps to make; returns a stack of what they returned."""
-
-
-@dataclass(frozen=True)
-class MeshShape:
-    """How many ways a pack's members, and its batches, are split over devices."""
-
-    trial: int = 1
-    data: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> MeshShape:
-        """From `trial=4,data=2`.
-
-        Raises:
-            ConfigError: the text is something else.
-        """
-        match = re.fullmatch(r"trial=([1-9]\d*),data=([1-9]\d*)", text)
-        if not match:
-            raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")
-        return cls(int(match[1]), int(match[2]))
-
-
-ONE_DEVICE = MeshShape()
+"""Repeated step: takes stacks of items and a number of steps; returns a stack of results."""
 
 
 class Device(Protocol):
-    """What the training loop asks of a device."""
+    """All that the training loop asks of a device."""
 
     name: str
-    """For the store: "cpu", or the accelerator's model."""
+    """Name in the store: "cpu", or the accelerator's model."""
     torch_device: torch.device
     execution: Execution
-    """The one that was measured to be faster on this kind of device."""
+    """Faster execution on this kind of device, as measured."""
     mesh: MeshShape
     reads_cheaply: bool
-    """Whether losses may be read at every log point; where not, they are read at evaluations."""
+    """Whether losses are read at every log point; otherwise, at evaluations."""
     compiles: bool
-    """Whether the step of each shape is compiled before it runs for the first time."""
+    """Whether the step of each shape is compiled before its first run."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """This device, made ready for packs of so many members; they are padded to fill `mesh.trial`."""
+        """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`."""
 
     def place_members(self, tensor: Tensor) -> Tensor:
         """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps that are best handed over at once; between two of them losses can be read.
+        """Most steps to hand over at once; losses can be read only between stretches.
 
         Args:
             batch_bytes: size of a batch's tokens.
         """
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Items (S, ...) on the device, each of them spread by its first dimension over an axis of the mesh.
+        """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
 
         Args:
             stack: on the CPU.
             axis: "trial" or "data".
-            length: items that `repeated` is to find room for; what is missing of them may be made up.
+            length: items that `repeated` has room for; missing ones may be made up.
         """
 
     def repeated(self, step: Step) -> Repeated:
-        """A step, made for items of stacks one after the other."""
+        """A step, repeated for one item of the stacks after the other."""
 
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor's values on the CPU, whole; waits for them."""
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of stacks (K, ...) and a batch, last, as every device runs it on its part of them.
+        """A function of stacks (K, ...) and a batch, last, run by every device on its part of them.
 
-        What it returns (tensors (K, ...) that are means over the batch) is put together again.
+        Its results (tensors (K, ...) that are means over the batch) are put together again.
         """
 
     def end_step(self) -> None:
@@ -109,8 +85,43 @@ class Device(Protocol):
         """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
 
 
+class OneDevice:
+    """Methods of a device that holds every pack whole, and runs operations as they are called."""
+
+    name: str
+    torch_device: torch.device
+    mesh = ONE_DEVICE
+    reads_cheaply = True
+
+    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Self:
+        """Itself.
+
+        Raises:
+            ConfigError: a mesh of more than one device is asked for.
+        """
+        if mesh != "auto" and MeshShape.parse(mesh) != ONE_DEVICE:
+            kind = self.torch_device.type
+            raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device {kind!r} is one device")
+        return self
+
+    def place_members(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device."""
+        return tensor.to(self.torch_device)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The tensor's values on the CPU."""
+        return tensor.detach().cpu()
+
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself."""
+        return function
+
+    def end_step(self) -> None:
+        """Nothing."""
+
+
 def one_by_one(step: Step) -> Repeated:
-    """A step repeated by calling it, for devices that run operations as they are called."""
+    """A step repeated by calling it."""
 
     def steps(changed: Any, fixed: Any, stacks: tuple[Tensor, ...], count: int) -> Tensor:
         return torch.stack([step(changed, fixed, tuple(stack[i] for stack in stacks)) for i in range(count)])
@@ -119,7 +130,7 @@ def one_by_one(step: Step) -> Repeated:
 
 
 def get_device(name: str = "auto") -> Device:
-    """The device called `name`; "auto" takes CUDA where there is one, else the CPU.
+    """The device called `name`; "auto" takes CUDA if there is a GPU, else the CPU.
 
     Raises:
         ConfigError: no such device, or none here.
@@ -128,4 +139,5 @@ def get_device(name: str = "auto") -> Device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in DEVICES:
         raise ConfigError(f"device {name!r} is not one of {', '.join(map(repr, ('auto', *DEVICES)))}")
-    return importlib.import_module(f"mup_tpu.devices.{name}").create()
+    device: Device = importlib.import_module(f"mup_tpu.devices.{name}").create()
+    return device

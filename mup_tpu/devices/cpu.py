@@ -1,4 +1,4 @@
-"""The CPU: members take turns, since even a narrow model's matrices fill a core and vmap was 2x slower."""
+"""The CPU: members take turns. Even a narrow model's matrices fill a core, and vmap was 2x slower."""
 
 from __future__ import annotations
 
@@ -16,37 +16,20 @@ import psutil
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step, one_by_one
-from mup_tpu.errors import ConfigError
+from mup_tpu.devices.base import Execution, OneDevice, Repeated, Step, one_by_one
 
 
 @dataclass(frozen=True)
-class CpuDevice:
+class CpuDevice(OneDevice):
     """All cores of this process, as many as `torch.set_num_threads` says."""
 
     name: str = "cpu"
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     execution: Execution = "loop"
-    mesh: MeshShape = MeshShape()
-    reads_cheaply: bool = True
     compiles: bool = False
 
-    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CpuDevice:
-        """Itself: one device holds every pack.
-
-        Raises:
-            ConfigError: a mesh of more than one device is asked for.
-        """
-        if mesh != "auto" and MeshShape.parse(mesh) != MeshShape():
-            raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device 'cpu' is one device")
-        return self
-
-    def place_members(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device."""
-        return tensor.to(self.torch_device)
-
     def longest_stretch(self, batch_bytes: int) -> int:
-        """1: steps are handed over one at a time, so that an interrupt takes effect after each."""
+        """1, so that an interrupt takes effect after each step."""
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
@@ -57,24 +40,14 @@ class CpuDevice:
         """The step, called once for each item."""
         return one_by_one(step)
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """The tensor's values on the CPU."""
-        return tensor.detach().cpu()
-
-    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself: one device holds it all."""
-        return function
-
-    def end_step(self) -> None:
-        """Nothing to do: operations run as they are called."""
-
     def synchronize(self) -> None:
-        """Nothing to wait for: CPU operations return when they are done."""
+        """Nothing: CPU operations return when they are done."""
 
     def free_memory_bytes(self) -> int:
         """Memory available to this process's control group, by the share of the cores that it uses.
 
-        What malloc keeps is handed back first: it is neither available to others nor, in pieces, to all uses.
+        Memory that malloc keeps is handed back first: no other process can use it, and in pieces it does not
+        serve every purpose.
         """
         _of_glibc("malloc_trim")(0)
         available = psutil.virtual_memory().available
@@ -89,7 +62,7 @@ class CpuDevice:
 
 
 def _control_group(name: str) -> int | None:
-    """A number of Linux's control group (cgroup v2) of a container; None where it sets none."""
+    """A number of the container's control group (Linux, cgroup v2); None if it sets none."""
     try:
         return int(Path("/sys/fs/cgroup", name).read_text())
     except (OSError, ValueError):
@@ -104,17 +77,17 @@ def create() -> CpuDevice:
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Have glibc keep what a step frees for the next, instead of handing it back and faulting it in anew.
+    """Have glibc keep memory that a step frees for the next step, instead of faulting it in anew.
 
-    By itself it keeps twice the largest block that was ever freed, less than a step's activations.
+    By default glibc keeps twice the largest block that was ever freed, less than a step's activations.
     """
     mallopt = _of_glibc("mallopt")
     mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
-    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes, and where its own would end up
+    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # glibc's upper limit, which its own adaptation would reach
 
 
 def _of_glibc(name: str) -> Callable[..., Any]:
-    """A function of glibc; one that does nothing where the C library is another."""
+    """A function of glibc; with another C library, one that does nothing."""
     found = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     return found or (lambda *arguments: None)
 

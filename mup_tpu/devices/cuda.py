@@ -1,54 +1,39 @@
-"""One CUDA GPU: members are stacked, since kernel launches and narrow matrices are the cost there.
+"""One CUDA GPU: members are stacked, since kernel launches and narrow matrices cost most.
 
-Their step is compiled and recorded as one CUDA graph (`graphs.py`).
+The stacked step is compiled and recorded as one CUDA graph (`graphs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
+from mup_tpu.devices.base import Execution, OneDevice, Repeated, Step
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor
 from mup_tpu.errors import ConfigError
 
+_LONGEST_STRETCH = 100
+_STRETCH_BYTES = 2**26
+
 
 @dataclass(frozen=True)
-class CudaDevice:
+class CudaDevice(OneDevice):
     """The current CUDA device."""
 
     name: str
     torch_device: torch.device
     execution: Execution = "vmap"
-    mesh: MeshShape = MeshShape()
-    reads_cheaply: bool = True
     compiles: bool = True
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
-    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> CudaDevice:
-        """Itself: one device holds every pack.
-
-        Raises:
-            ConfigError: a mesh of more than one device is asked for.
-        """
-        if mesh != "auto" and MeshShape.parse(mesh) != MeshShape():
-            raise ConfigError(f"mesh {mesh!r} needs device 'xla'; device 'cuda' is one device")
-        return self
-
-    def place_members(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device."""
-        return tensor.to(self.torch_device)
-
     def longest_stretch(self, batch_bytes: int) -> int:
-        """100, in which an interrupt waits for a second at most, and 64 MiB of tokens at most."""
+        """100 steps, for which an interrupt waits at most a second, and at most 64 MiB of tokens."""
         return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """The stack on the device, filled up to `length` with its last item: graphs are of one shape."""
+        """The stack on the device, filled up to `length` with its last item: graphs have one shape."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
@@ -57,33 +42,18 @@ class CudaDevice:
         """The step as a graph that is replayed for each item."""
         return GraphSteps(step, self.recorder, inductor())
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """The tensor's values on the CPU."""
-        return tensor.detach().cpu()
-
-    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself: one device holds it all."""
-        return function
-
-    def end_step(self) -> None:
-        """Nothing to do: operations run as they are called."""
-
     def synchronize(self) -> None:
         """Wait for the current stream."""
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
-        """What the driver has free, and what the caching allocator holds unused."""
+        """Memory that the driver has free or the caching allocator holds unused."""
         held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return torch.cuda.mem_get_info(self.torch_device)[0] + held
 
     def peak_memory_bytes(self) -> int:
         """Peak of the caching allocator, in bytes."""
         return torch.cuda.max_memory_allocated(self.torch_device)
-
-
-_LONGEST_STRETCH = 100
-_STRETCH_BYTES = 2**26
 
 
 def create() -> CudaDevice:

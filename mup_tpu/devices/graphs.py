@@ -1,10 +1,10 @@
-"""A stretch of steps as replays of one graph: the host hands over a step with one call, whatever is in it.
+"""A stretch of steps as replays of one graph: the host hands over each step with one call.
 
-A step of stacked members is some hundreds of kernels behind Python's vmap, several milliseconds of host time
-where a narrow model's arithmetic takes a tenth of one. So it becomes plain operations once (`make_fx`), which
-inductor fuses where there is a compiler, and which a device's recorder takes up as one graph. Tokens and
-per-step numbers lie in buffers that never move; a counter on the device says which of them a replay reads,
-and where it puts its losses. Nothing waits for the host inside a stretch.
+A step of stacked members is some hundreds of kernels behind Python's vmap: several milliseconds of host time
+for a tenth of a millisecond of a narrow model's arithmetic. So the step is traced to plain operations once
+(`make_fx`), fused by inductor if there is a compiler, and recorded as one graph. Tokens and per-step numbers
+lie in buffers that never move. A counter on the device selects the item that a replay reads and the place of
+its losses. Nothing waits for the host inside a stretch.
 
 Shapes: S steps of a stretch.
 """
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
+from mup_tpu.internals.torch import TreeSpec, has_triton, tree_flatten, tree_unflatten
 
 _log = logging.getLogger(__name__)
 
@@ -28,40 +28,30 @@ _WARM_UPS = 2
 """Steps before recording: the first may still compile, the next still allocate."""
 
 
-class Recorder(Protocol):
-    """A device's way to record what a function does, and to do it again."""
+class Recorder:
+    """Recorder of a function; this one repeats the function by calling it again."""
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Call a function as it will be recorded, off the stream that others use."""
-
-    def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """A function that repeats what `act` would do, on the same tensors; `act` is not done now.
-
-        Raises:
-            RuntimeError: it does what cannot be recorded.
-        """
-
-
-class PlainRecorder:
-    """Repeats a function by calling it: for tests, and where recording fails."""
-
-    def warm_up(self, act: Callable[[], None]) -> None:
-        """Call it."""
+        """Call a function before it is recorded."""
         act()
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """The function itself."""
+        """A function that repeats the operations of `act` on the same tensors; `act` is not called now.
+
+        Raises:
+            RuntimeError: an operation cannot be recorded.
+        """
         return act
 
 
-class CudaRecorder:
-    """CUDA graphs; they share memory, since one is replayed at a time and its results lie elsewhere."""
+class CudaRecorder(Recorder):
+    """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Call it on a stream of its own, as capture does."""
+        """Call the function on a stream of its own, as capture does."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -69,7 +59,7 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(stream)
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Capture it; other threads may go on to use CUDA meanwhile, as those that place batches do."""
+        """Capture the function; other threads may place batches meanwhile."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             act()
@@ -77,7 +67,7 @@ class CudaRecorder:
 
 
 Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
-"""Makes a faster function of a traced one."""
+"""Compiler of a traced function."""
 
 
 def _as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -85,38 +75,26 @@ def _as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
 
 
 class GraphSteps:
-    """A step for items of stacks one after another, as `Device.repeated` gives it.
+    """A repeated step, as `Device.repeated` returns it; the step itself is called once, to be traced."""
 
-    Args:
-        step: changes tensors in place; called once, to be traced.
-        recorder: records it.
-        compile: makes a faster function of a traced one.
-    """
-
-    def __init__(
-        self,
-        step: Step,
-        recorder: Recorder,
-        compile: Compiler = _as_traced,
-    ) -> None:
+    def __init__(self, step: Step, recorder: Recorder, compile: Compiler = _as_traced) -> None:
         self._step, self._recorder, self._compile = step, recorder, compile
         self._made: _Recording | None = None
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, count: int) -> Tensor:
-        """Steps on the first `count` items of the stacks; returns a stack (S, ...) of what they returned."""
+        """Make `count` steps on the first items of the stacks; return their results, stacked (S, ...)."""
         groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
         tensors = [tensors for tensors, _ in groups]
         if self._made is None or not self._made.takes(*tensors):
-            # An evaluation, which changes nothing, is too seldom to be worth a compilation.
+            # An evaluation changes nothing, and is too rare to be worth a compilation.
             compile = self._compile if tensors[0] else _as_traced
-            self._made = _Recording(
-                self._step, tensors, [spec for _, spec in groups], self._recorder, compile
-            )
+            specs = [spec for _, spec in groups]
+            self._made = _Recording(self._step, tensors, specs, self._recorder, compile)
         return self._made.run(tensors[2], count)
 
 
 class _Recording:
-    """One step, recorded for the tensors that it changes and reads, and buffers for its stacks."""
+    """One step, recorded for certain tensors, and buffers for its stacks."""
 
     def __init__(
         self,
@@ -136,14 +114,15 @@ class _Recording:
         self._warm_ups = 0
 
     def takes(self, changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> bool:
-        """Whether it was recorded for these: the same memory, and stacks of the same shape."""
-        places = [tensor.data_ptr() for tensor in (*changed, *fixed)]
-        return places == [tensor.data_ptr() for tensor in (*self._changed, *self._fixed)] and (
-            [(s.shape, s.dtype) for s in stacks] == [(s.shape, s.dtype) for s in self._stacks]
-        )
+        """Whether these tensors are the recorded ones: the same memory, and stacks of the same shape."""
+
+        def known(changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> tuple[list[Any], ...]:
+            return [t.data_ptr() for t in (*changed, *fixed)], [(s.shape, s.dtype) for s in stacks]
+
+        return known(changed, fixed, stacks) == known(self._changed, self._fixed, self._stacks)
 
     def run(self, stacks: list[Tensor], count: int) -> Tensor:
-        """Steps on the first items of stacks."""
+        """Make steps on the first items of stacks."""
         for buffer, stack in zip(self._stacks, stacks, strict=True):
             buffer.copy_(stack, non_blocking=True)
         self._index.zero_()
@@ -160,7 +139,7 @@ class _Recording:
         return self._losses.clone()
 
     def _one(self) -> None:
-        """The step at the counter, which goes on by one."""
+        """One step, on the item that the counter selects; then advance the counter."""
         items = [stack.index_select(0, self._index).squeeze(0) for stack in self._stacks]
         out = self._traced(*self._changed, *self._fixed, *items)
         if self._losses is None:
@@ -177,7 +156,7 @@ class _Recording:
 
 
 def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
-    """A step as plain operations on flat tensors, without functorch, autograd or autocast in them."""
+    """A step as plain operations on flat tensors, without functorch, autograd or autocast."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     counts = [len(group) for group in tensors]
@@ -187,7 +166,7 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
         groups = [list(given[end - n : end]) for n, end in zip(counts, ends, strict=True)]
         return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
 
-    # Copies, since tracing computes: what a step changes would be changed.
+    # Copies: tracing computes, and the step changes its tensors in place.
     copies = [tensor.detach().clone() for group in tensors for tensor in group]
     traced = make_fx(flat, tracing_mode="real")(*copies)
     traced.graph.eliminate_dead_code()
@@ -196,9 +175,7 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
 
 
 def inductor() -> Compiler:
-    """Torch's compiler, or nothing where Triton is not there."""
-    from torch.utils._triton import has_triton
-
+    """Torch's compiler; without Triton, none."""
     if not has_triton():
         _log.warning("steps are not compiled: torch finds no Triton for this GPU")
         return _as_traced

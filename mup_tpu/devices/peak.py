@@ -14,8 +14,8 @@ from mup_tpu.devices.base import Device
 from mup_tpu.devices.tpus import generation
 from mup_tpu.errors import ConfigError
 
-# TFLOP/s of dense matrix products, in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's
-# data sheets, without sparsity; by a word in torch's name of the device, the first that fits.
+# TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's data
+# sheets; by words of torch's name of the device, the first that fits.
 _GPUS: dict[str, tuple[float, float]] = {
     "H200": (989.0, 67.0),
     "H100 NVL": (835.0, 60.0),
@@ -34,11 +34,7 @@ _REPEATS = 5
 def peak_flops(device: Device, precision: str) -> float:
     """Peak FLOP/s of one of a device's parts (a chip, or all threads of the process on a CPU).
 
-    From the maker's table on accelerators, measured on a CPU; nan where neither is possible.
-
-    Args:
-        device: where a pack trains.
-        precision: `TrainConfig.precision`.
+    From the maker's table on accelerators, measured on a CPU; nan if unknown.
     """
     kind = device.torch_device.type
     if kind == "cuda" and precision != "float64":
@@ -47,7 +43,7 @@ def peak_flops(device: Device, precision: str) -> float:
     if device.name == "xla:TPU" and precision != "float64":
         return tpu_peak_flops(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
     if device.name == "xla:CPU":
-        # Where the CPU has no bfloat16 of its own XLA multiplies in float32; torch's emulation is far slower.
+        # On a CPU without bfloat16 XLA multiplies in float32; torch's emulation is far slower.
         dtypes = ("bf16", "float32") if precision == "bf16" else (precision,)
         peak = max(cpu_peak_flops(dtype, torch.get_num_threads()) for dtype in dtypes)
         return peak / (device.mesh.trial * device.mesh.data)
@@ -55,7 +51,7 @@ def peak_flops(device: Device, precision: str) -> float:
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:
-    """Peak FLOP/s of one XLA device of a TPU, by its type (v4-16); nan for one that is not known."""
+    """Peak FLOP/s of one XLA device of a TPU type such as v4-16; nan if unknown."""
     try:
         return generation(accelerator_type).device_flops
     except ConfigError:
@@ -64,15 +60,10 @@ def tpu_peak_flops(accelerator_type: str) -> float:
 
 @functools.cache
 def cpu_peak_flops(precision: str, threads: int) -> float:
-    """FLOP/s of a large matrix product on this many threads, the best of some: about a tenth of a second.
-
-    Args:
-        precision: `TrainConfig.precision`.
-        threads: what torch uses now; what was measured is kept for each number.
-    """
+    """FLOP/s of a large matrix product on torch's threads, the best of five: 0.1 s, then kept."""
     dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(precision, torch.float32)
     a = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    # One thread's own time: what other processes take of its core at this moment is not the core's peak.
+    # One thread's own time: other processes that share its core at this moment do not lower the peak.
     clock = time.thread_time if threads == 1 else time.perf_counter
     seconds = []
     for _ in range(1 + _REPEATS):

@@ -1,6 +1,6 @@
 """TPU generations: peak arithmetic and memory by type, as Google Cloud and Ray write it (v4-16, v5litepod-8).
 
-From Google Cloud's page of each version. Without torch, so that planning for a TPU needs none.
+Source: Google Cloud's page of each version. Without torch, for drivers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class TpuGeneration:
     """One chip of a generation."""
 
     peak_tflops: float
-    """Dense matrix products in bfloat16, TFLOP/s; XLA multiplies float32 at this rate too, by its default."""
+    """Dense matrix products in bfloat16, and in float32 by XLA's default precision, TFLOP/s."""
     hbm_gib: int
     """High-bandwidth memory, GiB."""
     devices: int = 1
-    """XLA devices; up to v3 each of a chip's two cores is one, with half of the memory."""
+    """XLA devices: 2 up to v3, one a core, each with half of the memory."""
 
     @property
     def device_flops(self) -> float:
@@ -48,7 +48,7 @@ def generation(accelerator_type: str) -> TpuGeneration:
     """The generation of a type such as v4-16.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: unknown type.
     """
     version = accelerator_type.partition("-")[0]
     if version not in GENERATIONS:
@@ -59,7 +59,7 @@ def generation(accelerator_type: str) -> TpuGeneration:
 
 
 def hbm_bytes(accelerator_type: str) -> int | None:
-    """High-bandwidth memory of one XLA device, bytes; None for a type that is not known."""
+    """High-bandwidth memory of one XLA device, bytes; None for an unknown type."""
     try:
         return generation(accelerator_type).device_hbm_bytes
     except ConfigError:

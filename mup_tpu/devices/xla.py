@@ -1,36 +1,41 @@
 """TPUs through torch_xla: one process a host drives all devices by SPMD over a mesh ('trial', 'data').
 
-With a mesh of trials alone each device trains its own members and nothing passes between them. The data axis
-splits every batch instead, for packs of fewer members than devices. With PJRT_DEVICE=CPU and
-CPU_NUM_DEVICES=4 the same program runs on four virtual devices.
+The trial axis gives each device its own members, and nothing passes between devices. The data axis splits
+every batch, for packs of fewer members than devices. With PJRT_DEVICE=CPU and CPU_NUM_DEVICES=4 the same
+program runs on four virtual devices.
 
-On a slice of several hosts each of them runs the same program on the same pack over the mesh of all devices.
-Every host has whole tensors in memory, batches too, and sends its own devices their parts.
+On a slice of several hosts, each runs the same program on the same pack over the mesh of all devices. Every
+host has whole tensors and batches in memory, and sends its own devices their parts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices import torch_xla_private
-from mup_tpu.devices.base import Execution, MeshShape, Repeated, Step
+from mup_tpu.devices.base import Execution, Repeated, Step
 from mup_tpu.devices.cpu import CpuDevice
-from mup_tpu.devices.tpus import GENERATIONS, device_files, hbm_bytes
+from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape, choose_mesh
+from mup_tpu.devices.tpus import device_files
 from mup_tpu.devices.xla_loop import XlaLoop
+from mup_tpu.devices.xla_memory import HELD
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
+from mup_tpu.internals import torch_xla as private
+from mup_tpu.internals.torch import tree_flatten, tree_unflatten
+
+_STRETCH = 100
+"""Steps handed over at once."""
+
+_STRETCH_BYTES = 64 * 2**20
+"""Most bytes of a stretch's batches, on the host and on each device."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class XlaDevice:
     torch_device: torch.device
     count: int
     """Devices."""
-    mesh: MeshShape = MeshShape()
+    mesh: MeshShape = ONE_DEVICE
     execution: Execution = "vmap"
     reads_cheaply: bool = False
     compiles: bool = True
@@ -76,33 +81,32 @@ class XlaDevice:
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """100 steps, for which the host then works as long as for one; fewer where batches are large."""
+        """100 steps, which take the host no longer than one; fewer if batches are large."""
         return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Items (S, ...) spread over an axis of the mesh, with zeros up to `length` of them."""
-        missing = length - len(stack)
-        if missing:
+        if missing := length - len(stack):
             stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
-        # TPUs have no 64-bit integers, and make each of two.
-        stack = stack.int() if stack.dtype == torch.int64 else stack
+        if stack.dtype == torch.int64:  # TPUs make a 64-bit integer of two
+            stack = stack.int()
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
     def repeated(self, step: Step) -> Repeated:
-        """The step in a loop, which is one program however many items there are."""
+        """The step in a loop: one program for any number of items."""
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))
 
     def read(self, tensor: Tensor) -> Tensor:
         """A tensor on the CPU, put together from its shards: gathering them would be one more program.
 
-        Where another host has some of the shards that program is what is left; all hosts read the same.
+        If another host has some of the shards, that program runs, on all hosts.
         """
         import torch_xla
         from torch_xla import runtime
         from torch_xla.distributed.spmd import XLAShardedTensor
 
         torch_xla.sync(wait=True)
-        sharding = torch_xla_private.sharding_spec(tensor)
+        sharding = private.sharding_spec(tensor)
         if self._mesh is None or runtime.process_count() > 1 or not sharding.startswith("{devices"):
             return tensor.cpu()
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -111,11 +115,11 @@ class XlaDevice:
         return whole
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of stacks and a batch, called on what each device holds of them.
+        """A function of stacks and a batch, called on each device's parts of them.
 
-        XLA left to itself would reduce each gradient alone, and gather whole batches for attention, whose
-        matrix products take members and sequences as one axis. Here each device runs its members on its
-        sequences, and all that comes of it (gradients, losses) is joined and averaged by one all-reduce.
+        By itself, XLA would reduce each gradient alone, and gather whole batches for attention: its matrix
+        products take members and sequences as one axis. Here each device runs its members on its sequences,
+        and one all-reduce averages all results (gradients, losses) together.
 
         Args:
             function: takes dicts of stacked tensors (K, ...) and a batch (B, ...) last; returns tensors
@@ -126,13 +130,13 @@ class XlaDevice:
 
         def call(*stacks_and_batch: Any) -> Any:
             *stacks, tokens = stacks_and_batch
-            if len(tokens) % self.mesh.data:  # held-out text of less than a batch
+            if len(tokens) % self.mesh.data:  # the last, shorter held-out batch
                 return function(*stacks, tokens)
             parts = [{name: self._part_of(t, "trial") for name, t in stack.items()} for stack in stacks]
             found, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
             joined_KN = torch.cat([t.reshape(len(t), -1) for t in found], 1)
-            # Copies: a view would keep all gradients as long as somebody holds the losses, and to write into
-            # one writes the whole tensor anew.
+            # Copies: a view of the losses would keep all gradients alive, and a write into a view writes the
+            # whole tensor anew.
             sizes = [t[0].numel() for t in found]
             whole = [part.clone() for part in self._whole_of(joined_KN).mean(0).split(sizes, 1)]
             shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, found, strict=True)]
@@ -141,7 +145,7 @@ class XlaDevice:
         return call
 
     def _part_of(self, tensor: Tensor, axis: str) -> Tensor:
-        """What each device holds of a tensor cut along its first dimension; each goes on with its own."""
+        """Each device's part of a tensor cut along its first dimension."""
         from torch_xla.distributed import spmd
 
         columns = tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
@@ -164,17 +168,17 @@ class XlaDevice:
 
         sharding = None
         if self._mesh is not None:
-            # torch_xla 2.9 cannot cut a vector over one axis of two; so short a one may be everywhere.
+            # torch_xla 2.9 cannot cut a vector over one of two axes; vectors are short: one copy a device.
             cut = {i: axis for i, axis in enumerate(axes) if axis is not None}
             whole = tensor.dim() < 2 or any(tensor.shape[i] % getattr(self.mesh, a) for i, a in cut.items())
             sharding = spmd.ShardingSpec(self._mesh, (None,) * tensor.dim() if whole else axes)
         sent: Any = xla_model.send_cpu_data_to_device([tensor.cpu()], self.torch_device, sharding)
         ways = 1 if sharding is None or whole else math.prod(getattr(self.mesh, a) for a in cut.values())
-        _HELD.add(sent[0], tensor.nbytes // ways)
+        HELD.add(sent[0], tensor.nbytes // ways)
         return sent[0]
 
     def end_step(self) -> None:
-        """Hand what was recorded since the last call to the device as one program, without waiting for it."""
+        """Hand all operations since the last call to the device as one program, without waiting for it."""
         import torch_xla
 
         torch_xla.sync()
@@ -186,78 +190,22 @@ class XlaDevice:
         torch_xla.sync(wait=True)
 
     def free_memory_bytes(self) -> int:
-        """What is free on each device, by what this process has placed; on the CPU client, its share of all.
-
-        torch_xla 2.9 cannot ask a TPU under SPMD (pytorch/xla issue 9022).
-        """
+        """Free memory of each device, by this process's tensors; on the CPU client, its share of all."""
         if self.name == "xla:CPU":
             return CpuDevice().free_memory_bytes() // self.count
-        return int(_USABLE * _hbm_bytes()) - _HELD.bytes()
+        return HELD.free()
 
     def peak_memory_bytes(self) -> int:
-        """Most that was placed at once on each device, without what a step takes; on the CPU client, all."""
-        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else _HELD.peak
-
-
-class _Held:
-    """What this process has placed on each device and not dropped, in bytes."""
-
-    def __init__(self) -> None:
-        self._bytes: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        self._lock = threading.Lock()  # batches are placed by a thread of their own
-        self.peak = 0
-
-    def add(self, tensor: Tensor, size: int) -> None:
-        with self._lock:
-            self._bytes[tensor] = size
-            self.peak = max(self.peak, sum(self._bytes.values()))
-
-    def bytes(self) -> int:
-        with self._lock:
-            return sum(self._bytes.values())
-
-
-_HELD = _Held()
-
-_USABLE = 0.95
-"""Share of a TPU's memory that programs can use; the rest is the runtime's."""
-
-
-def _hbm_bytes() -> int:
-    """Memory of each TPU device here; the least of all generations where it is not known which this is."""
-    kind = os.environ.get("TPU_ACCELERATOR_TYPE")
-    if kind is None:
-        with contextlib.suppress(Exception):  # whatever goes wrong while it asks the VM's metadata server
-            kind = torch_xla_private.tpu_accelerator_type()
-    return hbm_bytes(kind or "") or min(g.device_hbm_bytes for g in GENERATIONS.values())
-
-
-_STRETCH = 100
-"""Steps handed over at once."""
-
-_STRETCH_BYTES = 64 * 2**20
-"""Batches of a stretch, on the host and on each device."""
-
-
-def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
-    """The most trials at once that padding by at most a third allows; what devices are left split the batch.
-
-    Memory follows the trial axis too, so width has no say here: where a pack does not fit, it is K that must
-    fall, and the data axis then takes the devices that K leaves.
-    """
-    for trial in sorted((d for d in range(1, devices + 1) if devices % d == 0), reverse=True):
-        padded = -(-members // trial) * trial
-        if 3 * padded <= 4 * members and batch_size % (devices // trial) == 0:
-            return MeshShape(trial, devices // trial)
-    return MeshShape(devices, 1)
+        """Most bytes placed at once on each device, without a step's own; on the CPU client, all."""
+        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else HELD.peak
 
 
 def report() -> dict[str, float]:
-    """What torch_xla counted in this process so far.
+    """Counts of torch_xla in this process so far.
 
     Returns:
-        compilations, executions, transfers_to_host: how many; compile_s: seconds; fallbacks: operations that
-        XLA lacks and that ran on the host instead.
+        Numbers of compilations, executions and transfers_to_host; compile_s, in seconds; fallbacks, the
+        operations that XLA lacks and the host ran.
     """
     from torch_xla.debug import metrics
 
@@ -279,23 +227,23 @@ def report() -> dict[str, float]:
 
 
 def create() -> XlaDevice:
-    """The XLA devices of this process: those that torch_xla finds by itself, or that PJRT_DEVICE says.
+    """The XLA devices of this process, found by torch_xla or named by PJRT_DEVICE.
 
     Raises:
-        ConfigError: torch_xla or libtpu is missing or does not fit, there is no device, or it is the CPU and
-            nobody asked for that.
+        ConfigError: torch_xla or libtpu is missing or does not fit; there is no device; or there is only the
+            CPU, and PJRT_DEVICE does not name it.
     """
     asked = os.environ.get("PJRT_DEVICE")
     try:
         import torch_xla
         from torch_xla import runtime
 
-        kind = str(runtime.device_type())  # sets PJRT_DEVICE where nobody has
+        kind = str(runtime.device_type())  # sets PJRT_DEVICE if it is not set
         if kind == "CPU" and asked != "CPU":
             del os.environ["PJRT_DEVICE"]
             raise ConfigError(
-                "device 'xla' found no TPU here and would train on the CPU; PJRT_DEVICE=CPU says that it is "
-                "meant, and mup-tpu doctor what is missing"
+                "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU to do so; "
+                "mup-tpu doctor says what is missing"
             )
         if kind == "TPU":
             _check_chips()
@@ -316,12 +264,12 @@ def create() -> XlaDevice:
 
 
 def _check_chips() -> None:
-    """Fail where there is no chip: libtpu would wait for one for ever.
+    """Check that there is a chip: libtpu would wait for one for ever.
 
     Raises:
         ConfigError: neither torch_xla's scan of the PCI bus nor the device files show one.
     """
-    if not torch_xla_private.tpu_chips() and not device_files():
+    if not private.tpu_chips() and not device_files():
         raise ConfigError(
             "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU to run "
             "XLA on the CPU"
@@ -329,13 +277,13 @@ def _check_chips() -> None:
 
 
 def _keep_programs() -> None:
-    """Compiled programs in a folder of the user's: workers and restarts of one shape compile once.
+    """Keep compiled programs in the user's cache folder, so that workers and restarts compile a shape once.
 
     XLA's CPU client cannot keep any.
     """
     from torch_xla import runtime
 
-    if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # neither the user's nor a cache that is there already
+    if "XLA_PERSISTENT_CACHE_PATH" not in os.environ:  # the user's, or set by an earlier call
         folder = cache_root() / "xla"
         folder.mkdir(parents=True, exist_ok=True)
         runtime.initialize_cache(str(folder))

@@ -1,11 +1,8 @@
-"""Many steps as one XLA program: a loop over a stack of batches, traced once and executed as often as needed.
+"""Many steps as one XLA program: a loop over a stack of batches, traced once.
 
-torch_xla traces operations anew every time they are called: 36 ms of the host for a step at depth 2, 200 ms
-at depth 12, while a chip computes such a step in one or two. Here a step is traced once, into a computation
-that a while loop calls. Handing that over takes the same time however many steps it makes, and how many is
-data, so that stretches of any length are one program.
-
-It needs private parts of torch_xla 2.9 (`torch_xla_private`).
+torch_xla traces operations anew at every call: 36 ms of the host for a step at depth 2, 200 ms at depth 12. A
+chip computes such a step in one or two. Here a step is traced once, into the body of a while loop. The number
+of steps is data, so stretches of any length are one program, handed over in the same time.
 
 Shapes: L items that the stacks of a program hold.
 """
@@ -17,17 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from mup_tpu.devices import torch_xla_private
 from mup_tpu.devices.base import Step
+from mup_tpu.internals import torch_xla as private
+from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
 
 
 class XlaLoop:
     """A step that one program makes any number of times.
 
     Args:
-        step: what is repeated. It is called once, with tensors that hold no values.
+        step: called once, with tensors that hold no values.
         place: sends a CPU tensor to the device, whole to each part of a mesh.
     """
 
@@ -39,13 +36,13 @@ class XlaLoop:
         """Make `steps` steps.
 
         Args:
-            changed: nested tensors that each step changes; they are changed in place.
+            changed: nested tensors that each step changes, in place.
             fixed: nested tensors that each step reads.
-            stacks: nested tensors (L, ...), of which step i gets item i.
-            steps: how many, at most L.
+            stacks: nested tensors (L, ...); step i gets item i.
+            steps: at most L.
 
         Returns:
-            What the steps returned, as one tensor (L, ...); zeros after the last step.
+            Results of the steps as one tensor (L, ...); zeros after the last step.
         """
         if self._program is None:
             self._program = _Program(self._step, changed, fixed, stacks)
@@ -55,19 +52,19 @@ class XlaLoop:
         counters = [self._place(torch.tensor(number)) for number in (0, steps)]
         out = torch.zeros(program.out_shape, dtype=program.out_dtype, device=device)
         given = [*counters, *groups[0], *groups[1], *groups[2], out]
-        results = torch_xla_private.user_computation("mup_tpu::loop", given, program.computation)
+        results = private.user_computation("mup_tpu::loop", given, program.computation)
         _, new, _, _, (out,) = program.parts(results)
         with torch.no_grad():
             for tensor, value in zip(groups[0], new, strict=True):
-                tensor.copy_(value)  # in place, so that XLA may write where the old values were
+                tensor.copy_(value)  # in place: XLA may write over the old values
         return out
 
 
 class _Program:
     """The computation of a loop.
 
-    Its parameters, which are its results too: counter and limit; what steps change; what they read; stacks;
-    and what steps return, stacked.
+    Its parameters are its results too: counter and limit; changed tensors; read tensors; stacks; and the
+    steps' results, stacked.
     """
 
     def __init__(self, step: Step, changed: Any, fixed: Any, stacks: Any) -> None:
@@ -79,15 +76,15 @@ class _Program:
             [xla_builder.create_placeholder_tensor(shape, t.dtype) for shape, t in zip(*group, strict=True)]
             for group in zip(shapes, real, strict=True)
         ]
-        # Times 1: to mark a sharding on a tensor that holds data puts other data in its place, in which it
-        # would not be known for an argument any more.
+        # Times 1: marking a sharding on a tensor with data replaces the data, and torch_xla would no longer
+        # find the argument.
         inside = [[t * 1 for t in group] for group in arguments]
         out = step(*map(tree_unflatten, inside, structures))
-        context = torch_xla_private.lowering_context("step", [*inside[0], out])
+        context = private.lowering_context("step", [*inside[0], out])
         self._step = xla_builder.computation_from_module_proto("step", context.hlo())
         self.out_shape, self.out_dtype = (len(real[2][0]), *out.shape), out.dtype
 
-        # The step's parameters are numbered as tracing met them: arguments, and Python's numbers among them.
+        # Tracing numbers the step's parameters as it meets them: arguments, and Python's numbers.
         flat = [t for group in arguments for t in group]
         met = {context.tensor_parameter_id(t): i for i, t in enumerate(flat)}
         found = context.device_parameter_id_tensor_mapping()
@@ -108,7 +105,7 @@ class _Program:
         self.computation = loop.build("loop")
 
     def parts(self, values: Sequence[Any]) -> list[list[Any]]:
-        """The groups of parameters, or results."""
+        """Parameters or results, by group."""
         rest, found = list(values), []
         for count in self._counts:
             found.append(rest[:count])
@@ -131,7 +128,7 @@ class _Program:
 
 
 def _at(stack: Any, counter: Any) -> list[Any]:
-    """Where an item of a stack begins."""
+    """Indices of the item's first element."""
     return [counter, *(counter.zeros_like() for _ in range(stack.shape().rank - 1))]
 
 

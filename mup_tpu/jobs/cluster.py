@@ -19,8 +19,8 @@ from rich.text import Text
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
+from mup_tpu.internals.ray import alone_on_this_machine
 from mup_tpu.jobs.plan import threads_per_pack
-from mup_tpu.jobs.ray_internals import alone_on_this_machine
 from mup_tpu.jobs.tpu_hosts import (
     SliceKind,
     bounds,

@@ -17,8 +17,8 @@ import ray
 from ray.util import get_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mup_tpu.internals.ray import actor_id
 from mup_tpu.jobs.job import Ended, Finished, Job, Surroundings, perform
-from mup_tpu.jobs.ray_internals import actor_id
 from mup_tpu.jobs.tpu_hosts import SliceKind, slices, take_chips
 from mup_tpu.training.host_log import host_log
 

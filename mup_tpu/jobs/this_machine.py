@@ -15,7 +15,7 @@ from typing import Any
 
 from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError, reason
-from mup_tpu.jobs.multiprocessing_internals import ensure_server, fork
+from mup_tpu.internals.multiprocessing import ensure_server, fork
 from mup_tpu.jobs.plan import threads_per_pack
 
 PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.host_log")

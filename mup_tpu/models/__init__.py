@@ -1,7 +1,6 @@
-"""Architectures, by name, and what follows from an architecture and a parametrization together.
+"""Architectures by name, and the factors of a trial's parameters.
 
-An architecture is one entry of `ARCHITECTURES`. Everybody asks its declaration; nobody else knows its
-parameters by name.
+An architecture is one entry of `ARCHITECTURES`; its declaration alone knows its parameters by name.
 """
 
 from __future__ import annotations
@@ -48,25 +47,18 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 @functools.lru_cache(maxsize=64)
 def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-    """An architecture's parameters and what follows from its size.
-
-    Args:
-        config: the size.
-        vocab_size: tokens of the vocabulary.
-        sequence_length: positions.
-    """
+    """An architecture's parameters and what follows from its size."""
     return architecture_of(config).declare(config, vocab_size, sequence_length)
 
 
 @functools.lru_cache(maxsize=64)
 def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dict[str, InfShape]:
-    """InfShape (mup's) of each parameter, by name: which of its axes grow with width, and how far."""
+    """InfShape (mup's) of each parameter, by name: the axes that grow with width, and by how much."""
 
     def shapes(width: int) -> dict[str, tuple[int, ...]]:
         return declare(dataclasses.replace(config, width=width), vocab_size, sequence_length).shapes
 
-    # A sequence length or vocabulary that equals a width would look like a growing axis only if it changed
-    # between base and delta, which it does not.
+    # A sequence length or vocabulary may equal a width: it does not change from base to delta.
     return infer_infshapes(shapes(config.base_width), shapes(2 * config.base_width), shapes(config.width))
 
 

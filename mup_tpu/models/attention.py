@@ -1,4 +1,4 @@
-"""Causal attention in several forms, the same function to rounding: each is the fastest somewhere.
+"""Causal attention in several forms, equal up to rounding, each fastest in some place.
 
 Each form takes query, key and value side by side (B, T, 3·D), the head size d and a factor, and returns
 (B, T, D). Logits are factor/√d times query times key.
@@ -21,7 +21,7 @@ AttentionFunction = Callable[[Tensor, int, Tensor], Tensor]
 
 
 def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Through torch's fused kernels."""
+    """Torch's fused kernels."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     out_BHTd = functional.scaled_dot_product_attention(
         query_BHTd * factor, key_BHTd, value_BHTd, is_causal=True
@@ -30,7 +30,7 @@ def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """As matrix products: the fused kernels have no batching rule under vmap."""
+    """Matrix products; torch's fused kernels have no batching rule for vmap."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     t = query_BHTd.shape[-2]
     logits_BHTT = (query_BHTd * (factor * head_size**-0.5)) @ key_BHTd.mT
@@ -42,20 +42,20 @@ def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _blocks(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """In blocks of rows, for CPUs in float32 or float64; not under vmap or torch.compile."""
+    """Blocks of rows, for CPUs in float32 or float64; not under vmap or torch.compile."""
     return _BlockAttention.apply(qkv_BTX, head_size, factor.item() * head_size**-0.5)
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Some rows of all heads at a time, against no keys but those up to their end.
+    """Attention of some rows of all heads at a time with the keys up to their end.
 
-    torch's fused kernel for CPUs takes one head after another and makes its weights anew in backward. They
-    are kept here: T²/2 weights per head (the causal half) (`benchmarks/attention.py`).
+    torch's fused kernel for CPUs takes one head after another, and recomputes its weights in backward. Here
+    T²/2 weights a head (the causal half) are kept (`benchmarks/attention.py`).
     """
 
     @staticmethod
     def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
-        """Output_BTD; here `factor` is all that multiplies the logits, and gets no gradient."""
+        """Output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
         query_NTd, key_NTd, value_NTd = (
             x_BHTd.flatten(0, 1).contiguous() for x_BHTd in _qkv_by_head(qkv_BTX, head_size)
         )
@@ -81,7 +81,7 @@ class _BlockAttention(torch.autograd.Function):
         query_NTd, key_NTd, value_NTd, out_BTD, *weights = ctx.saved_tensors
         t, head_size = query_NTd.shape[1:]
         gradient_NTd = _by_head(gradient_BTD, head_size).flatten(0, 1).contiguous()
-        # The mean of a row of the weights' gradient by the weights themselves, which softmax takes off
+        # Mean of each row of the weights' gradient, weighted by the weights; softmax's gradient subtracts it
         # (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
         mean_NT1 = _by_head(gradient_BTD * out_BTD, head_size).sum(-1, keepdim=True).flatten(0, 1)
         to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
@@ -94,7 +94,7 @@ class _BlockAttention(torch.autograd.Function):
             part_BHRd.copy_(torch.bmm(to_logits_NRS, key_NTd[:, keys]).view(part_BHRd.shape))
             to_key_NSd = torch.bmm(to_logits_NRS.mT, query_NTd[:, rows])
             to_value_NSd = torch.bmm(weights_NRS.mT, gradient_NTd[:, rows])
-            if rows.stop == t:  # the last rows, which see all keys
+            if rows.stop == t:  # the last rows see all keys
                 to_key_NTd, to_value_NTd = to_key_NSd, to_value_NSd
             else:
                 to_key_NTd[:, keys] += to_key_NSd
@@ -105,7 +105,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Through torch's fused kernels under vmap too, members folded into the batch axis."""
+    """Torch's fused kernels under vmap, members folded into the batch axis."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     query_BHTd = (query_BHTd * factor).to(key_BHTd.dtype)
     if kernel_for(query_BHTd) is None:
@@ -115,24 +115,24 @@ def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _recomputed(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """In blocks of rows whose weights backward computes again, for long sequences under vmap."""
+    """Blocks of rows with weights that backward recomputes, for long sequences under vmap."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     out_BHTd, _ = _RecomputedAttention.apply(query_BHTd * (factor * head_size**-0.5), key_BHTd, value_BHTd)
     return out_BHTd.transpose(1, 2).flatten(-2)
 
 
 class _RecomputedAttention(torch.autograd.Function):
-    """Keeps one number for each row of the weights, the logarithm of its sum, instead of the row.
+    """Attention that keeps the logarithm of the sum of each row of weights instead of the row.
 
-    After Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4, with whole rows, and so many at a time that
-    their products are large. Memory grows with T instead of T².
+    After Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4, with whole rows in blocks large enough for
+    large products. Memory grows with T instead of T².
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> tuple[Tensor, Tensor]:
-        """Output_BHTd and the logarithm of each row's sum_BHT; the query holds what multiplies logits."""
+        """Output_BHTd and the logarithm of each row's sum_BHT; the query has the factor on the logits."""
         parts: list[Tensor] = []
         sums: list[Tensor] = []
         for rows in _rows(query_BHTd.shape[-2], _LARGE_BLOCK):
@@ -173,9 +173,9 @@ class _RecomputedAttention(torch.autograd.Function):
 
 
 def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
-    """The same tensor (..., R, d), to be had once the last of some blocks is.
+    """The same tensor (..., R, d), computed after the last of some blocks.
 
-    XLA would work on all blocks at once and hold what each of them needs.
+    Otherwise XLA would work on all blocks at once, and hold the memory of all.
     """
     return tensor + 0 * blocks[-1][..., :1, :1] if blocks else tensor
 
@@ -204,10 +204,10 @@ def _rows(t: int, block: int) -> list[slice]:
 
 
 _BLOCK = 48
-"""Rows worked on at once. Fewer see fewer keys in vain, but make products too small for a core's peak."""
+"""Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak."""
 
 _LARGE_BLOCK = 128
-"""The same where rows are recomputed, on accelerators: what their matrix units take at once."""
+"""Rows of a recomputed block: the size of accelerators' matrix units."""
 
 ATTENTION: dict[str, AttentionFunction] = {
     "fused": _fused,
@@ -220,13 +220,12 @@ ATTENTION: dict[str, AttentionFunction] = {
 
 
 def choose_form(vmapped: bool, in_blocks: bool, sequence_length: int) -> str:
-    """The form that is fast where a pack trains: members at once, or one at a time on a CPU or elsewhere."""
+    """The fast form for members under vmap, or one at a time in blocks (CPUs) or fused."""
     if vmapped:
         return "recomputed" if sequence_length > _LONG else "matmul"
     return "blocks" if in_blocks else "fused"
 
 
 _LONG = 256
-"""Tokens of a sequence beyond which vmapped attention computes its weights again in backward: at 1024 tokens
-a pack of width 256 then takes 2.6 GiB instead of 7.0 and three quarters of the cycles, by TPU v4's compiler.
-"""
+"""Longest sequence, in tokens, with weights kept under vmap. Recomputed, a pack of width 256 at 1024 tokens
+takes 2.6 GiB instead of 7.0, and three quarters of the cycles, by TPU v4's compiler."""

@@ -1,6 +1,6 @@
-"""What an architecture declares, so that no other file knows its parameters by name.
+"""Declaration of an architecture: no other file knows its parameters by name.
 
-Plain values, without torch: drivers count, compare and plan trials in processes that never import it.
+Plain values, without torch: drivers count, compare and plan trials without importing it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.rules.parameter import Parameter, Slice
@@ -18,30 +18,24 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def readout(config: ModelConfig, vocab_size: int) -> Parameter:
-    """An untied readout, stored (vocabulary, width)."""
-    init: Literal["zeros", "normal"] = "zeros" if config.readout_zero_init else "normal"
-    return Parameter((vocab_size, config.width), "readout", config.width, vocab_size, init=init)
-
-
 @dataclass(frozen=True)
 class ActivationMemory:
-    """Numbers kept for the backward pass, as measured; a vector is one of the model's width."""
+    """Numbers kept for the backward pass, as measured; a vector has the model's width."""
 
     vectors: Mapping[str, float]
     """Vectors a token and layer by execution: "loop" or "vmap"."""
     scores: Mapping[str, float]
-    """For each pair of tokens and head, a layer, by execution."""
+    """Numbers a pair of tokens, head and layer, by execution."""
     logits: float
-    """For each token and vocabulary entry."""
+    """Numbers a token and vocabulary entry."""
     xla_vectors: Mapping[str, float]
-    """As `vectors` where XLA compiles the step, by the form of attention."""
+    """`vectors` of a step that XLA compiles, by the form of attention."""
     xla_scores: Mapping[str, float]
-    """As `scores` where XLA compiles the step, by the form of attention."""
+    """`scores` of a step that XLA compiles, by the form of attention."""
     xla_logits: float
-    """As `logits` where XLA compiles the step."""
+    """`logits` of a step that XLA compiles."""
     xla_bf16: float
-    """Share that is left of what a layer keeps where XLA multiplies in bf16."""
+    """Factor on a layer's numbers if XLA multiplies in bf16."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +43,17 @@ class Declaration:
     """An architecture at one size."""
 
     parameters: Mapping[str, Parameter]
-    """By name; a tied readout is there once, as the token embedding."""
+    """Parameters by name; a tied readout is the token embedding."""
     width: int
-    """Of the residual stream."""
+    """Width of the residual stream."""
     layers: int
     heads: int
     head_size: int
     probes: Mapping[str, str]
-    """Label -> submodule whose output the coordinate check measures, from the input on; without logits. In
-    blocks, and of blocks, labels end in the block's number."""
+    """Label -> submodule whose output the coordinate check measures, from input to output, without logits. A
+    block's labels end in its number."""
     blocks: tuple[str, ...]
-    """Submodule of each block, from the input on; the residual stream is its first argument and output."""
+    """Submodules of the blocks, in order; a block's first argument and its output are the residual stream."""
     activations: ActivationMemory
 
     @property
@@ -69,25 +63,25 @@ class Declaration:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What members of a pack must share to be one program."""
+        """Shapes and heads, equal for all members of a pack."""
         return (*self.shapes.items(), self.heads)
 
     @property
     def total(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(p.size for p in self.parameters.values())
 
     @property
     def non_embedding(self) -> int:
-        """Parameters that are neither embeddings nor readout (Kaplan et al. 2020, N)."""
+        """Number of parameters other than embeddings and readout (Kaplan et al. 2020, N)."""
         return sum(p.size for p in self.parameters.values() if not (p.is_embedding or p.role == "readout"))
 
     def flops_per_token(self, vocab_size: int, sequence_length: int) -> float:
         """Arithmetic of training on one token, forward and backward: 6·N + 12·L·D·T FLOP.
 
         Chowdhery et al. 2022 (PaLM), appendix B. N counts the matrices that tokens are multiplied with: the
-        readout (tied or not), but not the embedding tables, which are looked up. As there, attention is
-        counted without the half that causality would save, and nothing that is computed twice.
+        readout (tied or not), not the embedding tables. As there, attention counts both causal halves, and
+        recomputation counts nothing.
         """
         matrices = sum(p.size for p in self.parameters.values() if p.role == "hidden")
         attention = self.layers * self.heads * self.head_size * sequence_length
@@ -96,57 +90,57 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Fold:
-    """A factor of the forward pass as a factor of a parameter, in a stock checkpoint."""
+    """A factor of the forward pass as a factor of a parameter of the stock checkpoint."""
 
     parameter: str
     factor: float
     slice: Slice | None = None
-    """The part of it along the last axis; None is the whole."""
+    """Part of the parameter along its last axis; None is the whole."""
 
 
 @dataclass(frozen=True)
 class Forms:
-    """How a network is computed: the same function in forms that are fast on one device or another."""
+    """Forms of a network: the same function, each fast on some device."""
 
     attention: str = "fused"
     """A form of `mup_tpu.models.attention`: "fused", "matmul" under vmap, "blocks" for CPUs."""
     one_pass_norms: bool = False
     """Norms as few elementary operations, for XLA."""
     in_blocks: bool = False
-    """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16, which would be too
-    coarse for GELU's x³, nor under vmap or torch.compile."""
+    """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16 (too coarse for GELU's
+    x³), vmap or torch.compile."""
     vmapped: bool = False
-    """Whether members go through it at once: then layers keep as little as they can for backward. Not under
-    torch.compile, which takes no autograd function there and keeps little by itself."""
+    """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
+    it takes no autograd function under vmap, and keeps little by itself."""
     scaled_branches: bool = False
-    """Whether residual branches have a factor; without, it must be 1, and costs nothing."""
+    """Whether residual branches have a factor; a factor of 1 needs none."""
     scanned: bool = False
-    """Whether blocks are one loop of the compiler's, for XLA under vmap."""
+    """Blocks as one loop of the compiler, for XLA under vmap."""
 
 
 class Architecture(ABC):
-    """One architecture: all that the rest of the package asks of it."""
+    """One architecture. `mup_tpu.models.transformer` implements most of it for decoder-only transformers."""
 
     name: str
-    """What `ModelConfig.architecture` and its users call it."""
+    """Value of `ModelConfig.architecture`."""
 
     @abstractmethod
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Its parameters and what follows from its size."""
+        """Parameters and what follows from the size."""
 
     @abstractmethod
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Value of each buffer of its network: the rule's factors times the configuration's alphas."""
+        """Value of each buffer of the network: the rule's factors times the configuration's alphas."""
 
     @abstractmethod
     def network(
         self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
     ) -> nn.Module:
-        """Its module without weights (meta device), tokens_BT to logits_BTV; parameters as declared."""
+        """Module without weights (meta device), tokens_BT to logits_BTV; parameters as declared."""
 
     @abstractmethod
     def folds(self, config: ModelConfig, scaling: ForwardScaling) -> list[Fold]:
-        """What turns trained parameters into those of the stock class, which has no factors."""
+        """Factors on trained parameters for the stock class, which has no factors of its own."""
 
     @abstractmethod
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:

@@ -1,12 +1,12 @@
-"""The residual stream through all blocks: one after another, or, for XLA, as one loop of the compiler's,
-which takes a third of the memory (benchmarks/deep.csv).
+"""The residual stream through all blocks: one after another, or as one loop of XLA's compiler, in a third of
+the memory (benchmarks/deep.csv).
 
-`torch_xla.experimental.scan_layers` does this for a module of its own. It goes through AOTAutograd, which
-cannot see through `torch.func`, by which the members of a pack are stacked and their gradients taken. Here
-the loop is below both: an autograd function that is called with the members' stacked tensors.
+`torch_xla.experimental.scan_layers` makes such a loop through AOTAutograd, which cannot see through
+`torch.func`, by which a pack's members are stacked and their gradients taken. Here the loop lies below both,
+in an autograd function of the members' stacked tensors.
 
-The backward pass keeps each block's input alone and computes the rest anew, block by block: a third more
-arithmetic, and memory that grows with depth by one vector a token and layer.
+The backward pass keeps only each block's input and computes the rest anew, block by block: a third more
+arithmetic, and one vector a token and layer.
 
 Shapes: L blocks, K members, N tokens, D width.
 """
@@ -21,24 +21,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
 SCANNED_FROM = 16
-"""Blocks from which on XLA has them as one loop (measured: benchmarks/deep.csv)."""
+"""Least number of blocks that are one loop on XLA (measured: benchmarks/deep.csv)."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How one block is called: all that is no tensor."""
+    """Call of one block, without its tensors."""
 
     block: nn.Module
     names: tuple[str, ...]
-    """Of its parameters."""
+    """Names of its parameters."""
     rest: tuple[Any, ...]
-    """What it takes after the stream, flat; tensors are left open."""
+    """Arguments after the stream, flat; `Tensor` in place of tensors."""
     structure: Any
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
-    """What forward and backward multiply in: backward runs when the caller's context has ended."""
+    """Precision of products; backward runs after the caller's own context has ended."""
 
     def __call__(self, x_ND: Tensor, shared: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
         given = iter(shared)
@@ -49,20 +50,16 @@ class _Call:
 
 
 def through_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    """What the blocks make of the residual stream, one after another; each is called with it and `rest`."""
+    """The residual stream after all blocks, one after another; each is called with the stream and `rest`."""
     for block in blocks:
         x_ND = block(x_ND, *rest)
     return x_ND
 
 
 def scan_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    """The same as one loop.
+    """The same as one loop, within `torch.func.functional_call` and `torch.func.vmap`, on an XLA device.
 
-    Args:
-        blocks: of one structure. Within `torch.func.functional_call`
-            and `torch.func.vmap`, on an XLA device.
-        x_ND: the stream.
-        rest: nested tensors, which have no gradient, and anything else.
+    Blocks have one structure; tensors in `rest` have no gradient.
     """
     flat, structure = tree_flatten(rest)
     shared = [value for value in flat if isinstance(value, Tensor)]
@@ -87,14 +84,14 @@ def _scan(
     fixed: list[Tensor],
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """A step over the items of stacks (L, ...): the last carry, and what the steps returned, stacked."""
-    from mup_tpu.devices.torch_xla_private import scan_flat
+    """A step over the items of stacks (L, ...): the last carry, and the steps' results, stacked."""
+    from mup_tpu.internals.torch_xla import scan_flat
 
     def flat(carried: Sequence[Tensor], items: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         new, returned = step(carried[0], [*carried[1:], *items])
         return [new, *carried[1:]], returned
 
-    # What is fixed is carried: whatever a step closes over would become a constant of the program.
+    # Fixed tensors are carried: a tensor from a closure would become a constant of the program.
     (out, *_), returned = scan_flat(flat, [carry, *fixed], stacks, reverse)
     return out, returned
 
@@ -105,7 +102,7 @@ def _stacks(parameters: Sequence[Tensor], each: int) -> list[Tensor]:
 
 
 class _Blocks(torch.autograd.Function):
-    """The blocks' output, and what each of them read, stacked (L, N, D)."""
+    """The blocks' output, and their inputs, stacked (L, N, D)."""
 
     @staticmethod
     def forward(call: _Call, shared: int, x_ND: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Fused attention of stacked members: torch's kernels under vmap, members folded into the batch axis.
 
-torch's `scaled_dot_product_attention` has no batching rule, so that vmap would call it once a member. These
-functions have one, forward and backward. What a kernel refuses (float64 on CUDA, a head size that is no
-multiple of 8) goes to the form of the same name in `attention`.
+torch's `scaled_dot_product_attention` has no batching rule: vmap would call it once a member. These functions
+add one to its private kernels (`torch.ops.aten._scaled_dot_product_*`, torch 2.9 to 2.15), forward and
+backward. `attention` multiplies matrices if no kernel takes the queries (float64 on CUDA, a head size that is
+no multiple of 8).
 
 Shapes: B sequences (of all members once folded), H heads, T tokens, d head size.
 """
@@ -21,12 +22,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of torch's fused kernels of causal attention, and its gradient."""
+    """A fused kernel of causal attention, and its gradient."""
 
     forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, ...]]
-    """Query, key and value (B, H, T, d) and the factor on logits -> output and what backward needs."""
+    """Query, key and value (B, H, T, d) and the factor on logits -> output, and tensors for backward."""
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    """Gradient of the output, query, key, value, factor and what forward returned -> their gradients."""
+    """Gradient of the output, query, key, value, factor and forward's results -> gradients of the inputs."""
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
@@ -79,10 +80,10 @@ _CPU = Kernel(_for_cpu, _for_cpu_backward)
 
 
 def kernel_for(query_BHTd: Tensor) -> Kernel | None:
-    """The kernel that takes such queries, or None.
+    """The kernel for such queries, or None.
 
-    Flash attention multiplies in half precision alone, from compute capability 8.0 on; the memory-efficient
-    kernel takes float32 too.
+    Flash attention takes half precision only, from compute capability 8.0 on; the memory-efficient kernel
+    takes float32 too.
     """
     kind, dtype = query_BHTd.device.type, query_BHTd.dtype
     if kind == "cpu":
@@ -105,7 +106,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-        """Output, and what backward needs."""
+        """Output, and tensors for backward."""
         kernel = kernel_for(query)
         assert kernel is not None
         return tuple(kernel.forward(query, key, value, scale))
@@ -157,7 +158,7 @@ class _FusedBackward(torch.autograd.Function):
 
 
 def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
-    """Members' axis joined with the first of the tensor's own; what has none is for all of them."""
+    """Members' axis joined with the tensor's first; without one, the tensor is every member's."""
     if tensor.dim() - (dim is not None) == 0:  # the random state of a kernel, unused
         return tensor if dim is None else tensor.select(dim, 0)
     whole = tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -165,7 +166,7 @@ def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
 
 
 def _unfold(outputs: tuple[Tensor, ...], members: int) -> tuple[Any, ...]:
-    """Outputs with their members' axis, and where it is."""
+    """Outputs with their members' axis, and the place of that axis."""
     has_members = [out.dim() > 1 for out in outputs]
     parts = [x.unflatten(0, (members, -1)) if has else x for x, has in zip(outputs, has_members, strict=True)]
     return tuple(parts), tuple(0 if has else None for has in has_members)

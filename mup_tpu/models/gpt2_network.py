@@ -1,8 +1,8 @@
-"""GPT-2's network under transformers' names, with a factor each on embeddings, attention logits, residual
-branches and logits.
+"""GPT-2's network under transformers' names, with factors on embeddings, attention logits, residual branches
+and logits.
 
-Written after GPT-2's definition (Radford et al. 2019, section 2.3); tests hold it to transformers' own. To
-import that takes 11 s, twice as long as torch, in every process that trains: only an export imports it.
+Written after Radford et al. 2019, section 2.3; tests compare it with transformers' own. Only an export
+imports transformers, which takes 11 s, twice as long as torch.
 
 Shapes: B sequences, T tokens, N = B·T, D width, X = 3·D, V vocabulary.
 """
@@ -33,7 +33,7 @@ from mup_tpu.models.layers import (
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """What blocks are made of, the same function in each form."""
+    """Parts of the blocks: each function in one of its forms."""
 
     attention: AttentionFunction
     norm: type[nn.LayerNorm]
@@ -85,34 +85,27 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """All of GPT-2 but its readout."""
+    """GPT-2 without its readout."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, sequence_length: int, parts: _Parts) -> None:
         super().__init__()
         width = config.width
         self.wte, self.wpe = embedding(vocab_size, width), embedding(sequence_length, width)
-        self.drop = Scale()  # stands where GPT-2 has its (unused) embedding dropout
+        self.drop = Scale()  # in place of GPT-2's (unused) embedding dropout
         self.h = nn.ModuleList(_Block(width, config.heads, parts) for _ in range(config.depth))
         self.ln_f = parts.norm(width)
         self._through = parts.through
 
     def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
         t = tokens_BT.shape[-1]
-        # Rows of one matrix from here on, but within attention: where products, norms and sums differ in
-        # shape, TPUs copy from one layout to the other between them.
+        # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,
+        # norms and sums that differ in shape.
         x_ND = self.drop(self.wte(tokens_BT) + self.wpe.weight[:t]).flatten(0, 1)
         return self.ln_f(self._through(self.h, x_ND, t, attention_factor, residual_factor))
 
 
 def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`.
-
-    Args:
-        config: its shape; learning rates and factors are not here.
-        vocab_size: tokens of the vocabulary.
-        sequence_length: positions.
-        forms: how it is computed.
-    """
+    """The module without weights (meta device), to be called through `torch.func.functional_call`."""
     parts = _Parts(
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,

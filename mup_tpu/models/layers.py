@@ -1,6 +1,6 @@
-"""Layers that architectures share, in forms that are fast on one device or another.
+"""Layers that architectures share, in forms for different devices.
 
-torch's own layers would draw their init, which on the meta device imports torch's compiler: 3 to 6 s.
+Own classes: torch's layers draw their init, which on the meta device imports torch's compiler (3 to 6 s).
 
 Shapes: B sequences, T tokens, N = B·T, D width, V vocabulary; a layer's I inputs.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 class Scale(nn.Module):
-    """Multiplies by a factor, which is a buffer so that it can differ between the members of a pack."""
+    """Multiplication by a factor, a buffer that may differ between members of a pack."""
 
     factor: Tensor
 
@@ -40,21 +40,20 @@ class FastGelu(nn.Module):
 class _SigmoidGelu(torch.autograd.Function):
     """GELU with tanh as x·σ(2u), u = √(2/π)(x + 0.044715 x³): the same function, since ½(1 + tanh u) = σ(2u).
 
-    torch's own takes 2.6 times as long on a CPU, a sixth of a narrow model's step, for its tanh.
+    torch's own takes 2.6 times as long on a CPU, because of its tanh: a sixth of a narrow model's step.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         out, slope = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-        # As 0-d tensors, for then torch multiplies and adds in one pass over memory.
+        # 0-d tensors, with which torch multiplies and adds in one pass over memory.
         two_c, one = x.new_tensor(_TWO_C), x.new_ones(())
         for part, share, rise in zip(
             *(t.reshape(-1).split(_GELU_BLOCK) for t in (x, out, slope)), strict=True
         ):
             torch.addcmul(two_c, part, part, value=0.044715 * _TWO_C, out=share).mul_(part).sigmoid_()
             if ctx.needs_input_grad[0]:
-                # d/dx xσ(2u) = σ·(1 + x·2u'·(1 - σ)), here while all is in the cache: backward then needs one
-                # tensor instead of two.
+                # d/dx xσ(2u) = σ·(1 + x·2u'·(1 - σ)), while all is in the cache: one tensor for backward.
                 torch.addcmul(two_c, part, part, value=3 * 0.044715 * _TWO_C, out=rise)
                 torch.addcmul(one, part, rise, out=rise)
                 torch.lerp(rise, one, share, out=rise).mul_(share)
@@ -70,24 +69,24 @@ class _SigmoidGelu(torch.autograd.Function):
 
 _TWO_C = 2 * math.sqrt(2 / math.pi)
 _GELU_BLOCK = 2**18
-"""Elements worked on at once: in float32 a MiB, which stays in the caches from one operation to the next."""
+"""Elements of a block: in float32 a MiB, which stays in the caches between operations."""
 
 
 class OnePassLayerNorm(nn.LayerNorm):
-    """Layer norm as elementary operations: torch_xla's own merges the members and tokens axes,
-    which XLA cannot take apart again, so that every norm would gather all members on every device.
+    """Layer norm as elementary operations. torch_xla's own merges the axes of members and tokens; XLA cannot
+    split them again, and every norm would gather all members on every device.
     """
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Each row's norm."""
+        """Norm of each row."""
         return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Reads its input once for both moments, and in backward once for all four sums.
+    """Layer norm that reads its input once for both moments, and in backward once for all four sums.
 
-    What autograd makes of the operations one by one reads it seven times, a fifth of a narrow step by the
-    TPUs' compilers. The variance is the mean square less the squared mean, in float32.
+    Autograd of the single operations reads it seven times: a fifth of a narrow step, by the TPUs' compilers.
+    The variance is the mean square less the squared mean, in float32.
     """
 
     generate_vmap_rule = True
@@ -118,7 +117,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class Conv1D(nn.Module):
-    """x·W + b, where W is (inputs, outputs), as GPT-2 has hidden matrices: the transpose of nn.Linear's."""
+    """x·W + b with W (inputs, outputs), GPT-2's form of hidden matrices: the transpose of nn.Linear's."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -131,12 +130,12 @@ class Conv1D(nn.Module):
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """Rows to look up, without an init."""
+    """Embedding table without an init."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class Readout(nn.Module):
-    """Logits of the vocabulary, through a weight (V, D) that may be the embedding's."""
+    """Logits of the vocabulary; the weight (V, D) may be the embedding's."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -148,13 +147,13 @@ class Readout(nn.Module):
 
 
 class ScaledNetwork(nn.Module):
-    """A network with a factor each on attention logits, residual branches and logits.
+    """A network with factors on attention logits, residual branches and logits.
 
-    Factors are buffers, so that they can differ between the members of a pack.
+    Factors are buffers, which may differ between members of a pack.
 
     Args:
-        name: the trunk's, before the names of its parameters.
-        trunk: all but the readout; takes tokens_BT and the factors of attention and branches, returns
+        name: prefix of the trunk's parameters.
+        trunk: network without readout; takes tokens_BT and the factors of attention and branches, returns
             hidden_ND.
         embedding_VD: weight of the token embedding.
         tied: whether the readout is that embedding.
@@ -184,5 +183,5 @@ class ScaledNetwork(nn.Module):
 
 
 def join_stream(stream_ND: Tensor, branch_ND: Tensor, factor: Tensor | None) -> Tensor:
-    """A branch joins the residual stream; no factor saves a multiplication in the backward pass."""
+    """Sum of residual stream and branch; without a factor, backward saves a multiplication."""
     return stream_ND + branch_ND if factor is None else torch.addcmul(stream_ND, branch_ND, factor)

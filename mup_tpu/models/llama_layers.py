@@ -1,4 +1,4 @@
-"""Layers of Llama-style networks, each in forms that are fast on one device or another.
+"""Layers of Llama-style networks, in forms for different devices.
 
 Shapes: B sequences, T tokens, N = B·T, R rows of any number, D width, I width between an MLP's layers, H
 heads, G key-value heads, d head size, h = d/2, X = 3·D; a layer's I inputs and O outputs.
@@ -16,7 +16,7 @@ from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE
 
 
 class Linear(nn.Module):
-    """x·Wᵀ, where W is (outputs, inputs); torch's own would draw an init (`layers`)."""
+    """x·Wᵀ with W (outputs, inputs); torch's own would draw an init (see `layers`)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -28,36 +28,36 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Divides by the root mean square of the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+    """Division by the root mean square of the last axis (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each row's norm."""
-        # In bf16 projections round to it, and the mean square would be too coarse.
+        """Norm of each row."""
+        # Projections in bf16 return bf16, too coarse for the mean square.
         return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
 
 
 class OnePassRMSNorm(RMSNorm):
-    """The same for members at once: reads its input once, and in backward once for both sums."""
+    """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each row's norm."""
+        """Norm of each row."""
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
 
 
 class _RMSNorm(torch.autograd.Function):
-    """What autograd makes of the operations one by one keeps three tensors, and reads each several times."""
+    """One operation: autograd of the single ones keeps three tensors, and reads each several times."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
         """Output, and each row's inverse root mean square."""
-        # ε times the width: ε itself is a constant of gradient clipping too, and XLA cannot take one that is
-        # used both within a part of the program that each device runs by itself and outside of it.
+        # ε times the width: gradient clipping has the constant ε too, and XLA cannot take one constant both
+        # inside and outside of the part of the program that each device runs by itself.
         width = x.shape[-1]
         inverse = (x.square().sum(-1, keepdim=True) + width * EPS).rsqrt() * width**0.5
         return x * inverse * weight_D, inverse
@@ -74,22 +74,22 @@ class _RMSNorm(torch.autograd.Function):
         normed = x * inverse
         scaled = gradient * weight_D
         stretch = (scaled * normed).mean(-1, keepdim=True)
-        # Axis by axis: merged with the tokens', the members' axis could not be split over devices.
+        # Axis by axis: merged with the tokens' axis, the members' could not be split over devices.
         to_weight_D = (gradient * normed).sum(tuple(range(x.dim() - 1)))
         return inverse * (scaled - normed * stretch), to_weight_D
 
 
 class BlockRMSNorm(RMSNorm):
-    """The same for CPUs, some rows at a time."""
+    """RMS norm for CPUs, some rows at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each row's norm."""
+        """Norm of each row."""
         return _BlockRMSNorm.apply(x, self.weight)
 
 
 class _BlockRMSNorm(torch.autograd.Function):
-    """torch has no kernel of its own for CPUs; its operations one by one take 5 passes over memory and 12 in
-    backward. Most of backward is layer norm's, whose kernel takes a mean (0) and inverse deviation as given.
+    """torch has no RMS norm kernel for CPUs; its single operations take 5 passes over memory and 12 in
+    backward. Here the layer norm kernel, given a mean of 0, does most of backward.
     """
 
     @staticmethod
@@ -113,13 +113,13 @@ class _BlockRMSNorm(torch.autograd.Function):
             g_RD, x_RD, weight_D.shape, torch.zeros_like(inverse_R1), inverse_R1, weight_D, None,
             (True, True, False),
         )  # fmt: skip
-        # Layer norm takes a row's mean off, which is no part of this norm.
+        # Layer norm's gradient subtracts a row's mean; RMS norm's does not.
         shift_R1 = torch.mv(g_RD, weight_D)[:, None].div_(x_RD.shape[1]).mul_(inverse_R1)
         return to_x_RD.add_(shift_R1).view(gradient.shape), to_weight_D
 
 
 _BLOCK = 2**16
-"""Elements worked on at once: in float32 four such tensors fit into a core's second cache."""
+"""Elements of a block: in float32 four such tensors fit into a core's second cache."""
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
@@ -128,12 +128,12 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 
 
 def one_pass_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """The same for members at once."""
+    """SwiGLU under vmap."""
     return _SwiGLU.apply(gate_NI, up_NI)
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Keeps its inputs alone: autograd would keep silu(gate) too."""
+    """SwiGLU that keeps only its inputs; autograd would keep silu(gate) too."""
 
     generate_vmap_rule = True
 
@@ -155,14 +155,14 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def block_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """The same for CPUs, some elements at a time."""
+    """SwiGLU for CPUs, some elements at a time."""
     return _BlockSwiGLU.apply(gate_NI, up_NI)
 
 
 class _BlockSwiGLU(torch.autograd.Function):
-    """Makes both slopes while all is in the cache, so that backward is one product for each input.
+    """SwiGLU that computes both slopes while all is in the cache, and keeps them in place of its inputs.
 
-    They are kept instead of both inputs and silu(gate).
+    Backward is one product for each input.
     """
 
     @staticmethod
@@ -185,7 +185,7 @@ class _BlockSwiGLU(torch.autograd.Function):
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines of the angles that queries and keys are turned by."""
+    """Cosines and sines of the angles of rotary positions."""
 
     cos_T1h: Tensor
     sin_T1h: Tensor
@@ -194,8 +194,7 @@ class Rotary(NamedTuple):
 def rotary(positions: int, head_size: int, like: Tensor) -> Rotary:
     """Angles of rotary positions (Su et al. 2021, arXiv:2104.09864), for activations like these.
 
-    In float32 whatever the arithmetic, as stock. They are made where they are needed, on XLA in the program:
-    a buffer would be there once for each member of a pack.
+    In float32 for any precision, as in transformers. No buffer, which each member of a pack would have.
     """
     steps_h = torch.arange(0, head_size, 2, dtype=torch.float32, device=like.device)
     positions_T = torch.arange(positions, dtype=torch.float32, device=like.device)
@@ -204,9 +203,9 @@ def rotary(positions: int, head_size: int, like: Tensor) -> Rotary:
 
 
 def rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
-    """Queries and keys turned, and values, side by side (B, T, 3·D): keys and values once a query head.
+    """Rotated queries and keys, and values, side by side (B, T, 3·D): keys and values once a query head.
 
-    Dimension i of a head is turned with i + d/2, as in transformers, not with its neighbour as in the paper.
+    Dimensions i and i + d/2 of a head rotate together, as in transformers; in the paper, neighbours.
     """
     t, heads = len(rotary.cos_T1h), query_NHd.shape[-2]
 
@@ -226,12 +225,12 @@ def rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotar
 
 
 def block_rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
-    """The same for CPUs, some sequences at a time."""
+    """`rotate_and_join` for CPUs, some sequences at a time."""
     return _BlockRotateAndJoin.apply(query_NHd, key_NGd, value_NGd, *rotary)
 
 
 class _BlockRotateAndJoin(torch.autograd.Function):
-    """Writes each result where attention reads it, in 3 operations for queries and keys instead of 8."""
+    """Results written where attention reads them, in 3 operations for queries and keys instead of 8."""
 
     @staticmethod
     def forward(
@@ -274,7 +273,7 @@ class _BlockRotateAndJoin(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Turn the last axis's halves into another tensor, whose shape it may be spread to."""
+    """Rotate the last axis into another tensor, expanding `x` to its shape."""
     half = cos.shape[-1]
     torch.mul(x.expand(out.shape), torch.cat((cos, cos), -1), out=out)
     out[..., :half].addcmul_(x[..., half:], sin, value=-1)
@@ -282,11 +281,11 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 
 
 def _sum_of_group(x_BTHd: Tensor, groups: int) -> Tensor:
-    """Sum over the query heads of a group; the tensor itself where each has one."""
+    """Sum over the query heads of a group; the tensor itself if each group has one."""
     return x_BTHd if x_BTHd.shape[-2] == groups else x_BTHd.unflatten(-2, (groups, -1)).sum(-2)
 
 
 def _sequence_blocks(*tensors_BTY: Tensor) -> zip:
-    """Blocks of sequences; the first tensor's are the size of a block."""
+    """Blocks of sequences; the first tensor sets their size."""
     sequences = max(1, _BLOCK // tensors_BTY[0][0].numel())
     return zip(*(x.split(sequences) for x in tensors_BTY), strict=True)

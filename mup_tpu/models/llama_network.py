@@ -1,7 +1,7 @@
-"""Llama's network under transformers' names, with a factor each on embeddings, attention logits, residual
-branches and logits.
+"""Llama's network under transformers' names, with factors on embeddings, attention logits, residual branches
+and logits.
 
-Written after its definition (Touvron et al. 2023, section 2.2); tests hold it to transformers' own.
+Written after Touvron et al. 2023, section 2.2; tests compare it with transformers' own.
 
 Shapes: B sequences, T tokens, N = B·T, D width, H heads, G key-value heads, d head size, V vocabulary.
 """
@@ -37,7 +37,7 @@ from mup_tpu.models.llama_sizes import mlp_width
 
 @dataclass(frozen=True)
 class _Parts:
-    """What blocks are made of, the same function in each form."""
+    """Parts of the blocks: each function in one of its forms."""
 
     attention: AttentionFunction
     join: Callable[[Tensor, Tensor, Tensor, Rotary], Tensor]
@@ -72,7 +72,7 @@ class _Attention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """A layer whose outputs another one gates, and one back to the stream."""
+    """SwiGLU: a layer, a gate on its outputs, and a layer back to the stream."""
 
     def __init__(self, width: int, parts: _Parts) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """All of it but the readout."""
+    """Llama without its readout."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, parts: _Parts) -> None:
         super().__init__()
@@ -114,20 +114,14 @@ class _Model(nn.Module):
         self._head_size, self._through = config.actual_head_size, parts.through
 
     def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
-        # Rows of one matrix from here on, but within attention, as in `gpt2_network`.
+        # Rows of one matrix from here on, except in attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
         turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
         return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor))
 
 
 def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`.
-
-    Args:
-        config: its shape; learning rates and factors are not here.
-        vocab_size: tokens of the vocabulary.
-        forms: how it is computed.
-    """
+    """The module without weights (meta device), to be called through `torch.func.functional_call`."""
     attention, through = ATTENTION[forms.attention], scan_blocks if forms.scanned else through_blocks
     if forms.in_blocks:
         parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)

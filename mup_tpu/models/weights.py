@@ -1,4 +1,4 @@
-"""A trial's weights: fresh ones, and trained ones as a stock checkpoint."""
+"""Weights of a trial: fresh, or trained as a stock checkpoint."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def init_parameters(
 ) -> dict[str, Tensor]:
     """Fresh float32 weights on the CPU, by name: a function of the seed and each parameter's name and shape.
 
-    Args:
-        parameters: as declared.
-        scaling: their factors.
-        init_std: standard deviation at the base, times the architecture's own factor.
-        seed: of the trial.
+    `init_std` is the standard deviation at the base, without the architecture's own factor.
     """
     return {name: _init(name, p, scaling[name], init_std, seed) for name, p in parameters.items()}
 
@@ -39,7 +35,7 @@ def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, se
 
 
 def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A trial's weights as its stock class has them, which knows no factors: copies, in their precision."""
+    """A trial's weights with all factors folded in, for its stock class: copies, in their precision."""
     stock = {name: p.detach().clone() for name, p in weights.items()}
     for fold in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
         if fold.parameter in stock:
@@ -56,15 +52,15 @@ def export_stock(
     separator: int,
     path: str | Path,
 ) -> Path:
-    """Write a checkpoint folder that transformers' stock class loads with no code of ours.
+    """Write a checkpoint folder that transformers' stock class loads without our code.
 
     Args:
-        trial: what was trained.
-        weights: its trained weights by name.
+        trial: the trained trial.
+        weights: its weights by name.
         vocab_size: tokens of the vocabulary.
         sequence_length: positions.
         separator: token between documents: texts begin after it and end with it.
-        path: folder to write config.json, generation_config.json and model.safetensors to.
+        path: folder for config.json, generation_config.json and model.safetensors.
     """
     from transformers import GenerationConfig
 

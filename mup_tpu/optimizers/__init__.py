@@ -1,4 +1,4 @@
-"""Update rules, by name. An update rule is one entry of `UPDATE_RULES`."""
+"""Update rules, by name: each is one entry of `UPDATE_RULES`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, S
 
 
 def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
-    """The update rule that trains a parameter: the configured one, or AdamW where that does not take it."""
+    """The update rule of a parameter: the configured one, or AdamW if that does not take it."""
     rule = UPDATE_RULES[config.optimizer]
     return rule if rule.takes(parameter) else _ADAMW
 
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
-    """Constants of each update rule in a trial, by the rule's name, with all factors on them.
+    """Constants of each update rule in a trial, by the rule's name, with all factors.
 
     Raises:
-        ConfigError: a factor takes one out of its range.
+        ConfigError: a factor takes a constant out of its range.
     """
     own = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
     moments = trial.optimizer.rules.moments(own, trial.growth)

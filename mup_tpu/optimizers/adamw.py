@@ -23,7 +23,7 @@ class Betas(NamedTuple):
 
 
 class AdamW(UpdateRule):
-    """AdamW; reads learning_rate, weight_decay, beta1, beta2 and eps; beside another rule adamw_lr_ratio."""
+    """AdamW; reads learning_rate, weight_decay, beta1, beta2, eps, and beside another rule adamw_lr_ratio."""
 
     name = "adamw"
 
@@ -32,7 +32,7 @@ class AdamW(UpdateRule):
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
-        """The configured one; of what another rule has left to AdamW, in its ratio to that rule's."""
+        """The configured one; beside another rule, times `adamw_lr_ratio`."""
         ratio = 1.0 if config.optimizer == self.name else config.adamw_lr_ratio
         return config.learning_rate * ratio
 
@@ -45,7 +45,7 @@ class AdamW(UpdateRule):
         return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:
-        """By torch's fused function; its class would import torch's compiler, another 5 s of start-up."""
+        """Update by torch's fused function; its class would import torch's compiler, 5 s at the start."""
         from torch.optim.adamw import adamw
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
@@ -56,7 +56,7 @@ class AdamW(UpdateRule):
         )  # fmt: skip
 
     def step_numbers(self, constants: Betas, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate, the same over 1 - β₁ᵗ, and √(1 - β₂ᵗ), at update t = step + 1."""
+        """The learning rate η, η/(1 - β₁ᵗ) and √(1 - β₂ᵗ), at update t = step + 1."""
         first, second = (1 - beta ** (step + 1) for beta in constants)
         return learning_rate, learning_rate / first, second**0.5
 
@@ -69,7 +69,7 @@ class AdamW(UpdateRule):
         numbers: tuple[Tensor, ...],
         factors: Factors,
     ) -> None:
-        """In the order of torch.optim.AdamW."""
+        """Update in torch.optim.AdamW's order of operations."""
         lr, corrected_lr, root = numbers
         p.mul_(1 - lr * factors.lr * factors.weight_decay)
         slots["exp_avg"].lerp_(gradient, 1 - constants.first)
@@ -79,7 +79,7 @@ class AdamW(UpdateRule):
 
 
 def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:
-    """β whose 1 - β is multiplied by the factor; β itself, to the last bit, where that is 1."""
+    """β with 1 - β multiplied by a factor; for a factor of 1, β itself to the last bit."""
     beta: float = getattr(config, name)
     scaled = beta if factor == 1 else 1 - (1 - beta) * factor
     if scaled < 0:

@@ -1,7 +1,7 @@
-"""What an update rule is: its state, its update of one member and of a stack of them, and what it takes.
+"""Update rules: their state, their updates of one member and of a stack, and the parameters that they take.
 
-No file outside of this folder knows an update rule by name. torch is imported where an update is made, so
-that drivers, which do not import it, can ask which trials fit into one pack.
+No file outside of this folder knows an update rule by name. Updates import torch when they are made, since
+drivers, which import none, ask which trials fit into one pack.
 
 Shapes: K members, leading on every stacked tensor.
 """
@@ -26,11 +26,11 @@ class Group:
     """Parameters of one member that share a rule and all factors, as torch.optim's functions take them."""
 
     parameters: list[Parameter]
-    """What the architecture declares of each: fans, and slices of a fused matrix."""
+    """Declarations: fans, and slices of a fused matrix."""
     leaves: list[Tensor]
     slots: dict[str, list[Tensor]]
     updates: list[Tensor]
-    """How many updates each has had."""
+    """Number of updates of each so far."""
     lr_factor: float
     weight_decay: float
     eps: float
@@ -38,10 +38,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Factors:
-    """Of one stacked parameter: what it is, and, each (K, 1, ...), what differs between members."""
+    """A stacked parameter's declaration, and factors that differ between members, each (K, 1, ...)."""
 
     parameter: Parameter
-    """What the architecture declares of it."""
     lr: Tensor
     """× learning rate."""
     weight_decay: Tensor
@@ -52,32 +51,30 @@ class UpdateRule(ABC):
     """One update rule."""
 
     name: str
-    """What `OptimizerConfig.optimizer` and the parametrizations call it."""
+    """Value of `OptimizerConfig.optimizer`."""
 
     @abstractmethod
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """Names of its state of each parameter, as torch.optim has them."""
+        """Names of a parameter's state, as in torch.optim."""
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """The name under which parametrizations have factors for it: one for each way that its updates grow
-        with a matrix.
-        """
+        """Name of its factors in parametrizations: one for each way that its updates grow with a matrix."""
         return self.name
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether it trains this parameter; AdamW trains those that are left."""
+        """Whether it trains this parameter; AdamW trains the others."""
         return True
 
     def learning_rate(self, config: OptimizerConfig) -> float:
-        """Peak learning rate of the parameters that it takes, before the parametrization's factors."""
+        """Peak learning rate of its parameters, before the parametrization's factors."""
         return config.learning_rate
 
     @abstractmethod
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:
-        """What is part of its program as numbers, so that the members of a pack must share it."""
+        """Numbers that are part of its program, equal for all members of a pack."""
 
     def applied(self, config: OptimizerConfig, constants: Any, scaling: Scaling) -> dict[str, float]:
-        """Its hyperparameters that rules scale, but learning rate and decay, as applied to a parameter."""
+        """Scaled hyperparameters other than learning rate and decay, as applied to a parameter."""
         return {}
 
     @abstractmethod
@@ -86,7 +83,7 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
-        """All of a member's update at `step` (from 0) that changes with it, for `update_stack`."""
+        """Numbers of a member's update that change with the step (from 0), for `update_stack`."""
 
     @abstractmethod
     def update_stack(
@@ -102,26 +99,20 @@ class UpdateRule(ABC):
 
         Args:
             p: stacked parameter.
-            gradient: likewise.
-            slots: its state, likewise.
-            constants: as `constants`, of all members.
-            numbers: as `step_numbers`, each (K, 1, ...).
-            factors: of the parameter.
+            gradient: stacked.
+            slots: its state, stacked.
+            constants: from `constants`, the same for all members.
+            numbers: from `step_numbers`, each (K, 1, ...).
+            factors: the parameter's.
         """
 
 
 def weight_decay(config: OptimizerConfig, peak: float, parameter: Parameter, scaling: Scaling) -> float:
-    """λ of one parameter as torch's update rules take it: a step shrinks a weight by learning rate · λ.
+    """λ of one parameter for torch's update rules: a step shrinks a weight by learning rate · λ.
 
     Coupled: the parametrization's factor times the configured λ. Independent (Loshchilov & Hutter 2019;
-    Wortsman et al. 2023, section 3.2.2): a step shrinks every matrix by schedule·λ, so that the peak learning
-    rate and its factor are divided out. Norms and biases do not decay.
-
-    Args:
-        config: λ, and which form.
-        peak: peak learning rate before the parametrization's factor.
-        parameter: which.
-        scaling: its factors.
+    Wortsman et al. 2023, section 3.2.2): a step shrinks every matrix by schedule·λ, so λ is divided by the
+    learning rate's peak (before factors) and factor. Norms and biases do not decay.
     """
     if not parameter.decays or config.weight_decay == 0:
         return 0.0

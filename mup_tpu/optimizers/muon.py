@@ -1,16 +1,16 @@
 """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): orthogonalised momentum, for hidden matrices.
 
-A step subtracts learning rate × scale × O, where O is the momentum with all of its singular values brought
-near 1 by a few Newton-Schulz steps. The scale is one of two conventions (`OptimizerConfig.muon_scale`):
+A step subtracts learning rate × scale × O. O is the momentum with its singular values brought near 1 by a few
+Newton-Schulz steps. The scale is one of two conventions (`OptimizerConfig.muon_scale`):
 
-- "spectral", √(out/in): a step changes an output by as much as its input is large, at any width (Yang et al.
-  2023, arXiv:2310.17813, Condition 1). Jordan's own √max(1, out/in) is the same but for matrices with fewer
-  outputs than inputs, whose updates it makes larger.
-- "match_rms_adamw", 0.2·√max(out, in): entries of the root mean square 0.2 that AdamW's updates have (Liu et
-  al. 2025, arXiv:2502.16982, section 2.2), so that learning rates are AdamW's.
+- "spectral", √(out/in): a step changes an output in proportion to its input, at any width (Yang et al. 2023,
+  arXiv:2310.17813, Condition 1). Jordan's own √max(1, out/in) makes larger updates of matrices with fewer
+  outputs than inputs.
+- "match_rms_adamw", 0.2·√max(out, in): entries have AdamW's root mean square of 0.2 (Liu et al. 2025,
+  arXiv:2502.16982, section 2.2), and learning rates are AdamW's.
 
-What parametrizations add to each is theirs (`mup_tpu.rules.parametrization`). A fused matrix, as queries,
-keys and values in one, is orthogonalised slice by slice.
+Parametrizations multiply either by their factors (`mup_tpu.rules.parametrization`). A fused matrix (queries,
+keys and values in one) is orthogonalised slice by slice.
 
 Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
 """
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x, x³ and x⁵ in one step, which singular values go through: Jordan et al. 2024."""
+"""Coefficients of x, x³ and x⁵ for singular values x in one step (Jordan et al. 2024)."""
 _LEAST_NORM = 1e-7
-"""A momentum below this is not brought to norm 1, so that a gradient of zeros changes nothing."""
+"""Least divisor of a momentum's norm: a gradient of zeros changes nothing."""
 
 
 class MuonConstants(NamedTuple):
-    """What members of a pack share."""
+    """Constants that members of a pack share."""
 
     momentum: float
     nesterov: bool
@@ -45,13 +45,11 @@ class MuonConstants(NamedTuple):
     steps: int
     """Newton-Schulz steps."""
     dtype: str
-    """That they are computed in."""
+    """Precision of the Newton-Schulz steps."""
 
 
 class Muon(UpdateRule):
-    """Muon for hidden matrices; reads learning_rate, weight_decay, and the fields with muon or newton_schulz
-    in their names.
-    """
+    """Muon; reads learning_rate, weight_decay, and fields named muon_… and newton_schulz_…."""
 
     name = "muon"
 
@@ -60,7 +58,7 @@ class Muon(UpdateRule):
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """One name for each convention of scale, since their updates grow otherwise with width."""
+        """One name for each convention of scale: their updates grow differently with width."""
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
@@ -68,7 +66,7 @@ class Muon(UpdateRule):
         return parameter.role == "hidden" and len(parameter.shape) == 2
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
-        """Momentum and Newton-Schulz steps. The rules for β are about Adam's, and leave the momentum."""
+        """Momentum and Newton-Schulz steps. Rules for Adam's β do not change the momentum."""
         return MuonConstants(
             float(config.muon_momentum),
             config.muon_nesterov,
@@ -78,7 +76,7 @@ class Muon(UpdateRule):
         )
 
     def update_member(self, group: Group, constants: MuonConstants, learning_rate: float) -> None:
-        """In the order of torch.optim.Muon, which knows no slices."""
+        """Update in torch.optim.Muon's order of operations; torch's has no slices."""
         rate = learning_rate * group.lr_factor
         for parameter, leaf, buffer in zip(
             group.parameters, group.leaves, group.slots["momentum_buffer"], strict=True
@@ -105,7 +103,7 @@ class Muon(UpdateRule):
         numbers: tuple[Tensor, ...],
         factors: Factors,
     ) -> None:
-        """The same of all members, and of slices of equal shape, in one batch of matrix products."""
+        """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch
 
         (lr,) = numbers
@@ -124,7 +122,7 @@ class Muon(UpdateRule):
 
 
 def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Tensor:
-    """The running average of gradients, moved on by one; with Nesterov's look ahead, if asked for."""
+    """The running average of gradients after one more; optionally with Nesterov's look ahead."""
     buffer.lerp_(gradient, 1 - constants.momentum)
     return gradient.lerp(buffer, constants.momentum) if constants.nesterov else buffer
 
@@ -138,7 +136,7 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
         dtype: "bfloat16", as torch.optim.Muon; or "float32", the matrices' own.
 
     Returns:
-        Of the same shape, in the dtype of the iteration.
+        Matrices of the same shape, in the iteration's dtype.
     """
     import torch
 
@@ -147,9 +145,9 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
     x = matrices.to(torch.bfloat16) if dtype == "bfloat16" else matrices
     x = x.contiguous()
     is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x  # the smaller of both products of a matrix with itself
+    x = x.mT if is_tall else x  # the smaller of x·xᵀ and xᵀ·x
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    # Not `clamp`, at which XLA's propagation of shardings ends the process where batches are split.
+    # Not `clamp`: XLA's propagation of shardings ends the process at it if batches are split.
     x = x / norm.maximum(torch.full_like(norm, _LEAST_NORM))
     for _ in range(steps):
         square = x @ x.mT
@@ -159,7 +157,7 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
 
 
 def slice_widths(parameter: Parameter) -> list[int]:
-    """Columns of each matrix that a parameter is made of, in their order: one, or those of a fused matrix."""
+    """Columns of each matrix in a parameter, in order: one matrix, or the parts of a fused one."""
     slices = sorted(parameter.slices.values(), key=lambda part: part.start)
     return [part.stop - part.start for part in slices] or [parameter.shape[-1]]
 
@@ -168,8 +166,8 @@ def scale_of(parameter: Parameter, columns: int, convention: str) -> float:
     """Factor on an orthogonalised matrix.
 
     Args:
-        parameter: its declaration; how it is stored, (in, out) or (out, in), does not matter.
-        columns: its own, where the parameter is a fused one.
+        parameter: its declaration, stored (in, out) or (out, in).
+        columns: the matrix's own, in a fused parameter.
         convention: as `OptimizerConfig.muon_scale`.
     """
     fan_in, fan_out = parameter.fan_in, parameter.fan_out

@@ -1,4 +1,4 @@
-"""SGD with momentum, as torch.optim.SGD: decay joins the gradient, which is also the first buffer."""
+"""SGD with momentum, as torch.optim.SGD: decay is added to the gradient, and the first buffer is that sum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SGD(UpdateRule):
     name = "sgd"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The momentum's buffer, where there is momentum."""
+        """The momentum's buffer; none without momentum."""
         return ("momentum_buffer",) if config.momentum else ()
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
@@ -27,7 +27,7 @@ class SGD(UpdateRule):
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
-        """By torch's fused function."""
+        """Update by torch's fused function."""
         from torch.optim.sgd import sgd
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
@@ -50,9 +50,9 @@ class SGD(UpdateRule):
         numbers: tuple[Tensor, ...],
         factors: Factors,
     ) -> None:
-        """In the order of torch.optim.SGD."""
+        """Update in torch.optim.SGD's order of operations."""
         (lr,) = numbers
         gradient = gradient + factors.weight_decay * p
-        if constants:  # the first buffer is 0, so that the gradient is left
+        if constants:  # the buffer starts at 0: the first update is the gradient
             gradient = slots["momentum_buffer"].mul_(constants).add_(gradient)
         p.sub_(lr * factors.lr * gradient)

@@ -1,8 +1,8 @@
-"""Rules for batch size, length of training and weight decay, which the optimizer's hyperparameters follow.
+"""Rules of the optimizer's hyperparameters for batch size, length of training and weight decay.
 
 Each is chosen by name (`OptimizerConfig.batch_rule`, `token_rule`, `decay_rule`) beside a parametrization,
-and multiplies what that gives. The learning rate that is configured, tuned and stored stays the base's; rows
-also hold what was applied. `docs/rules.md` explains the rules, and which contradict each other.
+and multiplies its factors. The configured, tuned and stored learning rate is the base's; rows also hold the
+applied one. `docs/rules.md` explains the rules, and which contradict each other.
 
 A rule is one entry of `BATCH_RULES`, `TOKEN_RULES` or `DECAY_RULES`.
 """
@@ -26,11 +26,11 @@ class PowerRule:
     learning_rate: float = 0.0
     """Exponent of the factor on learning rates."""
     weight_decay: float = 0.0
-    """Of that on weight decay, coupled."""
+    """Exponent of the factor on weight decay, coupled."""
     eps: float = 0.0
-    """Of that on Adam's ε."""
+    """Exponent of the factor on Adam's ε."""
     moments: float = 0.0
-    """Of that on 1 - β₁ and 1 - β₂."""
+    """Exponent of the factors on 1 - β₁ and 1 - β₂."""
 
 
 _COMPLETEDP = "Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1"
@@ -59,11 +59,11 @@ class DecayRule:
     source: str
     """Paper and table."""
     factor: Callable[[Parameter, float, Scaling, Growth], float]
-    """From a parameter, its width multiplier m, its other factors and the growth."""
+    """Factor of a parameter, from its width multiplier m, its other factors and the growth."""
 
 
 def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], float]:
-    """Power of m for hidden matrices; the rest keeps its factor."""
+    """Power of m for hidden matrices; other parameters keep their factor."""
 
     def factor(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
         return m**power if parameter.role == "hidden" else scaling.weight_decay
@@ -72,20 +72,18 @@ def _of_hidden(power: float) -> Callable[[Parameter, float, Scaling, Growth], fl
 
 
 def _timescale(parameter: Parameter, m: float, scaling: Scaling, growth: Growth) -> float:
-    """What keeps τ = B/(η·λ·D), the share of the training that weights average over."""
+    """Factor that keeps τ = B/(η·λ·D), the share of the training that weights average over."""
     return growth.batch_size / (growth.tokens * scaling.learning_rate)
 
 
 DECAY_RULES: Mapping[str, DecayRule] = {
-    "parametrization": DecayRule(
-        "that of the parametrization", lambda p, m, scaling, g: scaling.weight_decay
-    ),
+    "parametrization": DecayRule("the parametrization's own", lambda p, m, scaling, g: scaling.weight_decay),
     "linear": DecayRule("Dey et al. 2025 (arXiv:2505.01618), Table 1: λ ∝ m", _of_hidden(1)),
     "sqrt": DecayRule("Fan et al. 2025 (arXiv:2510.15262), abstract: λ ∝ √m", _of_hidden(0.5)),
     "constant": DecayRule("Qiu et al. 2025 (arXiv:2512.05620), abstract: η·λ ∝ 1/m", _of_hidden(0)),
     "timescale": DecayRule("Wang & Aitchison 2024 (arXiv:2405.13698), abstract: τ constant", _timescale),
 }
-"""By name. "timescale" is for every parameter that decays, and knows batch size and tokens by itself."""
+"""By name. "timescale" is for all parameters that decay, and includes batch size and tokens."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,7 @@ class Choice:
     decay: str = "parametrization"
 
     def scaling(self, parametrization: Scaling, parameter: Parameter, m: float, growth: Growth) -> Scaling:
-        """Factors of one parameter: those of the parametrization times those of these rules.
-
-        Args:
-            parametrization: its factors.
-            parameter: its declaration.
-            m: its width multiplier.
-            growth: of the trial.
-        """
+        """Factors of one parameter with width multiplier m: the parametrization's times these rules'."""
         scaling = parametrization
         for rule, ratio in self._powers(growth):
             scaling = dataclasses.replace(
@@ -119,7 +110,7 @@ class Choice:
         return dataclasses.replace(scaling, weight_decay=decay)
 
     def moments(self, parametrization: MomentScaling, growth: Growth) -> MomentScaling:
-        """Factors on 1 - β: those of the parametrization times those of these rules."""
+        """Factors on 1 - β: the parametrization's times these rules'."""
         factor = 1.0
         for rule, ratio in self._powers(growth):
             factor *= ratio**rule.moments

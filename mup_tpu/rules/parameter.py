@@ -1,4 +1,4 @@
-"""A parameter as rules see it: its shape, role and fans, without torch."""
+"""Declaration of a parameter: shape, role and fans. Without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["token_embedding", "position_embedding", "hidden", "readout", "norm", "bias"]
-"""What a parameter is: "hidden" is a matrix from activations to activations, "norm" a norm's gain."""
+"""Kind of a parameter: "hidden" is a matrix from activations to activations, "norm" a norm's gain."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a fused parameter along its last axis that is a parameter of its own, as queries are of qkv."""
+    """Part of a fused parameter along its last axis, such as the queries of qkv."""
 
     start: int
     stop: int
@@ -26,33 +26,33 @@ class Parameter:
     shape: tuple[int, ...]
     role: Role
     fan_in: int
-    """Inputs that each of its outputs sums over; 1 for vectors, which scale or shift."""
+    """Inputs that each output sums over; 1 for vectors, which scale or shift."""
     fan_out: int
     """Outputs."""
     in_block: bool = False
-    """Whether it lies in a block, of which there are as many as the model is deep."""
+    """Whether it lies in a block; the model's depth is the number of blocks."""
     branch: str = ""
-    """Residual branch whose output it makes, if it is the last of one: the residual factor folds into it."""
+    """Residual branch, for parameters of the branch's last layer: the residual factor folds into them."""
     init: Literal["normal", "zeros", "ones"] = "normal"
-    """What it starts as; "normal" is of standard deviation init_std × init_factor × the rule's factor."""
+    """Start; "normal" has standard deviation init_std × init_factor × the rule's factor."""
     init_factor: float = 1.0
-    """The architecture's own factor of that standard deviation."""
+    """The architecture's own factor on the standard deviation."""
     init_depth_exponent: float = 0.0
-    """How that factor follows depth: it is proportional to depth to this power."""
+    """Exponent of `init_factor` in depth."""
     slices: Mapping[str, Slice] = field(default_factory=dict)
-    """The parameters that a fused one is made of, by name."""
+    """Parts of a fused parameter, by name."""
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay is for it: matrices and embeddings have it; norms and biases have none."""
+        """Whether it has weight decay: matrices and embeddings do, norms and biases do not."""
         return self.role not in ("norm", "bias")
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it is looked up, not multiplied with."""
+        """Whether it is a table that tokens or positions look up."""
         return self.role in ("token_embedding", "position_embedding")
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Number of its elements."""
         return math.prod(self.shape)

@@ -1,9 +1,9 @@
 """Parametrizations: how init, learning rate, weight decay, ε and the forward pass scale as a model grows.
 
-A rule is a function of what a parameter is (its declaration, `mup_tpu.models`), of its growing axes (mup's
-shape inference, the source of the width multiplier m = width / base width) and of how far the trial has grown
-from its base along every scale. Factors are kept by parameter name, because attributes on tensors do not
-survive `.to("xla")`, deepcopy or vmap.
+A rule is a function of a parameter's declaration (`mup_tpu.models`), its growing axes (mup's shape inference,
+the source of the width multiplier m = width / base width), and the trial's growth from its base along every
+scale. Factors are kept by parameter name, because attributes on tensors do not survive `.to("xla")`, deepcopy
+or vmap.
 
 Sources: Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Tables 3 and 8; Dey et al. 2025 (CompleteP,
 arXiv:2505.01618), Table 1; others at their entries. `docs/rules.md` explains them all.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Growth:
-    """How far a trial has grown from its base, a ratio for each scale; all are 1 at the base."""
+    """Growth of a trial from its base, a ratio for each scale; all are 1 at the base."""
 
     width: float = 1.0
     head_size: float = 1.0
@@ -41,7 +41,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How one parameter departs from the base model; all factors are 1 at the base."""
+    """Factors of one parameter, all 1 at the base."""
 
     init: float = 1.0
     """× standard deviation of its init."""
@@ -87,14 +87,13 @@ class Parametrization:
     source: str
     """Paper and table."""
     parameters: Mapping[str, Rule]
-    """Factors of a parameter, by what the update rule that trains it is scaled as: its name, or one of
-    several where a field of its changes how its updates grow with width."""
+    """Rules by the scaling name of the update rule (`UpdateRule.scaled_as`)."""
     forward: Callable[[Growth], ForwardScaling] = lambda growth: ForwardScaling()
     """Factors of the forward pass."""
     moments: Callable[[Growth], MomentScaling] = lambda growth: MomentScaling()
     """Factors of the update rule's own constants."""
     transfers: tuple[str, ...] = ()
-    """Scales (fields of `Growth`) along which the source says that the best hyperparameters stay."""
+    """Scales (fields of `Growth`) along which, by the source, the best hyperparameters stay."""
     follows: tuple[str, ...] = ("width", "head_size")
     """Scales (fields of `Growth`) that its factors depend on."""
 
@@ -111,12 +110,12 @@ def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scal
 
 
 def _hidden_adamw(m: float) -> Scaling:
-    """What μP gives a matrix both of whose axes grew to m times the base's."""
+    """μP of a matrix with both axes m times the base's."""
     return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
 
 
 def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """TP-V, Table 8, SGD rows: what has one growing axis learns m times faster (as in mup.MuSGD)."""
+    """TP-V, Table 8, SGD rows: parameters with one growing axis learn m times faster (as in mup.MuSGD)."""
     m = infshape.width_mult()
     if infshape.ninf() == 2:
         ratio = infshape.fanin_fanout_mult_ratio()
@@ -125,67 +124,67 @@ def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scalin
 
 
 def _sp_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """SP but for embeddings, which learn m times faster; their decay a step, lr·λ, stays the base's."""
+    """SP, with embeddings that learn m times faster; their decay a step, lr·λ, stays the base's."""
     m = infshape.width_mult()
     return Scaling(learning_rate=m, weight_decay=1 / m) if parameter.is_embedding else Scaling()
 
 
 def _hidden_embedding_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """μP but for embeddings, a tied readout with them, which are scaled as if both of their axes grew."""
+    """μP, with embeddings (and a tied readout) scaled as if both of their axes grew."""
     if parameter.is_embedding:
         return _hidden_adamw(infshape.width_mult())
     return _mup_adamw(parameter, infshape, growth)
 
 
 def _lost_multipliers_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-    """μP's init, and SP's learning rates: what an optimizer gives a copy that lost its growing axes."""
+    """μP's init and SP's learning rates, as for a copied model that lost its growing axes."""
     return Scaling(init=_mup_adamw(parameter, infshape, growth).init)
 
 
-def _completep_adamw(alpha: float) -> Rule:
-    """Dey et al. 2025, Table 1: μP, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
+def _in_blocks(rule: Rule, alpha: float, scales_eps: bool = True) -> Rule:
+    """A rule for width, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
 
-    An init factor that the architecture lets follow depth, as GPT-2's 1/√(2·layers), stays the base depth's.
+    Dey et al. 2025, Table 1, for Adam. It needs steps whose size does not follow the gradient's, so it holds
+    for Muon too, which has no ε: L branches, each × m_L^-α, change the stream by L·m_L^-α times one layer's
+    change. Weight decay has the width's factor alone. An architecture's init factor that follows depth, as
+    GPT-2's 1/√(2·layers), stays the base depth's.
     """
 
-    def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-        mup, m_N, m_L = _mup_adamw(parameter, infshape, growth), infshape.width_mult(), growth.depth
+    def deep(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+        wide, m_L = rule(parameter, infshape, growth), growth.depth
         if not parameter.in_block:
-            return mup
+            return wide
         return dataclasses.replace(
-            mup,
-            init=mup.init * m_L**-parameter.init_depth_exponent,
-            learning_rate=mup.learning_rate * m_L ** (alpha - 1),
-            eps=m_L**-alpha / m_N,
+            wide,
+            init=wide.init * m_L**-parameter.init_depth_exponent,
+            learning_rate=wide.learning_rate * m_L ** (alpha - 1),
+            eps=m_L**-alpha / infshape.width_mult() if scales_eps else wide.eps,
         )
 
-    return rule
+    return deep
 
 
 def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """Mlodozeniec et al. 2025, Table 1: CompleteP, with ε/m_N of embeddings and readout as well.
 
-    There the logits have no factor 1/m_N; the readout's init, learning rate and 1/λ have it instead, and its
-    ε has none. With Adam that is the same function of the same updates, and ours holds where readout and
-    embedding are one matrix too.
+    In the paper the readout's init, learning rate and 1/λ have the factor 1/m_N, and its ε and the logits
+    have none. With Adam both are the same function with the same updates; this form fits tied readouts too.
     """
-    scaling = _completep_adamw(1.0)(parameter, infshape, growth)
+    scaling = _in_blocks(_mup_adamw, 1.0)(parameter, infshape, growth)
     if parameter.is_embedding or parameter.role == "readout":
         return dataclasses.replace(scaling, eps=1 / infshape.width_mult())
     return scaling
 
 
 def _mup_muon(growth_of_update: float) -> Rule:
-    """μP of a hidden matrix whose update is orthogonal, times m^growth_of_update as it grows by m both ways.
+    """μP of a hidden matrix with orthogonal updates, whose scale grows as m^growth_of_update.
 
-    A layer's output changes by at most the update's spectral norm times its input, and by as much: an
-    orthogonal matrix keeps the norm of all in its row space, where the inputs lie that it was made from. So
-    the norm must be ∝ √(out/in) (Yang et al. 2023, arXiv:2310.17813, Condition 1), which stays where both
-    grow, and the learning rate be × m^-growth_of_update: no factor for "spectral", 1/√m for
-    "match_rms_adamw", whose updates are ∝ √max(out, in). That is not Adam's 1/m for entries of the same size:
-    Adam's line up with their inputs in a few directions, so that their norm is ∝ m; those of an orthogonal
-    matrix share its norm out over all directions, and it is ∝ √m. Init is as with Adam, and a step's decay,
-    η·λ, stays the base's.
+    An orthogonal update keeps the norm of the inputs in its row space, so a layer's output changes by the
+    update's spectral norm times its input. That norm must be ∝ √(out/in) (Yang et al. 2023, arXiv:2310.17813,
+    Condition 1), constant if both grow, so the learning rate is × m^-growth_of_update: no factor for
+    "spectral"; 1/√m for "match_rms_adamw", whose updates are ∝ √max(out, in). Adam needs 1/m for entries of
+    the same size: its updates align with their inputs in a few directions, with norm ∝ m; an orthogonal
+    matrix spreads over all directions, with norm ∝ √m. Init is Adam's, and a step's decay, η·λ, the base's.
     """
 
     def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
@@ -198,29 +197,8 @@ def _mup_muon(growth_of_update: float) -> Rule:
     return rule
 
 
-def _completep_muon(alpha: float, growth_of_update: float) -> Rule:
-    """μP's, and in blocks learning rate × m_L^(α-1), which with α = 1 is no factor.
-
-    Dey et al. 2025, Table 1, has it for Adam; that a step's size does not follow the gradient's is all that
-    it needs: L branches, each × m_L^-α, change the stream by L·m_L^-α times what one layer changes. Weight
-    decay has the width's factor alone, as there; ε is none of Muon's.
-    """
-
-    def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
-        mup = _mup_muon(growth_of_update)(parameter, infshape, growth)
-        if not parameter.in_block:
-            return mup
-        return dataclasses.replace(
-            mup,
-            init=mup.init * growth.depth**-parameter.init_depth_exponent,
-            learning_rate=mup.learning_rate * growth.depth ** (alpha - 1),
-        )
-
-    return rule
-
-
 def _with_muon(rules: Mapping[str, Rule], of: Callable[[float], Rule]) -> Mapping[str, Rule]:
-    """Rules of parameters, and those for Muon in both conventions of scale, by how its updates grow."""
+    """Rules, with rules for Muon in both conventions of scale, made from the growth of its updates."""
     return {**rules, "muon": of(0.0), "muon_match_rms_adamw": of(0.5)}
 
 
@@ -229,7 +207,7 @@ _MUP: Mapping[str, Rule] = _with_muon({"adamw": _mup_adamw, "sgd": _mup_sgd}, _m
 
 
 def _mup_forward(growth: Growth) -> ForwardScaling:
-    """Logits over m (TP-V, Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1)."""
+    """Logits / m (TP-V, Table 8; mup.MuReadout); attention by 1/d, not 1/√d (Definition 4.1)."""
     return ForwardScaling(attention=growth.head_size**-0.5, logits=1 / growth.width)
 
 
@@ -242,7 +220,8 @@ def _completep(alpha: float, transfers: tuple[str, ...] = ("width", "head_size")
     return Parametrization(
         source="Dey et al. 2025 (arXiv:2505.01618), Table 1",
         parameters=_with_muon(
-            {"adamw": _completep_adamw(alpha)}, lambda grown: _completep_muon(alpha, grown)
+            {"adamw": _in_blocks(_mup_adamw, alpha)},
+            lambda grown: _in_blocks(_mup_muon(grown), alpha, scales_eps=False),
         ),
         forward=_completep_forward(alpha),
         transfers=transfers,
@@ -264,19 +243,21 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
         transfers=("width",),
         follows=("width",),
     ),
-    # α is how fast residual branches shrink with depth. Its source advises 1; 1/2 is Yang et al.'s 2023
-    # (Tensor Programs VI) and 0 gives all to the learning rates, both here to be compared.
+    # α: exponent at which residual branches shrink with depth. The source advises 1. For comparison: 1/2 is
+    # Yang et al.'s 2023 (Tensor Programs VI), and 0 leaves all to the learning rates.
     "completep": _completep(1.0, transfers=("width", "head_size", "depth")),
     "completep_half": _completep(0.5),
     "completep_zero": _completep(0.0),
     "completedp": Parametrization(
         source="Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1, width and depth",
-        parameters=_with_muon({"adamw": _completedp_adamw}, lambda grown: _completep_muon(1.0, grown)),
+        parameters=_with_muon(
+            {"adamw": _completedp_adamw}, lambda grown: _in_blocks(_mup_muon(grown), 1.0, scales_eps=False)
+        ),
         forward=_completep_forward(1.0),
         transfers=("width", "head_size", "depth"),
         follows=("width", "head_size", "depth"),
     ),
-    # Common mistakes, here so that what they cost can be measured.
+    # Common mistakes, to measure their cost.
     "mup_sqrt_attention": Parametrization(
         source="mup, with attention by 1/√d as in SP",
         parameters=_MUP,
@@ -311,7 +292,7 @@ def infer_infshapes(base: Shapes, delta: Shapes, target: Shapes) -> dict[str, In
         target: at the width to train.
 
     Raises:
-        ConfigError: base and delta are the same, which would make every multiplier 1 without a word.
+        ConfigError: base and delta are the same: every multiplier would be 1, silently.
     """
     from mup.shape import make_base_shapes, zip_infshapes
 
@@ -330,10 +311,10 @@ def scaling(
 
     Args:
         parametrization: a key of `PARAMETRIZATIONS`.
-        update_rule: what the update rule that trains the parameter is scaled as (`UpdateRule.scaled_as`).
+        update_rule: scaling name of the update rule (`UpdateRule.scaled_as`).
         parameter: its declaration.
         infshape: from `infer_infshapes`.
-        growth: of the trial.
+        growth: the trial's.
 
     Raises:
         ConfigError: the parametrization has no rule for that update rule.

@@ -1,7 +1,7 @@
-"""A pack's program by the compiler of a TPU, on a machine without one: what it takes, and whether it fits.
+"""Compilation of a pack by a TPU's compiler on a machine without TPUs: memory, cycles, and whether it fits.
 
-torch_xla hands the program over in a process of its own (`program.py`), libtpu compiles it in another
-(`libtpu.py`): torch and jax do not meet.
+One process (`program.py`) has torch_xla write the program, another (`libtpu.py`) compiles it: torch and jax
+do not meet.
 """
 
 from mup_tpu.tpu_compiler.cases import CASES, Case, Checked, check, listed, problems

@@ -1,4 +1,4 @@
-"""Packs of several kinds compiled for a type of TPU, held to what they promise: `mup-tpu doctor --tpu`."""
+"""Checks of packs of several kinds, compiled for a type of TPU: `mup-tpu doctor --tpu`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LARGEST_LOSS = 64 * 2**10
 
 @dataclass(frozen=True)
 class Case:
-    """A pack that is compiled, and what its program must be."""
+    """A pack to compile, and the collectives that its program may have."""
 
     name: str
     trial: Trial
     members: Callable[[int], int]
-    """How many, by the number of devices."""
+    """Number of members, from the number of devices."""
     mesh: str
-    """With `{n}` for the number of devices."""
+    """Mesh, with `{n}` for the number of devices."""
     collectives: Counter[str]
 
     def compile(self, chips: Target) -> Compiled:
-        """Its program for these chips."""
+        """Program for these chips."""
         members = self.members(chips.devices)
         trials = [self.trial.replace(seed=seed) for seed in range(members)]
         return compile_pack(trials, _VOCAB_SIZE, chips, self.mesh.format(n=chips.devices))
@@ -58,16 +58,16 @@ CASES = (
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of one pack."""
+    """Result of one case."""
 
     case: Case
     compiled: Compiled
     problems: list[str]
-    """What it does not keep of what it promised."""
+    """Sentences; none for a program that is as it must be."""
 
 
 def check(chips: Target) -> Iterator[Checked]:
-    """Compile each case for a type of TPU and look at the programs.
+    """Compile each case for a type of TPU and check the programs.
 
     Raises:
         ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses a program.
@@ -78,7 +78,7 @@ def check(chips: Target) -> Iterator[Checked]:
 
 
 def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
-    """What a compiled case does not keep of what it promised."""
+    """Sentences about a program that is not as it must be."""
     promised = case.collectives if chips.devices > 1 else Counter()
     if compiled.collectives != promised:
         yield f"passes data between chips by {listed(compiled.collectives)}, not by {listed(promised)}"
@@ -86,11 +86,11 @@ def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
     if compiled.needed_bytes > there:
         needed = f"{compiled.needed_bytes / 2**30:.1f} GiB"
         yield f"needs {needed}, and a device of {chips.accelerator_type} has {there / 2**30:.0f} GiB"
-    copied = compiled.output_bytes - compiled.aliased_bytes
+    copied = compiled.output_bytes - compiled.alias_bytes
     if copied > _LARGEST_LOSS + 0.02 * compiled.output_bytes:
         yield f"writes {copied} of {compiled.output_bytes} bytes beside where they were, not over them"
 
 
 def listed(collectives: Counter[str]) -> str:
-    """Such as "1 all-reduce"; "nothing" where there are none."""
+    """Text such as "1 all-reduce"; "nothing" for none."""
     return ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())) or "nothing"

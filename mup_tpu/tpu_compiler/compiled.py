@@ -1,4 +1,4 @@
-"""What a TPU's compiler says of a program: memory, collectives, estimated cycles; read from its text."""
+"""Facts about a compiled program: memory, collectives and estimated cycles, read from its text."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class Compiled:
     """A program compiled for a TPU; memory and cycles are of one chip."""
 
     seconds: float
-    """Compilation, on this machine."""
+    """Time of compilation on this machine."""
     argument_bytes: int
     """Parameters, optimizer state and batches."""
     output_bytes: int
     temp_bytes: int
-    """What a step takes beside its arguments, at most."""
-    aliased_bytes: int
-    """Outputs that are written where arguments were."""
+    """Peak of a step's memory beside its arguments."""
+    alias_bytes: int
+    """Outputs written over arguments."""
     text: str
     """The compiled program."""
 
     @property
     def needed_bytes(self) -> int:
-        """All that must fit in the chip's memory at once."""
-        return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temp_bytes
+        """Bytes that the chip's memory must hold at once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
     @property
     def collectives(self) -> Counter[str]:
-        """How many operations of each kind pass data between chips."""
+        """Number of operations of each kind that pass data between chips."""
         return Counter(_COLLECTIVE.findall(self.text))
 
     @property
     def cycles(self) -> Counter[str]:
-        """The compiler's own estimate of a step's cycles by kind of operation; no measurement.
+        """The compiler's estimate of a step's cycles, by kind: products, reductions, copies, other.
 
-        Kinds: products, reductions, copies, other. Operations without an estimate count nothing.
+        Operations without an estimate count nothing.
         """
         found = Counter(products=0, reductions=0, copies=0, other=0)
         for kind, cycles in _estimates(dict(_COMPUTATION.findall(self.text)), self.text):
@@ -58,7 +58,7 @@ class Compiled:
 
 
 def _estimates(computations: dict[str, str], text: str) -> Iterator[tuple[str, int]]:
-    """Kind and cycles of each operation of a step: of the loop's body, or of all where there is no loop."""
+    """Kind and cycles of each operation in the loop's body; without a loop, in the program."""
     bodies = _BODY.findall(text)
     for block in [computations[name] for name in bodies] if bodies else computations.values():
         for line in block.splitlines():

@@ -1,8 +1,8 @@
 """Compiles a program with libtpu: python -m mup_tpu.tpu_compiler.libtpu PROGRAM TOPOLOGY DEVICES OUT
 
-PROGRAM is HLO as text, as XLA dumps it before optimisation. Writes the compiled text to OUT, and prints
-seconds and sizes as JSON. Needs jax 0.7.1, whose private parts it uses, and the libtpu that torch_xla pins;
-no TPU, and no torch in this process.
+PROGRAM is HLO text, dumped by XLA before optimisation. Writes the compiled text to OUT, and prints seconds
+and sizes as JSON. Needs jax 0.7.1, for its private parts, and the libtpu that torch_xla pins; no TPU, and no
+torch in this process.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# libtpu shall neither look for a TPU nor ask a cloud's metadata, keep no log, and not mind another libtpu.
+# For libtpu: no search for a TPU, no request to a cloud's metadata, no log, no lock against another libtpu.
 os.environ |= {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v4-8", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0", "TPU_LOG_DIR": "disabled", "JAX_PLATFORMS": "cpu",
@@ -26,8 +26,8 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
 
     Args:
         program: HLO text.
-        topology: "v4:2x2x1".
-        count: devices of it, from the first on.
+        topology: such as "v4:2x2x1".
+        count: its first devices to use.
     """
     import numpy as np
     from jax.experimental import topologies
@@ -35,7 +35,7 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
 
     # Cores of v4 and v5p work as one device, "megacore".
     more: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith(("v4", "v5p")) else {}
-    if topology.endswith(":1x1"):  # hosts have four chips where nothing is said
+    if topology.endswith(":1x1"):  # a host has four chips by default
         more["chips_per_host_bounds"] = (1, 1, 1)
     described = topologies.get_topology_desc(platform="tpu", topology_name=topology, **more)
     devices: list[Any] = described.devices[:count]
@@ -59,7 +59,7 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
 
 
 def _stablehlo(program: str) -> bytes:
-    """The program as libtpu's client takes it; the conversion forgets which buffers are donated."""
+    """The program for libtpu's client; the conversion loses donated buffers, so they are marked again."""
     from jax._src.interpreters import mlir
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir
@@ -84,7 +84,7 @@ def _stablehlo(program: str) -> bytes:
 
 
 def donated_parameters(program: str) -> set[int]:
-    """Numbers of the parameters that a program may write its results over."""
+    """Numbers of parameters that a program may write its results over."""
     header = program.partition("\n")[0]
     found = re.search(r"buffer_donor=\{ (.*?) \}(?:,|$)", header)
     return {int(number) for number in re.findall(r"\((\d+), \{\}\)", found[1])} if found else set()

@@ -1,4 +1,4 @@
-"""From trials to a compiled program, through the two processes."""
+"""Compilation of trials to a program, through two processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.tpu_compiler.compiled import Compiled
 
 STEPS = 100
-"""Of the stretch that is compiled; the program holds them as a loop."""
+"""Steps of the compiled stretch; they are a loop in the program."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Target:
 
     accelerator_type: str
     topology: str
-    """As libtpu names it."""
+    """Name in libtpu."""
     devices: int
 
 
@@ -52,7 +52,7 @@ def target(accelerator_type: str) -> Target:
     """The chips of a type such as v4-8.
 
     Raises:
-        ConfigError: none of those that libtpu was seen to compile for.
+        ConfigError: a type for which libtpu was not tested.
     """
     if accelerator_type not in TARGETS:
         raise ConfigError(f"TPU type {accelerator_type!r} is not one of {', '.join(TARGETS)}")
@@ -62,14 +62,14 @@ def target(accelerator_type: str) -> Target:
 def compile_pack(
     trials: Sequence[Trial], vocab_size: int, chips: Target, mesh: str = "auto", timeout_s: float = 1800.0
 ) -> Compiled:
-    """Compile what torch_xla hands over of a pack's training, for chips that need not be here.
+    """A pack's training compiled for chips that need not be here.
 
     Args:
         trials: the pack's members.
         vocab_size: tokens of the vocabulary.
-        chips: what for.
+        chips: chips to compile for.
         mesh: as `RunOptions.mesh`.
-        timeout_s: seconds that each of the two processes may take.
+        timeout_s: most seconds of each process.
 
     Raises:
         ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
@@ -85,10 +85,9 @@ def hand_over(
     timeout_s: float = 1800.0,
     forms: Mapping[str, Any] = {},
 ) -> str:
-    """The program of a stretch of a pack's training as torch_xla hands it over to XLA; arguments as above and
-    as `Pack`'s.
+    """The program of a stretch of a pack's training that torch_xla hands over to XLA.
 
-    Its process ends there, before XLA's CPU compiler takes its time.
+    Arguments are those of `compile_pack` and `Pack`. The process ends before XLA's CPU compiler starts.
     """
     _check_installed()
     asked = {
@@ -125,7 +124,7 @@ def hand_over(
 
 
 def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> Compiled:
-    """Compile what `hand_over` returned, made for as many devices as the chips have.
+    """Compile a program that `hand_over` made for the same number of devices.
 
     Raises:
         ConfigError: the compiler refuses the program.
@@ -144,14 +143,7 @@ def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> C
         if result.returncode:
             raise ConfigError(f"libtpu does not compile the pack for {chips.topology}: {_why(result.stderr)}")
         found = json.loads(result.stdout.splitlines()[-1])
-        return Compiled(
-            found["seconds"],
-            found["argument_bytes"],
-            found["output_bytes"],
-            found["temp_bytes"],
-            found["alias_bytes"],
-            out.read_text(),
-        )
+        return Compiled(**found, text=out.read_text())
 
 
 def _check_installed() -> None:
@@ -166,7 +158,7 @@ def _check_installed() -> None:
 
 
 def _package_folder() -> str:
-    """Where the package lies, for processes started elsewhere than in the checkout."""
+    """PYTHONPATH with the package's folder, for processes that start outside of the checkout."""
     return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
 
 

@@ -1,7 +1,7 @@
 """Makes a pack and hands a stretch of its training over to XLA: python -m mup_tpu.tpu_compiler.program
 
-Run with PJRT_DEVICE=CPU and XLA told to dump programs; `pack.py` ends it once the program is there, so that
-the CPU need not compile or run it. The pack comes as JSON on standard input.
+`pack.py` runs it with PJRT_DEVICE=CPU and XLA's option to dump programs, and ends it once the program is
+there: the CPU need not compile or run it. The pack comes as JSON on standard input.
 """
 
 import json
@@ -15,7 +15,7 @@ from mup_tpu.training.pack import Pack
 
 
 def main() -> None:
-    """Train one stretch on made-up tokens."""
+    """Train one stretch on tokens that are all 0."""
     asked = json.load(sys.stdin)
     trials = [Trial().replace(**fields) for fields in asked["trials"]]
     data = trials[0].data

@@ -3,12 +3,11 @@
 A pack of 16 is one checkpoint:
 
     step-00000500/tensors.safetensors   parameters, optimizer state and losses of all members
-    step-00000500/meta.json             written last, with checksums of the other and of itself: it makes this
-                                        a checkpoint
+    step-00000500/meta.json             written last, with checksums of both files: it makes this a checkpoint
 
-Object stores have no rename, so both kinds of folder go by that marker. One that is half-written or damaged
-is recognised by it, and the one before is used. Several drivers may train the same pack: each writes the same
-tensors, and one that has ended removes them under the others, who write theirs again.
+Object stores have no rename, so meta.json is the marker in both kinds of folder. Without a valid one, the
+checkpoint is half-written or damaged, and the previous one is used. Several drivers may train the same pack:
+each writes the same tensors; a driver that ends removes them, and the others write theirs again.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import Folder, checksum, patiently
 
 KEEP = 2
-"""Checkpoints kept beside the best: the last, and one before it in case the last is damaged."""
+"""Checkpoints kept beside the best: the last, and the previous one in case the last is damaged."""
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
 
 _TRIES = 5
-"""Times a checkpoint is written where another driver removes the folder meanwhile."""
+"""Times that a checkpoint is written if another driver removes the folder meanwhile."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a pack needs to go on."""
+    """State of a pack after a step."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -60,21 +59,21 @@ def save(
     meta: Mapping[str, Any],
     evaluation_loss: float | None = None,
 ) -> None:
-    """Write the checkpoint of `step`; then drop all but the last `KEEP`, the best and what is open.
+    """Write the checkpoint of `step`; then drop all except the last `KEEP`, the best and open ones.
 
     Args:
         path: the pack's folder of checkpoints, or its fsspec URL.
         step: steps done.
         tensors: by name, from any device.
-        meta: plain values for meta.json; `trial_ids` tells one pack's checkpoints from another's, `is_open`
-            says that a longer run can go on from it.
-        evaluation_loss: held-out loss of the pack's best member at this very step, if it was evaluated.
+        meta: plain values for meta.json; `trial_ids` names the pack, `is_open` says that a longer run can go
+            on from here.
+        evaluation_loss: held-out loss of the pack's best member at this step; None without an evaluation.
 
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
 
     Warns:
-        UserWarning: it was removed by others as often as it was written.
+        UserWarning: others removed it each time that it was written.
     """
     on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     for left in reversed(range(_TRIES)):
@@ -84,33 +83,32 @@ def save(
             patiently(partial(_write, folder, f"step-{step:08d}", on_host, content))
             break
         except (OSError, SafetensorError) as error:
-            # FileExistsError: the folder was there when it was to be made, and gone when that was looked at;
-            # or there is a file in its place.
+            # FileExistsError: the folder appeared and vanished while it was made; or a file is in its place.
             gone = isinstance(error, FileNotFoundError)
             gone |= isinstance(error, FileExistsError) and not os.path.isfile(error.filename or path)
             if left and gone:
                 continue
             if not gone:
                 raise StoreError(f"checkpoint folder {path} cannot be written: {reason(error)}") from None
-            # Who trains the same pack and is ahead drops what is older than its own, every time.
+            # A driver that is ahead with the same pack drops checkpoints older than its own, every time.
             warnings.warn(
                 f"the checkpoint of step {step} in {path} was removed each of {_TRIES} times that it was "
                 "written, as by another driver of the same trials that is ahead; training goes on without it",
                 stacklevel=2,
             )
             return
-    with contextlib.suppress(OSError):  # what could not be dropped is dropped after the next
+    with contextlib.suppress(OSError):  # the next checkpoint tries again
         _drop_old(folder, content)
 
 
 def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
-    """Write one checkpoint; what is there of this step is none before its tensors change."""
+    """Write one checkpoint; an earlier one of this step loses its marker first."""
     folder.remove(f"{name}/{_META}")
     with folder.writing(f"{name}/{_TENSORS}") as file:
         try:
             save_file(tensors, file)
         except SafetensorError:
-            if not file.parent.is_dir():  # its error has no type or number that would say so
+            if not file.parent.is_dir():  # safetensors' error has no type or number for this
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise
         content["sha256"] = checksum(file)
@@ -136,7 +134,7 @@ class CheckpointWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        with contextlib.suppress(OSError):  # a folder that cannot be reached is said where it is written
+        with contextlib.suppress(OSError):  # writing reports a folder that cannot be reached
             Folder(path).remove_leftovers()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
@@ -144,10 +142,10 @@ class CheckpointWriter:
     def save(
         self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], evaluation_loss: float | None
     ) -> None:
-        """As `save`, but back once all is copied to host memory; waits for the one before.
+        """`save`, in the thread; returns once all is copied to host memory, after the previous checkpoint.
 
         Raises:
-            StoreError: the one before could not be written.
+            StoreError: the previous one could not be written.
         """
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -156,17 +154,17 @@ class CheckpointWriter:
         )
 
     def wait(self) -> None:
-        """Wait until what was saved is written.
+        """Wait until the checkpoint is written.
 
         Raises:
-            StoreError: it could not be.
+            StoreError: it could not be written.
         """
         write, self._in_flight = self._in_flight, None
         if write is not None:
             write.result()
 
     def close(self) -> None:
-        """Wait, and only warn of a failure: a pack at its end must not lose what it has trained."""
+        """Wait, and only warn of a failure: a pack at its end must not lose its results."""
         try:
             self.wait()
         except StoreError as error:
@@ -174,7 +172,7 @@ class CheckpointWriter:
 
 
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The last checkpoint that is whole, or None; says so when it passes over a damaged one.
+    """The last whole checkpoint, or None, with a warning about damaged ones.
 
     Raises:
         StoreError: the folder is there but cannot be read.
@@ -185,7 +183,7 @@ def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
 
 
 def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The checkpoint of least evaluation loss that is whole, or None where no evaluation fell on one.
+    """The whole checkpoint of least evaluation loss, or None without an evaluation.
 
     Raises:
         StoreError: the folder is there but cannot be read.
@@ -196,7 +194,7 @@ def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
 
 
 def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
-    """What the checkpoints of a folder say of themselves, by name; without those that are damaged.
+    """Contents of meta.json of the checkpoints in a folder, by name, without damaged ones.
 
     Raises:
         StoreError: the folder is there but cannot be read.
@@ -207,7 +205,7 @@ def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
 
 
 def load(folder: Folder, name: str) -> Checkpoint | None:
-    """One checkpoint by its name, or None, with a warning, where it is damaged.
+    """One checkpoint by its name; None, with a warning, if it is damaged.
 
     Raises:
         StoreError: the folder is there but cannot be read.
@@ -235,9 +233,9 @@ def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
 
 
 def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
-    """Keep the last of this pack up to the one just written, its best, and that which longer runs go on from.
+    """Keep the pack's last checkpoints up to the new one, its best, and open ones.
 
-    Later ones are damaged, or the pack would have gone on from them.
+    Later ones are damaged: otherwise the pack would have gone on from them.
     """
     metas = {name: _meta(folder, name) for name in _steps(folder)}
     own = {
@@ -251,7 +249,7 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
 
 
 def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of those that were evaluated, the least evaluation loss first."""
+    """Names of checkpoints with an evaluation, the least loss first."""
     losses = {name: meta.get("evaluation_loss") for name, meta in metas.items()}
     return [name for loss, name in sorted((loss, name) for name, loss in losses.items() if loss is not None)]
 
@@ -268,11 +266,11 @@ def _meta(folder: Folder, name: str) -> dict[str, Any] | None:
 
 
 def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
-    """What meta.json of a checkpoint says.
+    """Contents of a checkpoint's meta.json.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or says what cannot be.
+        ValueError: it is damaged, or a value is impossible.
     """
     try:
         meta = json.loads(folder.read(f"{name}/{_META}"))

@@ -1,7 +1,7 @@
-"""More steps for trials that have ended: a longer run goes on from a checkpoint up to which both are one.
+"""More steps for trials that have ended: a longer run goes on from a checkpoint of the same steps.
 
-Batches are a function of (data seed, step), so what must agree is the updates: a schedule may not know its
-end before the checkpoint, and no rule may follow the number of steps.
+Batches are a function of (data seed, step). Updates must agree too: before the checkpoint a schedule may not
+depend on its end, and no rule may follow the number of steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mup_tpu.files import Folder
 
 
 def open_steps(trial: Trial) -> int:
-    """The first steps that are the same however long the run is; 0 where there are none."""
+    """Number of first steps that do not depend on the length of the run; 0 for none."""
     t = trial.train
     if t.schedule not in ("constant", "wsd") or 0 < t.warmup < 1:
         return 0
@@ -27,7 +27,7 @@ def longer(trial: Trial, steps: int) -> Trial:
     """The trial with more steps.
 
     Raises:
-        ConfigError: it would not be the same run at first, or has no more steps.
+        ConfigError: it has no more steps, or its first steps would differ.
     """
     t, o, asked = trial.train, trial.optimizer, f"continue_to {steps}"
     if steps <= t.steps:
@@ -59,17 +59,17 @@ def begin(
     trial_id: Callable[[Trial], str],
     folder: str,
 ) -> int:
-    """Write a checkpoint for a pack to go on from, of checkpoints of the same trials with fewer steps.
+    """Write a checkpoint for a pack to go on from, made of checkpoints of the same trials with fewer steps.
 
     Args:
-        root: where packs have their folders of checkpoints.
+        root: folder of all packs' folders of checkpoints.
         trials: the pack, with more steps.
         shorter: the same trials with fewer steps.
-        trial_id: of a trial.
-        folder: of the pack's checkpoints.
+        trial_id: id of a trial.
+        folder: folder of the pack's checkpoints.
 
     Returns:
-        Steps that it goes on from; 0 where not all of its trials have a checkpoint of one step.
+        Steps before that checkpoint; 0 if the trials have no checkpoints of a common step.
 
     Raises:
         StoreError: the folder cannot be read or written.
@@ -92,13 +92,13 @@ def begin(
 
 
 def _common(root: Folder, trial_ids: Sequence[str], most: int) -> dict[str, tuple[str, str]]:
-    """Trial -> pack and step of a checkpoint that holds it, all of the latest step that all of them have."""
+    """Trial -> pack and name of its checkpoint, at the latest step that all trials have."""
     by_step: dict[int, dict[str, tuple[str, str]]] = {}
     for pack, name, meta in _metas(root):
         if not 0 < meta.get("step", 0) <= most:
             continue
         for k, trial_id in enumerate(meta["trial_ids"]):
-            # One that was stopped for being behind has no more, and a longer run might not have been.
+            # Not a trial that halving stopped: a longer run might have kept it.
             if trial_id in trial_ids and meta["statuses"][k] != "stopped":
                 by_step.setdefault(meta["step"], {})[trial_id] = (pack, name)
     whole = [step for step, held in by_step.items() if len(held) == len(set(trial_ids))]
@@ -120,7 +120,7 @@ _NEEDED = {"trial_ids", "members", "statuses", "ended_at", "reasons", "validatio
 def _joined(
     root: Folder, found: dict[str, tuple[str, str]], trial_ids: Sequence[str], steps: int
 ) -> tuple[dict[str, Any], dict[str, Any], int] | None:
-    """Tensors, meta and step of one checkpoint for these trials with so many steps; None: one is damaged."""
+    """Tensors, meta and step of one checkpoint for these trials with more steps; None if one is damaged."""
     import torch
 
     from mup_tpu.training.checkpoint import load

@@ -1,10 +1,10 @@
-"""The coordinate check: how large each layer's activations and their updates are along a scale.
+"""The coordinate check: sizes of each layer's activations and of their updates along a scale.
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1: after a few steps, no coordinate of any activation should
-grow with width. Measured as the root mean square of each module's output on a fixed batch, and of its change
-since init. Along the depth, layers of the same kind are taken together, and there is more to see: what blocks
-add to the residual stream, and how far each is from its linearization (Dey et al. 2025, arXiv:2505.01618,
-section 6 and figures 6 and 7).
+grow with width. The size is the root mean square of a module's output on a fixed batch, or of its change since
+init. Along the depth, layers of one kind are taken together, and blocks are measured too: their addition to
+the residual stream, and their distance from their linearization (Dey et al. 2025, arXiv:2505.01618, section 6
+and figures 6 and 7).
 
 Shapes: B sequences, T tokens.
 """
@@ -28,7 +28,7 @@ from mup_tpu.models import Declaration, Forms, architecture_of
 from mup_tpu.training.pack import Pack
 
 CELL = ("setting", "parametrization", "seed")
-"""Columns that, with the scale's, name what was trained."""
+"""Columns that, with the scale's, name a trained trial."""
 
 
 def measure(
@@ -42,25 +42,24 @@ def measure(
     """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
 
     Args:
-        trial: what to train and for how many steps; the scale's field, parametrization and seed are
-            replaced. The probe is the first held-out batch.
-        scale: the way of growing. Where the trial has no base along it, its smallest value is the base.
+        trial: trial to train, with its steps; the scale's field, parametrization and seed are replaced. The
+            probe is the first held-out batch.
+        scale: axis of growth. Its smallest value is the base, if the trial has none.
         parametrizations: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
-        stored: what was measured before, of these trials or others; it is not measured again.
-        say: told which point is being measured.
+        stored: earlier measurements, which are not repeated.
+        say: told the name of each point.
 
     Yields:
-        After each point and parametrization all measurements so far, those stored first; at least once.
-        Tidy table: setting (an id of the trial but for scale, parametrization and seed), parametrization,
-        optimizer, tied, the scale's column, seed, step, layer, quantity, rms. Steps count the updates made.
-        Quantities are "activation" and "update", the change since init; along the depth also
-        "linearization", a block's relative distance from its own.
+        All measurements so far, stored ones first, at the start and after each point and parametrization.
+        Tidy table: setting (id of the trial without scale, parametrization and seed), parametrization,
+        optimizer, tied, the scale's column, seed, step, layer, quantity, rms. Steps count updates. Quantities
+        are "activation" and "update", the change since init; along the depth also "linearization", a block's
+        relative distance from its linearization.
 
     Raises:
-        ConfigError: the scale is not one that a trial can be checked along.
-        StoreError: trials of the same optimizer and tying, otherwise of another setting, are stored, or
-            something else.
+        ConfigError: a trial does not grow along the scale.
+        StoreError: another table is stored, or trials of the same optimizer and tying with other settings.
     """
     trial = _with_base(trial, scale)
     setting = _setting(trial, scale)
@@ -94,10 +93,10 @@ def measure(
 
 
 def _with_base(trial: Trial, scale: Axis) -> Trial:
-    """The trial with a base along the scale: a rule without one would count nothing as grown."""
+    """The trial with a base along the scale: without one, no rule would count growth."""
     if scale.field == "seed" or not scale.is_numeric:
         raise ConfigError(
-            f"scale {scale.field} of a coordinate check is no way of growing; take a number of a trial, such "
+            f"scale {scale.field} of a coordinate check is no axis of growth; take a number of a trial, such "
             "as width, depth or batch_size"
         )
     base = f"base_{scale.field}"
@@ -105,7 +104,7 @@ def _with_base(trial: Trial, scale: Axis) -> Trial:
 
 
 def _setting(trial: Trial, scale: Axis) -> str:
-    """An id of all that the measurements of one check share."""
+    """Id of the settings that the measurements of one check share."""
     usual = trial.model.base_width if scale.field == "width" else Trial().flat()[scale.field]
     alike = trial.replace(**{scale.field: usual}, parametrization="mup", seed=0)
     return alike.trial_id(data.load(trial.data).fingerprint)
@@ -156,7 +155,7 @@ def _measure_pack(members: list[Trial], steps: int, by_kind: bool) -> list[dict]
 
 
 def _kinds(declaration: Declaration) -> dict[str, list[str]]:
-    """Layers along the depth: those of a kind in all blocks together, and the stream behind the last."""
+    """Layers along the depth: each kind in all blocks together, and the stream after the last block."""
     last = len(declaration.blocks) - 1
     layers: dict[str, list[str]] = {}
     for name, module in declaration.probes.items():
@@ -172,7 +171,7 @@ def _kinds(declaration: Declaration) -> dict[str, list[str]]:
 
 
 def _added(block: int) -> str:
-    """Name of what a block adds to the residual stream."""
+    """Name of a block's addition to the residual stream."""
     return f"block {block}"
 
 
@@ -184,21 +183,15 @@ def _rms(tensors: Iterable[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class _Expansion:
-    """What the blocks of a member are expanded around: their state at one step, on the probe batch."""
+    """Point of a member's linearization: parameters and inputs of its blocks at one step."""
 
     parameters: dict[str, Tensor]
     inputs: list[tuple[Any, ...]]
-    """What each block was called with; first comes the stream."""
+    """Arguments of each block; the first is the stream."""
 
 
 class _Probed:
-    """A pack's network, with a forward hook on each module that its architecture declares as a probe.
-
-    Args:
-        pack: the members.
-        probe_BT: tokens on which they are measured.
-        by_kind: whether blocks are measured too, and layers of a kind go together.
-    """
+    """A pack's network with a forward hook on each declared probe; `by_kind` measures blocks too."""
 
     def __init__(self, pack: Pack, probe_BT: Tensor, by_kind: bool) -> None:
         self._pack, self._probe_BT = pack, probe_BT
@@ -215,7 +208,7 @@ class _Probed:
         for label, module in declaration.probes.items():
             self._network.get_submodule(module).register_forward_hook(self._keep(label))
         self.layers = {name: [name] for name in (*declaration.probes, "logits")}
-        """Names of the activations that each layer of the table is made of."""
+        """Layer of the table -> names of its activations."""
         if by_kind:
             self.layers = _kinds(declaration)
             for i, module in enumerate(declaration.blocks):
@@ -233,23 +226,23 @@ class _Probed:
 
     @torch.no_grad()
     def activations(self, member: int) -> dict[str, Tensor]:
-        """Output of each part of a member's network, in order from input to logits."""
+        """Output of each probe of a member's network, in order from input to logits."""
         pack = self._pack
         values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
         logits = functional_call(self._network, values, (self._probe_BT,), tie_weights=True)
         return self._outputs | {"logits": logits}
 
     def expansion(self, member: int) -> _Expansion:
-        """A member's blocks as they are now."""
+        """Point of a member's linearization now."""
         self.activations(member)
         parameters = {name: p.clone() for name, p in self._pack.member_parameters(member).items()}
         return _Expansion(parameters, [self._called[i] for i in range(len(self._pack.declaration.blocks))])
 
     def distance_from_linearization(self, member: int, around: _Expansion) -> float:
-        """How far a member's blocks are from linear in what their parameters have changed: |f - g| / |g|.
+        """Distance of a member's blocks from their linearization in their parameters: |f - g| / |g|.
 
-        f is what a block adds to the stream it was expanded at, as a function of its own parameters, and g
-        its first-order expansion; both norms are over all blocks.
+        f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
+        expansion of f; both norms are over all blocks.
         """
         parameters = self._pack.member_parameters(member)
         off, linear = [], []
@@ -263,7 +256,7 @@ class _Probed:
         return _rms(off) / _rms(linear)
 
     def _added_by(self, name: str, inputs: tuple[Any, ...]) -> Callable[[dict[str, Tensor]], Tensor]:
-        """What a block adds to a given stream, as a function of its parameters."""
+        """A block's addition to a given stream, as a function of its parameters."""
         block = self._network.get_submodule(name)
         return lambda parameters: functional_call(block, parameters, inputs) - inputs[0]
 

@@ -1,7 +1,7 @@
 """Successive halving inside a pack: a member whose loss is hopeless at a rung is trained no further.
 
-After Jamieson & Talwalkar 2016 (arXiv:1502.07943), but by how far a member is behind instead of by its rank:
-the curve around the optimum is what a sweep is for, so that no member near the best may go.
+After Jamieson & Talwalkar 2016 (arXiv:1502.07943), with a member's distance from the best in place of its
+rank: a sweep needs the curve around the optimum, so members near the best stay.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 RUNGS = ((0.5, 0.15), (0.75, 0.10))
-"""Share of the steps, and nat per token behind the best from which a member stops there. Not earlier: in its
-first quarter a run's order of learning rates is that of the warm-up (benchmarks/halving.py)."""
+"""Share of the steps, and nat per token behind the best above which a member stops. None in the first
+quarter: the warm-up decides the order of learning rates there (benchmarks/halving.py)."""
 
 RECENT = 0.1
-"""Share of the steps, up to a rung, whose mean training loss is compared; members see the same batches."""
+"""Share of the steps, before a rung, in the compared mean of training losses; batches are the same."""
 
 
 def rungs(steps: int) -> dict[int, float]:
-    """Step of each rung -> nat per token behind the best from which a member stops there."""
+    """Step of each rung -> nat per token behind the best above which a member stops."""
     return {max(1, round(share * steps)): gap for share, gap in RUNGS}
 
 
 def behind_best(recent_SK: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:
-    """How far each member's mean loss is behind the best of its group, nat per token.
+    """Distance of each member's mean loss from the best of its group, nat per token.
 
     Args:
-        recent_SK: training losses of S steps of K members; nan for those that have ended.
-        groups: what each member is compared within.
+        recent_SK: training losses of S steps of K members; nan for members that have ended.
+        groups: group of each member.
 
     Returns:
-        One number a member; nan for those that have ended.
+        One number a member; nan for members that have ended.
     """
     means_K = recent_SK.mean(axis=0)
     gaps_K = np.full(len(groups), np.nan)

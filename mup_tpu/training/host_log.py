@@ -1,7 +1,7 @@
-"""Log files of packs, in the folder logs of their results: one for each process, named by its host.
+"""Log files of packs, in the folder logs of their results: one a process, named by its host.
 
-Packs log to the logger "mup_tpu", as any library does. Where workers on several hosts train for one results
-folder their driver sees no output of theirs, so each of them keeps its own, warnings included.
+Packs log to the logger "mup_tpu". A driver sees no output of workers on other hosts, so each worker keeps its
+own log, warnings included.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ _parts = itertools.count()
 
 @contextlib.contextmanager
 def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[None]:
-    """Keep what packs log in `logs/HOST-PID.log` of a results folder.
+    """Keep the log of packs in `logs/HOST-PID.log` of a results folder.
 
-    A bucket's objects cannot be added to, so there the log is in parts, `HOST-PID.0.log` and so on. Where it
-    cannot be kept (a driver's folder that this host may not make) training goes on without, and says so.
-    Where nobody shows these lines, those that warn are printed to stderr too: what a bucket that does not
-    answer makes wait cannot be read in a log that lies there.
+    Objects of a bucket cannot grow, so there the log is in parts, `HOST-PID.0.log` and so on. If it cannot be
+    kept (a driver's folder that this host may not make), training goes on with a warning. Without another
+    handler, warnings go to stderr too: a log in a bucket that does not answer cannot be read.
 
     Args:
         results: the folder, or its fsspec URL; None keeps nothing.
@@ -68,9 +67,9 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def _warnings_shown(name: str) -> Iterator[None]:
-    """What a logger warns of goes to stderr, as where it has no handler, unless it has one by now.
+    """Print a logger's warnings to stderr if it has no handler yet.
 
-    That handler comes first: the one of the log may be waiting for the bucket, and lets no other line pass.
+    This handler comes first: the log's own may wait for the bucket, and blocks other lines.
     """
     logger, shows = logging.getLogger(name), logging.lastResort
     if shows is None or logger.handlers:
@@ -85,9 +84,9 @@ def _warnings_shown(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
-    """Hand what loggers say, from level INFO on, to a handler; it is closed at the end.
+    """Hand lines of loggers, from level INFO on, to a handler, and close it at the end.
 
-    Lines that it cannot write are lost, which is said once.
+    One message reports lines that it cannot write; they are lost.
     """
     handler.handleError = _say_once()  # type: ignore[assignment, method-assign]
     found = [logging.getLogger(name) for name in loggers]
@@ -95,7 +94,7 @@ def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
     for logger in found:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False  # or what a library has hung to the root logger would say it all again
+        logger.propagate = False  # a handler at the root logger would repeat all lines
     try:
         yield
     finally:
@@ -103,12 +102,12 @@ def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagates
-        with contextlib.suppress(OSError):  # what could not be written still cannot
+        with contextlib.suppress(OSError):  # lines that could not be written still cannot
             handler.close()
 
 
 def _say_once() -> Callable[[logging.LogRecord], None]:
-    """What a handler does about lines that it cannot write: logging's own is a traceback for each."""
+    """Error handler of a log: one message in place of logging's traceback a line."""
     said: list[str] = []
 
     def say(record: logging.LogRecord) -> None:
@@ -122,7 +121,7 @@ def _say_once() -> Callable[[logging.LogRecord], None]:
 
 
 class _UploadHandler(logging.Handler):
-    """Uploads the newest lines every half minute, and what is left when it is closed."""
+    """Handler that uploads the newest lines every half minute, and the rest when it is closed."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         super().__init__()
@@ -151,4 +150,4 @@ class _UploadHandler(logging.Handler):
         try:
             self._folder.write(f"{self._name}.{self._part}.log", "".join(self._lines).encode())
         except OSError:
-            self.handleError(record)  # training does not end for its log
+            self.handleError(record)  # training goes on without its log

@@ -1,4 +1,4 @@
-"""Members in turns: each goes through the step alone, by torch's fused functions; fast on CPUs.
+"""Members in turns: each makes its step alone, by torch's fused functions; fast on CPUs.
 
 Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
 """
@@ -21,7 +21,7 @@ from mup_tpu.training.optimizer import MemberOptimizer
 
 
 class InTurns(Members):
-    """Members in turns; those that have ended are passed over."""
+    """Members in turns, without members that have ended."""
 
     def __init__(self, stack: Stack, steps_done: int) -> None:
         self._micro_batches = stack.micro_batches
@@ -48,7 +48,7 @@ class InTurns(Members):
 
     @staticmethod
     def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """On a CPU our own forms; torch.compile fuses torch's better, and in bf16 ours are too coarse."""
+        """Own forms on a CPU; torch's for torch.compile, which fuses them, and for bf16."""
         in_blocks = device.torch_device.type == "cpu" and not compile and trial.train.precision != "bf16"
         return {
             "attention": choose_form(False, in_blocks, trial.data.sequence_length),

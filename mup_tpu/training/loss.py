@@ -13,21 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
 MemberLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 """Mean cross-entropy in nat per token, from a member's parameters, its buffers and tokens_BT1."""
 
 
 def member_loss(network: nn.Module, vocab_size: int, precision: str, device: torch.device) -> MemberLoss:
-    """Loss of one member.
-
-    Args:
-        network: module without weights, tokens_BT to logits_BTV.
-        vocab_size: tokens of the vocabulary.
-        precision: `TrainConfig.precision`.
-        device: where the tensors are.
-    """
+    """Loss of one member, by a network without weights, from tokens_BT to logits_BTV."""
     bf16, by_xla = precision == "bf16", device.type == "xla"
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
@@ -39,7 +33,7 @@ def member_loss(network: nn.Module, vocab_size: int, precision: str, device: tor
         logits_NV = logits_NV.float() if bf16 else logits_NV
         if not by_xla:
             return functional.cross_entropy(logits_NV, targets_N)
-        # For class indices TPU compilers gather the targets of all members on every chip.
+        # With class indices, TPU compilers gather the targets of all members on every chip.
         vocabulary_V = torch.arange(vocab_size, device=targets_N.device, dtype=targets_N.dtype)
         is_target_NV = targets_N[:, None] == vocabulary_V
         return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
@@ -54,7 +48,7 @@ def micro_batches(tokens_BT1: Tensor, count: int) -> Iterator[tuple[Tensor, floa
 
 
 def over_micro_batches(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """A function whose results are means over its last argument, a batch, computed part by part."""
+    """A function of a batch, its last argument, computed part by part; results are means over the batch."""
     if count == 1:
         return function
 
@@ -77,8 +71,8 @@ def over_micro_batches(function: Callable[..., Any], count: int) -> Callable[...
 def backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
     """Run backward in the calling thread.
 
-    XLA's own thread would hold on to a gradient for a moment after backward has returned. Every tensor that
-    lives when a step is handed over is an output of its program, so another program would be compiled: up to
-    three times in 50 steps on a busy host.
+    XLA's thread for backward holds a gradient for a moment after backward has returned. Every live tensor is
+    an output of the program that is handed over, so another program would be compiled: up to three times in
+    50 steps on a busy host.
     """
     return torch.autograd.set_multithreading_enabled(False)

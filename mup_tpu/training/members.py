@@ -1,4 +1,4 @@
-"""The interface that a pack has to its executions: members in turns, and members stacked.
+"""Interface of a pack's executions: members in turns, and members stacked.
 
 Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
 """
@@ -23,7 +23,7 @@ from mup_tpu.training.optimizer import State
 
 @dataclass(frozen=True)
 class Stack:
-    """Rows of members on the device, and how each is computed."""
+    """Rows of members on the device, and their computation."""
 
     device: Device
     loss: MemberLoss
@@ -38,12 +38,12 @@ class Stack:
     parameters: dict[str, Tensor]
     """Tensors (R, ...), which training changes in place."""
     state: State
-    """Optimizer state, likewise."""
+    """Optimizer state, changed in place too."""
     buffers: dict[str, Tensor]
     """Forward factors."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function through torch.compile where that is asked for."""
+        """The function through torch.compile, if asked for."""
         return torch.compile(function, dynamic=False) if self.compile else function
 
 
@@ -61,11 +61,11 @@ class Members(ABC):
     @staticmethod
     @abstractmethod
     def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Fields of `mup_tpu.models.Forms` that make the network of such a trial fast in this execution."""
+        """Fields of `mup_tpu.models.Forms` that are fast in this execution."""
 
     @staticmethod
     def longest_stretch(device: Device, batch_bytes: int) -> int:
-        """Most steps that are best handed over at once (`Device.longest_stretch`)."""
+        """Most steps to hand over at once (`Device.longest_stretch`)."""
         return 1
 
     @abstractmethod
@@ -73,12 +73,12 @@ class Members(ABC):
         """Train on the first batches of a stack, one a step.
 
         Args:
-            tokens_SBT1: batches, at least as many as steps.
-            steps: numbers of the steps, which schedules follow.
-            live: rows to train; others may be trained too.
+            tokens_SBT1: at least one batch a step.
+            steps: numbers of the steps, for schedules.
+            live: rows to train; other rows may train too.
 
         Returns:
-            losses_SR before each update; entries after the last step are no losses.
+            losses_SR before each update; entries after the last step are meaningless.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Memory that a pack needs, estimated before it is made: a pack that does not fit is split instead of dying.
+"""Memory of a pack, estimated beforehand: a pack that does not fit is split.
 
-The estimate counts numbers that autograd keeps for the backward pass, per token and layer, as the
-architecture declares them, after Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout.
-Tests hold it to measured peaks, and for XLA to the TPU compilers' needs (`benchmarks/tpu_memory.csv`).
+The estimate counts numbers that autograd keeps for the backward pass, per token and layer, by the
+architecture's declaration, after Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout.
+Tests compare it with measured peaks, and for XLA with the TPU compilers' needs (`benchmarks/tpu_memory.csv`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.optimizer import state_slots
 
 _IN_PIECES = 1.1
-"""Memory that malloc holds for temporary tensors over their size: up to 1.15 in processes (measured)."""
+"""Factor of malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)."""
 _SCANNED_VECTORS = 3.5
-"""Vectors of the model's width that a block of a loop keeps a token."""
+"""Vectors of the model's width that a block of XLA's loop keeps, a token."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Counts:
     trial: Trial
     vocab_size: int
     members: int
-    """On each device."""
+    """Members on each device."""
     mesh: MeshShape
     micro_batches: int
 
@@ -56,7 +56,7 @@ class _Counts:
 
     @property
     def pairs(self) -> int:
-        """Pairs of heads and positions; times tokens, scores of attention."""
+        """Heads times positions; times tokens, attention's scores."""
         return self.declaration.heads * self.trial.data.sequence_length
 
     @property
@@ -68,7 +68,7 @@ class _Counts:
 
     @property
     def sums(self) -> int:
-        """Gradients summed over micro-batches, beside the gradients of one."""
+        """Gradients summed over micro-batches, beside the gradients of one micro-batch."""
         return self.declaration.total if self.micro_batches > 1 else 0
 
     def _activations(self, execution: Execution, fused: bool, in_parts: float) -> float:
@@ -77,8 +77,7 @@ class _Counts:
         Args:
             execution: of the members.
             fused: whether a fused kernel keeps no scores.
-            in_parts: further memory that malloc holds with micro-batches, whose sums lie between temporary
-                tensors (measured).
+            in_parts: factor with micro-batches, since their sums fragment malloc's memory (measured).
         """
         kept = self.declaration.activations
         a_layer = kept.vectors[execution] * self.declaration.width
@@ -91,8 +90,8 @@ class _Counts:
     def in_turns(self) -> float:
         """Gradients and activations of one member at a time.
 
-        Scores of float32 are counted on a GPU and through torch.compile too. bf16 saves nothing else: norms,
-        softmax and loss stay float32, and casts keep both copies.
+        Scores in float32 count on a GPU and with torch.compile too. bf16 saves nothing else: norms, softmax
+        and loss stay float32, and casts keep both copies.
         """
         at_once = self._activations("loop", fused=self.bf16, in_parts=1.3)
         return self.members * self.held + (self.sums + self.declaration.total + at_once)
@@ -103,7 +102,7 @@ class _Counts:
         return self.members * self.held + self.members * (self.sums + self.declaration.total + at_once)
 
     def stacked_by_xla(self) -> float:
-        """The same compiled by XLA. Gradients are allocated as activations are freed: take the larger."""
+        """`stacked`, compiled by XLA. Gradients are allocated as activations are freed: take the larger."""
         declaration, kept = self.declaration, self.declaration.activations
         form = choose_form(True, False, self.trial.data.sequence_length)
         if declaration.layers >= SCANNED_FROM:
@@ -128,14 +127,7 @@ def estimate_pack_bytes(
 ) -> int:
     """Peak memory of training a pack, in bytes on each device, beside the process's own.
 
-    Args:
-        trial: any of the pack; they share their shape.
-        vocab_size: tokens of the vocabulary.
-        members: trials of the pack.
-        execution: "loop" or "vmap".
-        mesh: parts that members and batches are split into over devices.
-        by_xla: whether XLA compiles the step.
-        micro_batches: parts that a batch goes through the network in.
+    `trial` is any of the pack, and `by_xla` whether XLA compiles the step.
     """
     counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches)
     if execution == "loop":
@@ -153,7 +145,7 @@ def check_fits(
     execution: Execution,
     micro_batches: int = 1,
 ) -> None:
-    """Refuse a pack that would not fit in the memory that is free now; a single trial is always tried.
+    """Check that a pack of several trials fits into free memory; a single trial is always tried.
 
     Raises:
         PackTooLarge: the estimate exceeds the free memory.
@@ -163,7 +155,7 @@ def check_fits(
         by_xla = device.torch_device.type == "xla"
         return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla, micro_batches)
 
-    # Asked even for a single trial: on a CPU this hands back memory that a pack too large has left.
+    # Asked even for a single trial: on a CPU this frees memory that a pack too large has left.
     free = device.free_memory_bytes()
     if members == 1 or needed(members) <= free:
         return
@@ -174,18 +166,17 @@ def check_fits(
     each = " on each device" if device.mesh != ONE_DEVICE else ""
     raise PackTooLarge(
         f"{members} trials of {write_scale('params', size)} parameters need about "
-        f"{_size(needed(members))}{each}, "
-        f"and {_size(free)} are free on {device.name}",
+        f"{_size(needed(members))}{each}, and {_size(free)} are free on {device.name}",
         fits,
     )
 
 
 @contextlib.contextmanager
 def half_fits(members: int) -> Iterator[None]:
-    """Turn running out of memory in the block into an error that says that half of the pack might fit.
+    """Convert an out-of-memory error in the block into `PackTooLarge`: half of the pack may fit.
 
     Raises:
-        PackTooLarge: in place of the out-of-memory errors of torch, CUDA and XLA, for packs of two or more.
+        PackTooLarge: torch, CUDA or XLA ran out of memory with two members or more.
     """
     try:
         yield
@@ -195,7 +186,7 @@ def half_fits(members: int) -> Iterator[None]:
         raise PackTooLarge(f"{members} trials ran out of memory ({reason(error)})", members // 2) from None
 
 
-# A thread that cannot start found no room for its stack, or too many others.
+# A thread that cannot start has no room for its stack, or there are too many threads.
 _SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread")
 
 

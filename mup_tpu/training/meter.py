@@ -1,4 +1,4 @@
-"""How fast a pack trains: tokens per second, model FLOP/s utilisation, input wait, time left."""
+"""Meter of a pack in training: tokens per second, model FLOP/s utilisation, input wait, time left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mup_tpu.training.pack import Pack
 
 HORIZON_S = 30.0
-"""An interval counts for 1/e of itself in the smoothed rates after so many seconds."""
+"""Seconds after which an interval has the weight 1/e in the smoothed rates."""
 
 
 @dataclass
 class _Sums:
-    """What some stretch of training took and gave."""
+    """Time and steps of some training."""
 
     seconds: float = 0.0
     waited: float = 0.0
@@ -36,15 +36,15 @@ class _Sums:
 
 
 class Meter:
-    """Takes the time of a pack's training from its construction on, in laps from one report to the next.
+    """Stopwatch of a pack's training, in laps from one report to the next.
 
-    All the time of a lap counts, evaluation and the copying of a checkpoint too.
+    All the time of a lap counts, evaluations and copies for checkpoints too.
 
     Args:
         tokens_per_step: training tokens of one member in one step.
-        flops_per_token: of one member, as its architecture declares it.
-        devices: how many the pack is spread over.
-        peak_flops: of one device, in FLOP/s; nan where it is not known.
+        flops_per_token: arithmetic of one member.
+        devices: devices of the pack.
+        peak_flops: FLOP/s of one device; nan if unknown.
         clock: seconds.
     """
 
@@ -65,17 +65,17 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The step waits for its batch."""
+        """Block in which the step waits for its batch."""
         began = self._clock()
         yield
         self._waited += self._clock() - began
 
     def seconds_a_step(self, mfu: float) -> float:
-        """What a step of one member takes at a given share of the devices' peak; nan if it is unknown."""
+        """Seconds of a step of one member at a given share of the devices' peak; nan if unknown."""
         return self._tokens_per_step * self._flops_per_token / (self._devices * self._peak_flops * mfu)
 
     def lap(self, steps: int, live_members: int) -> float:
-        """End a lap of so many steps, by the members that trained in it; return its seconds."""
+        """End a lap of some steps of the members that trained in it; return its seconds."""
         now = self._clock()
         seconds = now - self._lap_began
         lap = _Sums(seconds, self._waited, steps, steps * live_members)
@@ -85,11 +85,11 @@ class Meter:
         return seconds
 
     def rates(self, steps_left: int) -> Rates:
-        """Smoothed over the last half minute or so."""
+        """Rates smoothed over about the last half minute."""
         return self._rates(self._recent, steps_left)
 
     def overall(self) -> Rates:
-        """Over all laps."""
+        """Rates over all laps."""
         return self._rates(self._all, 0)
 
     def _rates(self, over: _Sums, steps_left: int) -> Rates:
@@ -108,12 +108,7 @@ class Meter:
 
 
 def start_meter(pack: Pack, tokens_per_step: int) -> Meter:
-    """A meter of a pack, from now on.
-
-    Args:
-        pack: about to train.
-        tokens_per_step: training tokens of one member in one step.
-    """
+    """Meter of a pack that is about to train."""
     first, mesh = pack.trials[0], pack.device.mesh
     arithmetic = pack.declaration.flops_per_token(pack.vocab_size, first.data.sequence_length)
     peak = peak_flops(pack.device, first.train.precision)

@@ -1,8 +1,7 @@
-"""Applies update rules to the members of a pack: learning rate, decay and schedule differ by member and by
-parameter.
+"""Update rules on the members of a pack: learning rate, decay and schedule differ by member and parameter.
 
-Two forms of one update: torch's own fused functions over one member's parameters (members in turns), and the
-same arithmetic over stacked parameters (members as one program). Tests hold both to `torch.optim`.
+Two forms of one update: torch's fused functions over one member's parameters (members in turns), and the same
+arithmetic over stacked parameters (members as one program). Tests compare both with `torch.optim`.
 
 Shapes: K members, leading on every stacked tensor, S steps, P parameters, X numbers of a step.
 """
@@ -21,11 +20,11 @@ from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.schedule import schedule_factor
 
 State = dict[str, dict[str, Tensor]]
-"""Optimizer state: slot name ("exp_avg", ...) -> name of a parameter that has it -> stacked tensor."""
+"""Optimizer state: slot name ("exp_avg", ...) -> parameter name -> stacked tensor."""
 
 
 def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, list[str]]:
-    """Slot name -> the parameters that have it."""
+    """Slot name -> names of the parameters with this slot."""
     slots: dict[str, list[str]] = {}
     for name, parameter in parameters.items():
         for slot in update_rule_of(trial.optimizer, parameter).slots(trial.optimizer):
@@ -41,22 +40,16 @@ def learning_rate(trial: Trial, step: int) -> float:
 def _factors(
     trial: Trial, rule: UpdateRule, parameter: Parameter, scaling: Scaling
 ) -> tuple[float, float, float]:
-    """× learning rate, weight decay, and ε of one parameter."""
+    """Factor on the learning rate, weight decay, and ε of one parameter."""
     config = trial.optimizer
     decay = weight_decay(config, rule.learning_rate(config), parameter, scaling)
     return scaling.learning_rate, decay, config.eps * scaling.eps
 
 
 class MemberOptimizer:
-    """Updates of one member's parameters, together where they share a rule and all factors.
+    """Updates of one member's parameters, in groups that share a rule and all factors.
 
-    Args:
-        trial: the member.
-        parameters: as declared.
-        leaves: its parameters by name, views into the pack's stack.
-        scaling: factors by parameter name.
-        state: its optimizer state, views into the pack's stack.
-        steps_done: updates already made (after a resume).
+    `leaves` and `state` are views into the pack's stack; `steps_done` updates have been made before.
     """
 
     def __init__(
@@ -103,11 +96,8 @@ class MemberOptimizer:
 class StackedOptimizer:
     """The same updates over stacked parameters, all members at once.
 
-    Args:
-        trials: the K members; they share the update rule and its constants, not its learning rate or decay.
-        parameters: as declared.
-        scalings: factors by parameter name, one mapping a member.
-        place: puts a CPU tensor (K, ...) where the parameters are, in their dtype.
+    Members share the update rule and its constants, not learning rate or decay. `place` sends a CPU tensor
+    (K, ...) to the parameters' device, in their dtype.
     """
 
     def __init__(
@@ -126,12 +116,12 @@ class StackedOptimizer:
             for trial, scaling in zip(trials, scalings, strict=True)
         ]
         self.factors_KP3 = place(torch.tensor(factors, dtype=torch.float64))
-        """Of each of P parameters: × learning rate, weight decay, and ε."""
+        """Factor on the learning rate, weight decay, and ε of each of P parameters."""
 
     def step_numbers(self, steps: range) -> Tensor:
-        """All of the updates that changes with the step (S, K, X), float64 on the CPU, for `update`.
+        """Numbers of the updates that change with the step (S, K, X), float64 on the CPU, for `update`.
 
-        As numbers of a tensor, they change while the program stays: Python numbers would be part of it.
+        In a tensor, since Python's numbers would be constants of the program.
         """
         return torch.tensor(
             [
@@ -166,10 +156,10 @@ class StackedOptimizer:
 
         Args:
             parameters: stacked, by name.
-            gradients: likewise.
-            state: likewise, by slot.
-            factors_KP3: `self.factors_KP3`, or what stands for it while a step is traced.
-            numbers_KX: one of `step_numbers`.
+            gradients: stacked, by name.
+            state: stacked, by slot and name.
+            factors_KP3: `self.factors_KP3`, or its stand-in while a step is traced.
+            numbers_KX: one item of `step_numbers`.
         """
         numbers_K = iter(numbers_KX.unbind(1))
         counts = {name: len(numbers) for name, numbers in self._numbers(self._trials[0], 0).items()}
@@ -188,9 +178,9 @@ class StackedOptimizer:
 
 
 def clip_factors(gradients: Mapping[str, Tensor], limits_K: Tensor) -> Tensor:
-    """Factor (K,) that brings each member's gradient to its limit at most, as torch's clip_grad_norm_."""
+    """Factors (K,) that clip each member's gradient norm to its limit, as torch's clip_grad_norm_."""
     matrices = [g.flatten(1) for g in gradients.values() if g.dim() > 2]
-    vectors = torch.cat([g for g in gradients.values() if g.dim() == 2], 1)  # one sum for all of them
+    vectors = torch.cat([g for g in gradients.values() if g.dim() == 2], 1)  # one sum for all
     squares = [g.square().sum(1) for g in (*matrices, vectors)]
     norms_K = torch.stack(squares).sum(0).sqrt()
     return (limits_K / (norms_K + 1e-6)).clamp(max=1.0)

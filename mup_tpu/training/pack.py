@@ -1,13 +1,13 @@
 """A pack: K trials of one shape that train together on the same batches, in one process.
 
-Members never touch: one member's NaN leaves the others bit-identical, and a member's result does not depend
-on the rest of its pack. Both executions hold parameters and optimizer state stacked along a leading member
-axis, so their checkpoints are the same.
+Members are independent: one member's NaN leaves the others bit-identical, and a member's result does not
+depend on the rest of its pack. Both executions hold parameters and optimizer state stacked along a leading
+member axis, so their checkpoints are the same.
 
-Members that have ended leave the stack once half of it would do: a stacked step computes every row, live or
-not, and each size of the stack is another program to compile.
+Ended members leave the stack once half of it has ended: a stacked step computes every row, live or not, and
+each size of the stack is another program to compile.
 
-Shapes: K members, R rows of the stack (members that are left, and padding), S steps, B sequences, T tokens, N
+Shapes: K members, R rows of the stack (remaining members and padding), S steps, B sequences, T tokens, N
 evaluation batches.
 """
 
@@ -48,11 +48,11 @@ class Pack:
     Args:
         trials: the members; all of one `pack_key`.
         vocab_size: tokens of the vocabulary.
-        device: where it runs.
+        device: device to train on.
         execution: "loop" or "vmap"; None takes the device's.
         compile: put the step through torch.compile (slow to start, worth it on accelerators).
-        micro_batches: parts that each batch goes through the network in, one after the other.
-        forms: fields of `Forms` to set otherwise than is fast here.
+        micro_batches: parts of each batch, one after the other through the network.
+        forms: fields of `Forms` in place of this device's fast ones.
 
     Raises:
         ConfigError: the trials are not of one shape.
@@ -93,7 +93,7 @@ class Pack:
         shapes = self.declaration.shapes
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
-            # Members may start differently (readout_zero_init): each from its own declaration.
+            # Each member's own declaration: starts may differ (readout_zero_init).
             own = declare(trial.model, vocab_size, length).parameters
             fresh = init_parameters(own, self.scalings[k], trial.model.init_std, trial.train.seed)
             for name, p in fresh.items():
@@ -107,7 +107,7 @@ class Pack:
     def _stack(self, members: Sequence[int], parameters: Mapping[str, Tensor], state: State) -> None:
         """Place these members' stacked parameters and optimizer state, and set up the step over them."""
         self.members = list(members)
-        # Copies of the last member fill the mesh; they train unseen, and nothing that is returned holds them.
+        # Copies of the last member fill the mesh; they train, and results leave them out.
         self._rows = self.members + [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
         trials = [self.trials[k] for k in self._rows]
         factors = [forward_factors(trial) for trial in trials]
@@ -141,7 +141,7 @@ class Pack:
         """Train every live member on the first `steps` batches of a stack (`Device.place_stack`).
 
         Returns:
-            losses_SR before each update, for `read`; entries after the first `steps` are no losses.
+            losses_SR before each update, for `read`; entries after the first `steps` are meaningless.
         """
         numbers = range(self.steps_done, self.steps_done + steps)
         losses_SR = self._running.train(tokens_SBT1, numbers, self._live_rows())
@@ -150,16 +150,16 @@ class Pack:
         return losses_SR
 
     def step(self, tokens_BT1: Tensor) -> Tensor:
-        """Train every live member on one batch; return the rows' losses_R before the update, for `read`."""
+        """Train every live member on one batch; return losses_R before the update, for `read`."""
         return self.train(tokens_BT1[None], 1)[0]
 
     @torch.no_grad()
     def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
-        """Mean losses_R over N batches (`Device.place_stack`), without training; for `read`, as `step`'s."""
+        """Mean losses_R over N batches (`Device.place_stack`), without training; for `read`."""
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps that are best handed over at once (`Device.longest_stretch`)."""
+        """Most steps to hand over at once (`Device.longest_stretch`)."""
         return self._execution.longest_stretch(self.device, batch_bytes)
 
     def read(self, losses_R: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class Pack:
         return [r for r, k in enumerate(self.members) if self.live[k]]
 
     def end(self, *members: int) -> None:
-        """Train these members no further; the others are not affected."""
+        """Train these members no further, without effect on the others."""
         for k in members:
             self.live[k] = False
         rows = self._live_rows()
@@ -192,16 +192,13 @@ class Pack:
         """Weights by name, on the CPU, of a member that is still in the stack.
 
         Raises:
-            ValueError: it has left, as members do some time after they ended.
+            ValueError: it has left, some time after its end.
         """
         row = self.members.index(member)
         return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold of `members`: parameters and optimizer state, stacked, on the CPU.
-
-        It does not know the mesh: what one device wrote, eight can go on with.
-        """
+        """Parameters and optimizer state of `members` for a checkpoint, stacked, on the CPU, for any mesh."""
         return {
             f"{kind}/{name}": self._on_cpu(tensor)
             for kind, tensors in {"parameters": self.parameters, **self.state}.items()
@@ -209,7 +206,7 @@ class Pack:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
-        """Go on from what `tensors` returned of these members after `steps_done` steps."""
+        """Go on from the `tensors` of these members after `steps_done` steps."""
         self.steps_done = steps_done
         parameters, *state = (
             {name: tensors[f"{kind}/{name}"] for name in names}

@@ -1,4 +1,4 @@
-"""What trials must share to train as one pack. Without torch, for drivers that plan packs."""
+"""Key of a pack, equal for trials that can train together. Without torch, for drivers that plan packs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mup_tpu.optimizers import constants, update_rule_of
 def pack_key(trial: Trial) -> tuple[Any, ...]:
     """Shapes, batches, length, arithmetic, and the constants of the update rules.
 
-    The rest (parametrization, learning rate, decay, schedule, seed, multipliers) may differ by member. Shapes
-    are those that the architecture declares; the vocabulary comes with the data, so that 1 stands for it.
+    The rest (parametrization, learning rate, decay, schedule, seed, multipliers) may differ by member. The
+    vocabulary comes with the data: here it is 1.
     """
     declaration = declare(trial.model, 1, trial.data.sequence_length)
     rules = {update_rule_of(trial.optimizer, p) for p in declaration.parameters.values()}

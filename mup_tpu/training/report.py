@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a pack trains; work for members that have ended does not count."""
+    """Rates of a pack in training, without work for members that have ended."""
 
     tokens: int
-    """Trained on by all members together since this process took the pack up."""
+    """Training tokens of all members together since this process took up the pack."""
     tokens_per_second: float
-    """Training tokens of all members together, over about the last half minute."""
+    """Tokens of all members together, over about the last half minute."""
     overall_tokens_per_second: float
-    """The same over all of that time."""
+    """The same since this process took up the pack."""
     devices: int
-    """How many the pack is spread over."""
+    """Devices of the pack."""
     mfu: float
-    """Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan where that is unknown."""
+    """Model FLOP/s utilisation: the model's arithmetic over the devices' peak; nan if unknown."""
     input_wait: float
     """Share of the time in which the step waited for its batch."""
     seconds_left: float
@@ -47,22 +47,22 @@ class Rates:
 
 @dataclass(frozen=True)
 class Report:
-    """How a pack stands."""
+    """Progress of a pack."""
 
     step: int
     steps: int
     losses: tuple[float, ...]
-    """Last training loss of each member, nat per token; nan where it has ended."""
+    """Last training loss of each member, nat per token; nan for a member that has ended."""
     validation_losses: tuple[float, ...] | None
-    """Held-out loss of each member where this step evaluated."""
+    """Held-out loss of each member; None if this step had no evaluation."""
     learning_rates: tuple[float, ...]
-    """Of each member at this step, before the parametrization's factors."""
+    """Learning rate of each member at this step, before the parametrization's factors."""
     statuses: tuple[str, ...]
-    """"running", or how each member has ended."""
+    """"running", or the end of each member."""
     rates: Rates
 
     def __str__(self) -> str:
-        """One line for a log; of several members, the one of least training loss speaks for all."""
+        """One line for a log, with the losses of the member of least training loss."""
         running = [k for k, status in enumerate(self.statuses) if status == "running"]
         line = f"step {self.step}/{self.steps}"
         if running:
@@ -78,17 +78,17 @@ class Report:
 
 @dataclass(frozen=True)
 class PackResult:
-    """What a pack leaves: rows and curve points for the store, and the pack itself for export."""
+    """Result of a pack: rows and curve points for the store, and the pack itself for export."""
 
     rows: list[dict[str, Any]]
     curves: list[dict[str, Any]]
     pack: Pack | None
     rates: Rates | None
-    """Over all of the training that this process did; None where it did none."""
+    """Rates of all training in this process; None without training."""
 
 
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
-    """One line of how the trials of a pack ended: statuses, best loss, tokens, and rates over all of it."""
+    """One line about the end of a pack: statuses, best loss, tokens, and overall rates."""
     statuses = Counter(row["status"] for row in rows)
     parts = [", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))]
     losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]

@@ -35,7 +35,7 @@ def versions() -> str:
 
 @functools.cache
 def git_commit() -> str:
-    """Commit of the checkout this package runs from ("+" if changed since), or "" outside a checkout."""
+    """Commit of this package's checkout, with "+" if changed since; "" outside of a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -48,12 +48,9 @@ def git_commit() -> str:
 
 
 def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, Any]:
-    """One row of the run table: the trial's configuration in columns, and how it went.
+    """One row of the run table: the trial's configuration, and `outcome`, the columns of its result.
 
-    Args:
-        trial: what was run.
-        dataset: on what.
-        outcome: the columns that only running tells; a divergence gets loss = +inf.
+    A divergence has loss = +inf.
     """
     model, sequence_length = trial.model, trial.data.sequence_length
     declaration = declare(model, dataset.vocab_size, sequence_length)
@@ -75,9 +72,9 @@ def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, An
 
 
 def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
-    """Hyperparameters with the factors of all rules, in columns: of hidden matrices, which share them.
+    """Columns of hyperparameters with the factors of all rules, for hidden matrices, which share them.
 
-    What the trial's update rule does not have (β of SGD) is left out.
+    Hyperparameters that the update rule lacks (β of SGD) have no column.
     """
     config, length = trial.optimizer, trial.data.sequence_length
     parameters = declare(trial.model, vocab_size, length).parameters
@@ -95,21 +92,15 @@ def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
 def failed_row(
     trial: Trial, dataset: TokenDataset, reason: str, device: str, pack_size: int = 1, steps_done: int = 0
 ) -> dict[str, Any]:
-    """The row of a trial that could not be run to a result, with the reason; the next call tries it again."""
+    """Row of a trial without a result, with the reason; the next call tries it again."""
     return run_row(
-        trial,
-        dataset,
-        steps_done=steps_done,
-        loss=math.nan,
-        status="failed",
-        reason=reason,
-        device=device,
+        trial, dataset, steps_done=steps_done, loss=math.nan, status="failed", reason=reason, device=device,
         pack_size=pack_size,
-    )
+    )  # fmt: skip
 
 
 def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:
-    """Points of a training curve: the mean loss of each stretch of `every` steps (nan once diverged)."""
+    """Points of a training curve: mean losses of `every` steps each (nan once diverged)."""
     points = []
     for start in range(0, len(losses), every):
         stretch = losses[start : start + every]

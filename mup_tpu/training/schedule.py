@@ -10,10 +10,10 @@ from mup_tpu.config import TrainConfig
 def schedule_factor(config: TrainConfig, step: int) -> float:
     """Learning rate of `step` (from 0) over the peak learning rate; always above 0.
 
-    Linear warm-up reaches 1 at the last warm-up step; then constant, or a linear or cosine fall that reaches
+    Linear warm-up reaches 1 at its last step. Then it is constant, or falls linearly or as a cosine to
     `final_lr_fraction` at the last step (Loshchilov & Hutter 2017, equation 5, without restarts). "wsd" is
-    constant up to its cooldown (Hu et al. 2024, arXiv:2404.06395, section 4), which falls by 1 - √progress
-    (Hägele et al. 2024, arXiv:2405.18392, section 3).
+    constant up to a cooldown (Hu et al. 2024, arXiv:2404.06395, section 4) by 1 - √progress (Hägele et al.
+    2024, arXiv:2405.18392, section 3).
     """
     warmup = config.warmup_steps
     if step < warmup:

@@ -13,12 +13,9 @@ Handler = Callable[[int, Any], object] | signal.Handlers
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Handle signals in the block, and have the handlers from before back after it.
+    """Handle signals in the block, and restore the earlier handlers after it.
 
-    Python gives signals to its main thread alone: in another one this does nothing.
-
-    Args:
-        handlers: by signal.
+    Python hands signals to its main thread only: in another thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

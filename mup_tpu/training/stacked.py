@@ -1,7 +1,7 @@
 """Members stacked along a leading axis and trained as one program by `torch.func.vmap`; fast on accelerators.
 
-A step (gradients, clipping, update) is one function of tensors: everything that changes from step to step is
-an argument, everything else is a constant. So a device may trace it once and repeat it.
+A step (gradients, clipping, update) is one function of tensors that a device may trace once and repeat: its
+arguments are all that changes from step to step, and the rest is constant.
 
 Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens, P parameters, X numbers of
 a step.
@@ -49,7 +49,7 @@ class Stacked(Members):
 
     @staticmethod
     def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Forms that vmap batches; on XLA, from some depth on, all blocks as one loop."""
+        """Forms for vmap; on XLA, in deep models, all blocks as one loop."""
         on_cuda = device.torch_device.type == "cuda"
         return {
             "attention": "folded" if on_cuda else choose_form(True, False, trial.data.sequence_length),
@@ -59,7 +59,7 @@ class Stacked(Members):
 
     @staticmethod
     def longest_stretch(device: Device, batch_bytes: int) -> int:
-        """As many steps as the device takes at once."""
+        """The device's longest stretch."""
         return device.longest_stretch(batch_bytes)
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
@@ -73,10 +73,10 @@ class Stacked(Members):
         )
 
     def step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        """One step of all rows, as `Device.repeated` takes it.
+        """One step of all rows, for `Device.repeated`.
 
         Args:
-            changed: parameters and optimizer state, which it updates in place.
+            changed: parameters and optimizer state, updated in place.
             fixed: buffers, clip_limits_R, factors_RP3.
             batch: tokens_BT1 and numbers_RX.
 
@@ -101,5 +101,5 @@ class Stacked(Members):
         return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
 
     def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        """Losses_R on one batch, as `Device.repeated` takes it."""
+        """Losses_R on one batch, for `Device.repeated`."""
         return self._losses(*fixed, *batch)

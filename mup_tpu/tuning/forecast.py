@@ -100,7 +100,7 @@ def forecast(
         micro_batches: parts in which a batch goes through the network.
     """
     from mup_tpu.devices.base import MeshShape
-    from mup_tpu.devices.xla import choose_mesh
+    from mup_tpu.devices.mesh import choose_mesh
     from mup_tpu.training.memory import estimate_pack_bytes
 
     by_size: dict[str, list[list[Trial]]] = {}

@@ -7,20 +7,20 @@ import torch
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.devices.graphs import GraphSteps, PlainRecorder
+from mup_tpu.devices.graphs import GraphSteps, Recorder
 from mup_tpu.training.pack import Pack
 
 STEPS = 25
 
 
-class Refusing(PlainRecorder):
+class Refusing(Recorder):
     """Cannot record."""
 
     def record(self, act):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
-class Counting(PlainRecorder):
+class Counting(Recorder):
     """Counts what is recorded, and recordings that are repeated."""
 
     def __init__(self):

@@ -81,8 +81,8 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accele
     numbers = sum(parameters[name].size for names in (parameters, *slots) for name in names)
     members = case.members(chips.devices) // chips.devices if apart else 1
     state = members * numbers * 4
-    assert state <= compiled.aliased_bytes <= 1.2 * state
-    assert compiled.output_bytes - compiled.aliased_bytes < 2**16
+    assert state <= compiled.alias_bytes <= 1.2 * state
+    assert compiled.output_bytes - compiled.alias_bytes < 2**16
     assert list(problems(case, compiled, chips)) == []
     assert compiled.cycles["products"] > 10_000
     assert sum(compiled.cycles.values()) < 1e8

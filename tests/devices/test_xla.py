@@ -15,7 +15,7 @@ import torch
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.base import MeshShape
-from mup_tpu.devices.xla import choose_mesh
+from mup_tpu.devices.mesh import choose_mesh
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES
 from mup_tpu.training.loop import PackResult, PackRun, run_to_end
@@ -153,7 +153,7 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
 @pytest.mark.parametrize(
     ("pjrt_device", "sentence"),
     [
-        (None, "device 'xla' found no TPU here and would train on the CPU; PJRT_DEVICE=CPU says"),
+        (None, "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"),
         ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
     ],
 )

@@ -2,11 +2,9 @@
 
 import os
 import shutil
-from operator import getitem
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -14,8 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.devices.base import one_by_one
-from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
@@ -376,38 +372,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
             torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)
 
 
-class Tracing(CpuDevice):
-    """Traces a step once with tensors that hold no values, and repeats the graph that comes of it."""
-
-    def repeated(self, step):
-        graphs = []
-
-        def repeat(changed, fixed, item):
-            if not graphs:
-                trace = make_fx(lambda changed, fixed, item: step(changed, fixed, item), tracing_mode="fake")
-                graphs.append(trace(changed, fixed, item))
-                operations = {node.target for node in graphs[0].graph.nodes if node.op == "call_function"}
-                assert all(isinstance(o, torch._ops.OpOverload) for o in operations - {getitem}), operations
-            return graphs[0](changed, fixed, item)
-
-        return one_by_one(repeat)
-
-
-@pytest.mark.parametrize(("architecture", "optimizer"), [("gpt2", "adamw"), ("llama", "muon")])
-def test_a_stacked_step_is_one_graph_of_plain_operations(architecture, optimizer):
-    """Gradients, clipping and update; what changes from step to step is no constant of the graph."""
-    base = TINY.replace(architecture=architecture, optimizer=optimizer, weight_decay=0.1, precision="float64")
-    trials = [
-        base.replace(learning_rate=lr, grad_clip=c, seed=s) for lr, c, s in ((0.01, 0.1, 0), (0.02, 0, 1))
-    ]
-    eager, traced = (Pack(trials, VOCAB, device, "vmap") for device in (CpuDevice(), Tracing()))
-    for batch in batches(base, 8):
-        assert torch.equal(eager.step(batch.cpu()), traced.step(batch.cpu()))
-    for name, p in eager.parameters.items():
-        assert torch.equal(p, traced.parameters[name]), name
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(("architecture", "execution"), [("gpt2", "loop"), ("llama", "vmap")])
 def test_compiled_members_train_as_eager_ones_do(architecture, execution):

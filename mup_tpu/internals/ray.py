@@ -1,13 +1,13 @@
-"""Ray's internals that are used here, as they are in Ray 2.50 to 2.60.
+"""Private parts of Ray, as they are in Ray 2.50 to 2.60.
 
 `ray.init` has no option for three things:
 
 - To listen on this machine only. Ray does so on macOS and Windows, where it expects no other node
   (`ENABLE_RAY_CLUSTER`). Its option for a node's address does not do: it turns 127.0.0.1 into the address
   that other machines reach.
-- To start neither the autoscaler's process nor the log monitor's (`RayParams`): on one machine the first has
-  nothing to do, and nobody reads what workers print.
-- To name an actor by its id before the actor has said anything (`_actor_id`).
+- To start neither the autoscaler's process nor the log monitor's (`RayParams`): one machine needs no
+  autoscaler, and nobody reads the workers' output.
+- To name an actor by its id before it has answered (`_actor_id`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private parts of torch_xla 2.9, the last release: all uses of them stand here, each with its reason."""
+"""Private parts of torch_xla 2.9, the last release, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from torch import Tensor
 
 
 def sharding_spec(tensor: Tensor) -> str:
-    """Sharding of a tensor on an XLA device as text; no public function tells it."""
+    """Sharding of a tensor on an XLA device as text; no public function returns it."""
     import torch_xla
 
     return str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
 
 
 def user_computation(name: str, given: Sequence[Tensor], computation: Any) -> list[Tensor]:
-    """Results of a computation of our own, as a node of the graph that is being recorded."""
+    """Results of our own computation, as a node of the recorded graph."""
     import torch_xla
 
-    return torch_xla._XLAC._xla_user_computation(name, given, computation)
+    results: list[Tensor] = torch_xla._XLAC._xla_user_computation(name, given, computation)
+    return results
 
 
 def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
@@ -40,7 +41,7 @@ def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor
 
 
 def tpu_accelerator_type() -> str:
-    """Type of the TPU that this VM has, from its metadata server."""
+    """Type of this VM's TPU, from the metadata server."""
     from torch_xla._internal import tpu
 
     return tpu.get_tpu_env()["ACCELERATOR_TYPE"]

@@ -1,0 +1,12 @@
+"""Private parts of torch, as they are in torch 2.9 to 2.15.
+
+- `_pytree`: nested dicts and tuples of tensors as flat lists. `torch.func` and `torch.compile` go by the same
+  module, and optree, the public one, is another dependency.
+- `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
+  call.
+"""
+
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._triton import has_triton
+
+__all__ = ["TreeSpec", "has_triton", "tree_flatten", "tree_leaves", "tree_unflatten"]
