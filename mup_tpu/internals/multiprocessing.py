@@ -1,13 +1,12 @@
 """Multiprocessing's fork server, started early and without the caller's script.
 
-Uses parts of `multiprocessing` that are not documented, as they are in Python 3.11 to 3.14:
+Undocumented parts of `multiprocessing`, as they are in Python 3.11 to 3.14:
 
 - `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
-  first process is asked for, and `set_forkserver_preload` starts nothing.
-- `util.get_temp_dir`: the folder of the server's socket, which is marked so that what a killed process leaves
-  is found.
-- `sys.modules["__main__"]`: a new process would run the caller's script, which it does not need and which may
-  lack the guard `if __name__ == "__main__"`.
+  first process is needed, and `set_forkserver_preload` starts nothing.
+- `util.get_temp_dir`: the folder of the server's socket gets a mark by which leftovers are found.
+- `sys.modules["__main__"]`: a new process would run the caller's script, which may lack the guard
+  `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,11 @@ from mup_tpu.files.leftovers import mark
 
 
 def ensure_server(preload: Sequence[str]) -> None:
-    """Start the server that processes are forked from, unless it runs; does not wait for its imports.
-
-    Args:
-        preload: modules that it imports, where it is started.
-    """
+    """Start the server, unless it runs, without waiting for its imports of the modules `preload`."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
-    resource_tracker.ensure_running()  # the server would start it otherwise; it unblocks SIGINT
+    resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:  # Ctrl-C reaches the server too, which ignores it only once its imports are done
+    try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
         mark(Path(util.get_temp_dir()))
         with _without_main():
             forkserver.ensure_running()

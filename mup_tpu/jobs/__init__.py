@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-# Ray 2.60 starts clusters with token authentication where this file exists. A driver that joins one by its
-# address sends the token only if this variable is set before ray is imported.
+# Ray 2.60 starts clusters with token authentication if this file exists. A driver that joins one by its
+# address sends the token only if this variable is set before the import of ray.
 _token = Path.home() / ".ray" / "auth_token"
 if _token.exists() and _token.stat().st_size:
     os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -1,4 +1,4 @@
-"""Ray cluster of a sweep or search: joining or starting it, and its room for packs."""
+"""Ray cluster of a sweep or search: connection or start, and room for packs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mup_tpu.jobs.tpu_hosts import (
 )
 
 _LONGEST_FOLDER = 40
-"""Most characters of the path of Ray's folder: paths of its sockets there may have 107."""
+"""Most characters of the path of Ray's folder: its sockets' paths may have 107."""
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -44,33 +44,31 @@ class Slots:
     count: int
     """Packs at once."""
     needs: dict[str, Any]
-    """Ray options of an actor, which runs one pack."""
+    """Ray options of an actor; each runs one pack at a time."""
     execution: str
-    """"vmap" on accelerators, "loop" on CPUs: the workers' device decides, which the driver need not have."""
+    """"vmap" on accelerators, "loop" on CPUs, by the workers' device."""
     environment: dict[str, str]
     """Environment of an actor."""
     slice: SliceKind | None = None
-    """Slice that an actor reserves, where a pack has a TPU slice of several hosts."""
+    """Slice that an actor reserves, for packs on TPU slices of several hosts."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Needs, to be compared: without the strategy, since two of Ray's for one node are not equal."""
+        """Needs for comparison, without the strategy: Ray's strategies for one node are unequal."""
         needs = {name: need for name, need in self.needs.items() if name != "scheduling_strategy"}
         return needs, self.environment, self.slice
 
     def for_tune(self) -> dict[str, float]:
-        """Needs as Ray Tune writes them."""
+        """Needs in Ray Tune's form."""
         plain = {"cpu": self.needs["num_cpus"], "gpu": self.needs.get("num_gpus", 0)}
         return {name: n for name, n in plain.items() if n} | self.needs.get("resources", {})
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:
-    """Connection to a cluster, or a cluster of this machine only; an existing connection is used.
+    """Connection to the cluster at an address, or a new cluster of this machine only (None).
 
-    Args:
-        address: address of the cluster to join; None starts one.
-        console: for a notice on a terminal, since a start takes many seconds; None shows nothing.
+    An existing connection is used. The console shows a notice, since a start takes many seconds.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -79,7 +77,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The scheduler deals with lost workers; Ray would print a traceback of their last events.
+    # The scheduler reports lost workers; Ray would print tracebacks of their last events.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Ray's coming default; silences its warning.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -101,22 +99,18 @@ def _connect(address: str | None) -> None:
 
     check_reachable(address)
     try:
-        # The cluster's workers run the driver's code, whatever they have installed.
+        # The cluster's workers run the driver's code, not their installed version.
         ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         # Something listens, so the token is most likely missing; Ray mentions that only in warnings.
         raise ConfigError(
             f"no Ray cluster answers at address {address!r}: {first_line(error)}; if it asks for a token "
-            "(Ray warns of that), it is that of ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            "(Ray warns of that), put the token into ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
 
 
 def start_here(**options: Any) -> None:
-    """Start a cluster of this machine only, which other machines cannot reach.
-
-    Args:
-        options: options of `ray.init`.
-    """
+    """Start a cluster that other machines cannot reach, with options of `ray.init`."""
     _keep_token_private()
     folder = folder_of_this_process()
     if len(str(folder)) <= _LONGEST_FOLDER:
@@ -126,18 +120,18 @@ def start_here(**options: Any) -> None:
 
 
 def _keep_token_private() -> None:
-    """Make the token of drivers readable by this user only: Ray makes it readable by all."""
+    """Make the drivers' token readable by this user only; Ray makes it readable by all."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return
     token = Path.home() / ".ray" / "auth_token"
-    with contextlib.suppress(OSError):  # Ray reports a home that cannot be written to
+    with contextlib.suppress(OSError):  # Ray reports a home without write permission
         token.parent.mkdir(exist_ok=True)
         token.touch(0o600)  # Ray writes a token into an empty file
         token.chmod(0o600)
 
 
 def start_patiently(start: Callable[[], Any]) -> None:
-    """Start a node, again where Ray's half minute for it was too short on a busy machine.
+    """Start a node; on a busy machine, where Ray's half minute is too short, try again.
 
     Raises:
         ConfigError: several tries were too slow.
@@ -186,7 +180,7 @@ def slots(options: RunOptions) -> Slots:
     kind = None
     if on_tpus and options.placement == "slice":
         kind, count = kind_of_most_chips()
-        # The actor itself does little. It stays beside the driver, where the loss of a slice leaves it alive.
+        # The actor itself does little. Beside the driver, it survives the loss of a slice.
         beside = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": beside}
     elif on_tpus:

@@ -1,6 +1,6 @@
-"""The scheduler: hands jobs to workers of a pool, and says what becomes of each.
+"""The scheduler: jobs on the workers of a pool, with attempts, heartbeats, splits and the end of a run.
 
-Attempts, heartbeats, splits and the end of a run are here, for every kind of job and every pool.
+It serves every kind of job and every pool.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.training.signals import handling
 
 MAX_ATTEMPTS = 3
-"""Workers that a job may lose before it counts as failed."""
+"""Lost workers after which a job has failed."""
 
 _log = logging.getLogger(__name__)
 
 
 def run_jobs(jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> Generator[tuple[Job, Any]]:
-    """Run jobs, yielding (job, event) as events come; close it to end the jobs that still run.
+    """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
     Events are `Started`, `Preparing`, a job's own reports, and last `Finished`, `Failed` or `Split`. A job
-    whose worker is lost is started again. Parts of a split job follow as jobs of their own.
+    with a lost worker starts again. Parts of a split job follow as separate jobs.
 
     Args:
         jobs: in the order of their start.
-        pool: where they run; it is open, and stays open.
+        pool: an open pool, which stays open.
         heartbeat: seconds without a report after which a worker counts as hung.
 
     Raises:
@@ -61,7 +61,7 @@ class _Run:
                     yield from self._start()
                     for worker, event in self._heard():
                         yield from self._take(worker, event)
-                # Finished results first: the caller may stop at the first one that was preempted.
+                # Finished results first: the caller may stop at the first preempted one.
                 yield from sorted(self._at_end, key=lambda ended: ended[1].preempted)
                 if self._waiting:
                     raise Preempted("preempted with trials left; the same command goes on")
@@ -70,7 +70,7 @@ class _Run:
                 self._pool.end(worker)
 
     def _end(self, number: int, frame: object) -> None:
-        """SIGTERM: start nothing more, and have running jobs checkpoint."""
+        """Start nothing more after SIGTERM, and have running jobs checkpoint."""
         self._is_ending = True
         for worker in self._busy:
             self._pool.terminate(worker)

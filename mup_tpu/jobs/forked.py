@@ -1,7 +1,4 @@
-"""Pool of processes on this machine, each with a pipe to the driver.
-
-A Ray cluster of one machine would take many seconds to start.
-"""
+"""Pool of processes on this machine, each with a pipe to the driver; Ray would take many seconds to start."""
 
 from __future__ import annotations
 
@@ -23,40 +20,40 @@ from mup_tpu.jobs.this_machine import PACK_MODULES, start_process
 from mup_tpu.training.host_log import host_log
 
 _LAST_LOG_S = 30.0
-"""Seconds that all workers together have at the end to upload the rest of their logs to a bucket."""
+"""Seconds for all workers at the end to upload the rest of their logs to a bucket."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Process(Worker):
-    """A process that runs jobs one after another."""
+    """Process, with the driver's end of its pipe."""
 
     def __init__(self, results: str | None, preload: Sequence[str]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self.process = start_process(_work, (theirs, results, dict(os.environ)), preload)
-        theirs.close()  # or the end of the process would not be noticed
+        theirs.close()  # otherwise the end of the process would not close the pipe
 
     def end(self) -> None:
-        """Kill it, whatever it is doing."""
+        """Kill it at once."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 class Forked(Pool[_Process]):
-    """Processes forked from a server that has imported what jobs need.
+    """Processes forked from a server that has imported the jobs' modules.
 
     Args:
-        count: jobs that run at once.
-        results: folder or fsspec URL that keeps the workers' logs; None keeps none.
-        preload: modules that the server imports, if it does not run yet.
+        count: jobs at once.
+        results: folder or fsspec URL of the workers' logs; None keeps none.
+        preload: modules for a new server to import.
     """
 
     passes_sigterm_on = True
 
     def __init__(self, count: int, results: str | None, preload: Sequence[str] = PACK_MODULES) -> None:
         self._count, self._results, self._preload = count, results, preload
-        # The first process is there once its server has imported the modules.
+        # The server imports the modules before it forks the first process.
         self.waits_for = "importing torch" if preload else ""
         self._idle: list[_Process] = []
         self._busy: dict[Any, _Process] = {}
@@ -77,14 +74,14 @@ class Forked(Pool[_Process]):
 
     @property
     def has_room(self) -> bool:
-        """Whether fewer jobs run than may at once."""
+        """Whether fewer than `count` jobs run."""
         return len(self._busy) < self._count
 
     def hand(self, job: Job) -> _Process:
         """Hand a job to an idle process, or to a new one."""
         worker = self._idle.pop() if self._idle else _Process(self._results, self._preload)
         self._busy[worker.connection] = worker
-        with contextlib.suppress(OSError):  # it died while it was idle: `hear` finds that out
+        with contextlib.suppress(OSError):  # it died while idle: `hear` reports it
             worker.connection.send(job)
         return worker
 
@@ -114,8 +111,10 @@ class Forked(Pool[_Process]):
 
 def _work(connection: Connection, results: str | None, environment: dict[str, str]) -> None:
     """Main function of a process: jobs come in, events go out."""
-    os.environ.update(environment)  # the server still has the one that it was started in
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver too, which ends its workers
+    os.environ.update(environment)  # the server's is older
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the driver too, and the driver ends its workers
     threading.Thread(target=_end_with_driver, daemon=True).start()
     here = Surroundings(handles_sigterm=True)
     with host_log(results, capture_warnings=True):
@@ -132,7 +131,7 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
 
 
 def _end_with_driver() -> None:
-    """End this process when the driver does, however that ends."""
+    """End this process after any end of the driver."""
     driver = multiprocessing.parent_process()
     assert driver is not None
     driver.join()

@@ -1,7 +1,7 @@
 """Actors that run jobs on Ray: one on a host, or one for a TPU slice of several hosts.
 
-Both answer `ready` once they have their place on the cluster, and stream a job's events from `run`. A slice
-that loses a host ends as a whole, so that its job is tried again like that of any lost worker.
+Both answer `ready` once they have a place on the cluster, and stream a job's events from `run`. A slice that
+loses a host ends as a whole, and its job is tried again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _RESERVE_S = 5.0
 
 
 class HostActor:
-    """Runs jobs one after another in its process.
+    """Actor that runs jobs one after another in its process.
 
     Args:
         placement: TPU resources of a job, as in `RunOptions`.
-        results: folder or fsspec URL that keeps its log; None keeps none.
+        results: folder or fsspec URL of its log; None keeps none.
     """
 
     def __init__(self, placement: str, results: str | None) -> None:
@@ -48,21 +48,17 @@ class HostActor:
             yield from perform(job, self._leads)
 
     def follow(self, job: Job) -> Any:
-        """Take part in a job that another host of the slice reports and checkpoints; how it ended here."""
+        """Take part in a job that another host of the slice reports; return how it failed here, or None."""
         with host_log(self._results, capture_warnings=True):
             *_, ended = perform(job, self._follows)
         return ended if not isinstance(ended, Finished) else None
 
 
 class SliceActor:
-    """Runs jobs one after another on a whole TPU slice: the same program on each host, and host 0 reports.
+    """Actor that runs jobs one after another on a whole TPU slice of a kind, which it reserves.
 
-    Its hosts' actors end with it. The reservation outlives an actor that is killed; `end_actor` frees it.
-
-    Args:
-        placement: TPU resources of a job, as in `RunOptions`.
-        results: folder or fsspec URL that keeps logs; None keeps none.
-        kind: kind of slice to reserve.
+    Each host runs the same program, and host 0 reports. The hosts' actors end with this one. The reservation
+    outlives a killed actor; `end_actor` frees it.
     """
 
     def __init__(self, placement: str, results: str | None, kind: SliceKind) -> None:
@@ -76,7 +72,7 @@ class SliceActor:
         return ", ".join(self._addresses)
 
     def _reserve(self) -> tuple[list[str], Any]:
-        """Hosts of a whole, free slice, and its placement group, which reserves all of them or none."""
+        """Hosts of a whole, free slice, and the placement group that reserves all of them or none."""
         from ray.util.tpu import slice_placement_group
 
         while True:
@@ -95,7 +91,7 @@ class SliceActor:
             time.sleep(1.0)
 
     def _start_hosts(self) -> None:
-        """Start a new actor on each host, with the environment that libtpu reads of its slice."""
+        """Start a new actor on each host, with libtpu's environment for a slice."""
         for host in self._hosts:
             ray.kill(host)
         hostnames = ",".join(self._addresses)
@@ -125,14 +121,14 @@ class SliceActor:
                 event = ray.get(next(events)) if ready[0] is events else ray.get(ready[0])
                 if isinstance(event, Ended):
                     ended = event
-                    if not isinstance(event, Finished):  # other hosts wait for this one for ever
+                    if not isinstance(event, Finished):  # other hosts would wait for this one for ever
                         self._start_hosts()
                         break
                 elif ready[0] is events:
                     yield event
                     running.append(events)
         except ray.exceptions.RayActorError:
-            os._exit(1)  # likewise; this worker is lost as a whole
+            os._exit(1)  # other hosts would wait for ever: this worker is lost as a whole
         except ray.exceptions.RayTaskError:
             self._start_hosts()
             raise
@@ -140,7 +136,7 @@ class SliceActor:
 
 
 def end_actor(actor: Any) -> None:
-    """End an actor of either class, whatever it is doing, and free the slice that it has reserved."""
+    """End an actor of either class at once, and free its reserved slice."""
     ray.kill(actor)
     with contextlib.suppress(ValueError):  # it has none
         remove_placement_group(get_placement_group(_reservation(actor_id(actor))))

@@ -19,12 +19,10 @@ class _Here(Worker):
 
 
 class InProcess(Pool[_Here]):
-    """Runs jobs one after another in the driver's process. A job that hangs is not noticed.
+    """Jobs one after another in the driver's process, without a check for a job that hangs.
 
-    SIGTERM is left to the job that runs; before and after, it ends the command.
-
-    Args:
-        results: folder or fsspec URL that keeps the log; None keeps none.
+    The running job handles SIGTERM; before and after a job, it ends the command. `results` is the folder or
+    fsspec URL of the log; None keeps none.
     """
 
     def __init__(self, results: str | None) -> None:
@@ -45,12 +43,12 @@ class InProcess(Pool[_Here]):
         return self._busy is None
 
     def hand(self, job: Job) -> _Here:
-        """Make a job ready; it goes on as its events are read."""
+        """Prepare a job; reading its events advances it."""
         self._busy = _Here(perform(job, self._surroundings))
         return self._busy
 
     def hear(self) -> Iterator[tuple[_Here, Any]]:
-        """The next event, however long it takes."""
+        """The next event, after any time."""
         if (here := self._busy) is not None:
             event = next(here.events)
             if isinstance(event, Ended):

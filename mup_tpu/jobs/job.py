@@ -1,4 +1,4 @@
-"""Jobs, as their workers run them, and the events by which a worker tells of one."""
+"""Jobs, and the events that a worker sends about one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The process that runs a job, as far as the job needs to know it."""
+    """Facts about the process that runs a job."""
 
     in_driver: bool = False
-    """Whether it is the driver's own process, whose terminal the user sees."""
+    """Whether it is the driver's own process, with the user's terminal."""
     handles_sigterm: bool = False
-    """Whether SIGTERM reaches the job, which then checkpoints and ends."""
+    """Whether SIGTERM reaches the job; the job then checkpoints and ends."""
     writes: bool = True
-    """Whether it writes checkpoints: one process does, where several run a job together."""
+    """Whether it writes checkpoints: of several processes with one job, one does."""
     _memory: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -33,14 +33,14 @@ class Surroundings:
 
 
 class Job(ABC):
-    """Work that one worker does from start to result. It is pickled on its way to another process.
+    """Work of one worker from start to result, pickled on its way to another process.
 
-    `str` of a job names it in log lines, as "a pack of 3 trials".
+    `str` of a job is its name in log lines, such as "a pack of 3 trials".
     """
 
     @abstractmethod
     def run(self, here: Surroundings) -> Generator[Any, None, Any]:
-        """Do the work: yield reports on the way, each of them a sign of life, and return the result.
+        """Do the work: yield reports, which are signs of life, and return the result.
 
         Raises:
             PackTooLarge: the job needs more memory than there is; parts of it may fit.
@@ -49,15 +49,11 @@ class Job(ABC):
         """
 
     def was_preempted(self, result: Any) -> bool:
-        """Whether SIGTERM cut the job short, so that its result is not final."""
+        """Whether SIGTERM ended the job early, so that its result is not final."""
         return False
 
     def split(self, fits: int) -> Sequence[Job]:
-        """Smaller jobs in place of this one, which needs too much memory; none if it cannot be split.
-
-        Args:
-            fits: most members of a part, from `PackTooLarge`.
-        """
+        """Jobs of at most `fits` members in place of this one; none if it cannot be split."""
         return ()
 
 
@@ -71,19 +67,19 @@ class Preparing:
     """A job has not reported yet."""
 
     doing: str
-    """What it waits for, such as "importing torch"."""
+    """Current work, such as "importing torch"."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A job needs too much memory; its parts run in its place."""
+    """A job needs too much memory; its parts run instead."""
 
     parts: Sequence[Job]
     reason: str
 
 
 class Ended:
-    """An attempt at a job has ended: base of the last event of each."""
+    """Base of an attempt's last event."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,12 @@ class Finished(Ended):
 
     result: Any
     preempted: bool = False
-    """Whether SIGTERM cut it short."""
+    """Whether SIGTERM ended it early."""
 
 
 @dataclass(frozen=True)
 class Failed(Ended):
-    """A job has raised an error, or its workers were lost too often."""
+    """A job has raised an error, or has lost too many workers."""
 
     reason: str
 
@@ -108,12 +104,12 @@ class TooLarge(Ended):
 
     reason: str
     fits: int
-    """Most members of a part of it."""
+    """Most members of a part."""
 
 
 @dataclass(frozen=True)
 class Refused(Ended):
-    """A job has met an error that the user can mend, and that other jobs would meet too."""
+    """A job has met an error that the user can mend; other jobs would meet it too."""
 
     error: MupTpuError
 
@@ -126,12 +122,12 @@ class Lost(Ended):
 
 
 def perform(job: Job, here: Surroundings) -> Generator[Any]:
-    """Run a job in this process: its reports, then the event that it ended by."""
+    """Run a job in this process, yielding its reports and its last event."""
     ended: Ended
     try:
         result = yield from job.run(here)
         ended = Finished(result, job.was_preempted(result))
-    except PackTooLarge as error:  # only its words: its traceback holds the memory that is missing
+    except PackTooLarge as error:  # only its text: its traceback holds the missing memory
         ended = TooLarge(str(error), error.fits)
     except MupTpuError as error:
         ended = Refused(error)

@@ -1,4 +1,4 @@
-"""Job that trains one pack, from importing torch to its rows."""
+"""Job of one pack, from importing torch to its rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ FolderOf = Callable[[list[Trial]], str | None]
 
 
 class PackJob(Job):
-    """A pack to train.
-
-    Args:
-        trials: its members, of one `pack_key`.
-        options: how it is run, threads included.
-        folder_of: where checkpoints lie; parts of a split pack have folders of their own.
-    """
+    """A pack to train; its parts, after a split, have their own folders of checkpoints (`folder_of`)."""
 
     def __init__(
         self, trials: list[Trial], options: RunOptions, folder_of: FolderOf = lambda pack: None
@@ -37,7 +31,7 @@ class PackJob(Job):
         return f"a pack of {len(self.trials)} trials"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without `folder_of`: only the driver splits, and it knows all the data of a sweep."""
+        """State without `folder_of`: only the driver splits, and the function holds all data of a sweep."""
         return {**vars(self), "_folder_of": None}
 
     def split(self, fits: int) -> Sequence[PackJob]:
@@ -50,10 +44,10 @@ class PackJob(Job):
         return any(row["status"] == "preempted" for row in result.rows)
 
     def run(self, here: Surroundings) -> Generator[Preparing | Report, None, PackResult]:
-        """Train the pack. Before its first report it says what that waits for.
+        """Train the pack, and before the first report name the current work.
 
-        The result comes without the pack's tensors: their memory must be free before the next pack starts,
-        and the store needs rows and curves only.
+        The result has no tensors: their memory must be free before the next pack starts, and the store needs
+        only rows and curves.
 
         Raises:
             PackTooLarge: the pack does not fit in memory; a part of it may.

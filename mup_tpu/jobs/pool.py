@@ -1,4 +1,4 @@
-"""Pools: workers that the scheduler has jobs run by."""
+"""Pools of workers for the scheduler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mup_tpu.jobs.job import Job
 
 
 class Worker:
-    """A process that runs jobs one after another."""
+    """Process that runs jobs one after another."""
 
     where = ""
-    """Its place, for a sentence: " on host-3 (10.0.0.7)"; "" if that is this machine."""
+    """Place, for a sentence: " on host-3 (10.0.0.7)"; "" for this machine."""
 
 
 W = TypeVar("W", bound=Worker)
@@ -22,13 +22,13 @@ W = TypeVar("W", bound=Worker)
 class Pool(ABC, Generic[W]):
     """Workers, started and ended for the scheduler; the end of the `with` block ends all of them.
 
-    A worker that reports the end of its job is idle again. The scheduler ends one that is lost.
+    A worker is idle again after the end of its job. The scheduler ends lost workers.
     """
 
     passes_sigterm_on = False
-    """Whether jobs checkpoint at SIGTERM, and the driver has to pass it on (`terminate`)."""
+    """Whether the driver passes SIGTERM on to jobs, which then checkpoint (`terminate`)."""
     waits_for = ""
-    """What the start of a worker waits for, in words for the terminal."""
+    """Work at the start of a worker, in words for the terminal."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +39,7 @@ class Pool(ABC, Generic[W]):
     @property
     @abstractmethod
     def has_room(self) -> bool:
-        """Whether `hand` can take a job now."""
+        """Whether a worker can take a job now."""
 
     @abstractmethod
     def hand(self, job: Job) -> W:
@@ -57,10 +57,10 @@ class Pool(ABC, Generic[W]):
 
     @abstractmethod
     def end(self, worker: W) -> None:
-        """End a worker that has a job or was lost, whatever it is doing."""
+        """End a busy or lost worker at once."""
 
     def fill(self, wanted: int) -> None:  # noqa: B027 (a pool may start workers when it hands them jobs)
-        """Start workers, as many as there is room for, up to this number in all."""
+        """Start workers in the room that is there, up to this number in all."""
 
     def terminate(self, worker: W) -> None:  # noqa: B027 (called only where SIGTERM is passed on)
-        """Send SIGTERM to a worker that has a job."""
+        """Send SIGTERM to a busy worker."""

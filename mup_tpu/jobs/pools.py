@@ -1,4 +1,4 @@
-"""Choice of the pool that packs run in: this process, forked processes, or Ray actors."""
+"""Choice of the packs' pool: this process, forked processes, or Ray actors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mup_tpu.jobs.pool import Pool
 
 @dataclass(frozen=True)
 class Place:
-    """Where packs run, and how."""
+    """Pool of packs, and how they run there."""
 
     pool: Pool[Any]
     workers: int
@@ -31,12 +31,9 @@ class Place:
 
 
 class Pools:
-    """The open pool of a run, kept while the same is asked for; it ends with the `with` block.
+    """The open pool of a run, replaced if another is needed; it ends with the `with` block.
 
-    Args:
-        options: where packs run.
-        results: folder or fsspec URL that keeps the workers' logs; None keeps none.
-        console: for what takes long.
+    `results` is the folder or fsspec URL of the workers' logs; None keeps none.
     """
 
     def __init__(self, options: SweepOptions, results: str | None, console: Console) -> None:
@@ -53,7 +50,7 @@ class Pools:
             self._open = None
 
     def place(self, trials: int, run: RunOptions) -> Place:
-        """Where this number of trials runs.
+        """Place for this number of trials.
 
         Raises:
             ConfigError: the device or cluster is not there, or too small.
@@ -85,7 +82,7 @@ class Pools:
         return Place(pool, workers, execution, replace(run, threads=threads))
 
     def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
-        """The pool that is open, or a new one in its place where it was opened for something else."""
+        """The open pool if it was opened for the same, else a new one in its place."""
         if self._open is None or asked != self._asked:
             self._pool.close()
             self._open, self._asked = self._pool.enter_context(make()), asked

@@ -1,7 +1,6 @@
 """Pool of Ray actors, one a slot of the cluster.
 
-Actors are kept, so that torch is imported and warmed up once. They are replaced where they are lost, and more
-are started where nodes join.
+Actors are kept, so torch is imported and warmed up once. Lost ones are replaced, and new nodes get more.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ from mup_tpu.jobs.pool import Pool, Worker
 
 _LOOK_EVERY_S = 5.0
 _FAILED_STARTS = 3
-"""Actors in a row that do not start before the run ends."""
+"""Failed starts in a row that end the run."""
 
 
 class _Actor(Worker):
-    """An actor that has its place on the cluster."""
+    """Actor with a place on the cluster."""
 
     def __init__(self, actor: Any, host: str) -> None:
         self.actor, self.where = actor, f" on {host}"
 
 
 class RayActors(Pool[_Actor]):
-    """Actors on the connected cluster. They are handed jobs once they have their place there, which an actor
-    that replaces a lost node's may wait for long.
+    """Actors on the connected cluster, which get jobs once they have a place there.
+
+    An actor that replaces a lost node's may wait long for its place.
 
     Args:
-        room: jobs at once to begin with, and what an actor asks Ray for.
-        look: finds the room anew, as nodes come and go; a `ConfigError` means that there is none now.
-        results: folder or fsspec URL that keeps the actors' logs; None keeps none.
+        room: jobs at once to begin with, and an actor's needs.
+        look: finds the room anew as nodes come and go; `ConfigError` means that there is none now.
+        results: folder or fsspec URL of the actors' logs; None keeps none.
         placement: TPU resources of a job, as in `RunOptions`.
     """
 
@@ -52,7 +52,7 @@ class RayActors(Pool[_Actor]):
         self._arguments = [placement, results, *([] if room.slice is None else [room.slice])]
         self._failed_starts = 0
         self._starting: dict[Any, Any] = {}
-        """Answer to come, which names the host -> actor."""
+        """Reference to the host's name -> actor."""
         self._idle: list[_Actor] = []
         self._busy: dict[Any, _Actor] = {}
         """Stream of events -> actor."""
@@ -63,7 +63,7 @@ class RayActors(Pool[_Actor]):
             end_actor(actor)
 
     def fill(self, wanted: int) -> None:
-        """Start as many actors as the cluster has room for now, up to this number."""
+        """Start actors in the cluster's present room, up to this number."""
         if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             self._room, self._looked_at = self._room_now(), time.monotonic()
         have = len(self._starting) + len(self._idle) + len(self._busy)
@@ -72,7 +72,7 @@ class RayActors(Pool[_Actor]):
             self._starting[actor.ready.remote()] = actor
 
     def _room_now(self) -> Slots:
-        """Room on the nodes that are there; with none, jobs wait for one."""
+        """Room on the present nodes; without any, jobs wait for one."""
         try:
             return self._look()
         except ConfigError:
@@ -90,7 +90,7 @@ class RayActors(Pool[_Actor]):
         return worker
 
     def hear(self) -> Iterator[tuple[_Actor, Any]]:
-        """Events of actors that have a job, after waiting up to a second for one.
+        """Events of busy actors, after waiting up to a second for one.
 
         Raises:
             ConfigError: actors do not start.
@@ -101,22 +101,22 @@ class RayActors(Pool[_Actor]):
                 event = ray.get(next(stream))
             except ray.exceptions.RayActorError as error:
                 event = Lost(f"its process{worker.where} died: {first_line(error)}")
-            except ray.exceptions.RayTaskError as error:  # as where the job cannot be unpickled
+            except ray.exceptions.RayTaskError as error:  # such as a job that cannot be unpickled
                 event = Failed(first_line(error.cause or error))
-            if isinstance(event, Refused):  # one host may lack what others have
+            if isinstance(event, Refused):  # other hosts may not have this error
                 event = Failed(first_line(event.error))
             if isinstance(event, Ended) and not isinstance(event, Lost):
                 self._idle.append(self._busy.pop(stream))
             yield worker, event
 
     def _wait(self) -> list[Any]:
-        """Streams that have an event; actors that have found their place become idle on the way."""
+        """Streams with an event; actors that have found their place become idle."""
         references = [*self._busy, *self._starting]
         if not references:  # no node is left for now
             time.sleep(1.0)
             return []
         ray.wait(references, num_returns=1, timeout=1.0)
-        # All that are ready, not only the first: an actor that is not read would seem to be silent.
+        # All ready ones: an actor that is not read would seem silent.
         ready: list[Any] = ray.wait(references, num_returns=len(references), timeout=0)[0]
         for reference in [reference for reference in ready if reference in self._starting]:
             actor = self._starting.pop(reference)
@@ -131,7 +131,7 @@ class RayActors(Pool[_Actor]):
         return [reference for reference in ready if reference in self._busy]
 
     def end(self, worker: _Actor) -> None:
-        """Kill an actor; its node and its place on the cluster may be gone with it."""
+        """Kill an actor, whose node may be gone."""
         self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
         end_actor(worker.actor)
         self._looked_at = -math.inf

@@ -1,6 +1,6 @@
 """Room for packs on this machine, and processes forked from a server that has imported torch.
 
-Importing torch takes seconds. Nothing here imports it, so that the server can be started first.
+Importing torch takes seconds. This module does not, so the server can start first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STARTS = 3
 """Tries to start a process."""
 
 _PAUSE_S = 0.5
-"""Seconds after which a server that died is known to be dead."""
+"""Seconds until a dead server is known to be dead."""
 
 _CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -36,7 +36,7 @@ def cores() -> int:
 
 
 def is_cpu(options: RunOptions) -> bool:
-    """Whether packs train on the CPU, as far as can be told without importing torch."""
+    """Whether packs train on the CPU, without importing torch: on "auto", no NVIDIA device file."""
     return options.device == "cpu" or (options.device == "auto" and not glob.glob("/dev/nvidia[0-9]*"))
 
 
@@ -44,7 +44,7 @@ def execution(options: RunOptions) -> str:
     """How members of a pack train here: "loop" or "vmap".
 
     Raises:
-        ConfigError: the device is not there.
+        ConfigError: the device is missing.
     """
     if options.execution != "auto":
         return options.execution
@@ -56,7 +56,7 @@ def execution(options: RunOptions) -> str:
 
 
 def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Packs that run at once on this machine, and CPU threads of each, for this number of trials."""
+    """Packs at once on this machine, and CPU threads of each, for this number of trials."""
     if not _CAN_FORK or not is_cpu(options):
         return 1, options.threads or cores()
     threads = options.threads or threads_per_pack(trials, cores())
@@ -64,7 +64,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
 
 def start_server(where: SweepOptions, options: RunOptions) -> None:
-    """Start the server if a sweep would use it; returns at once, while it imports on a core of its own."""
+    """Start the server if a sweep would use it, without waiting for its imports."""
     if not where.on_ray and room(cores(), options)[0] > 1:
         ensure_server(PACK_MODULES)
 
@@ -77,10 +77,10 @@ def start_process(
     Args:
         target: function to call, importable by name.
         arguments: its arguments, pickled.
-        preload: modules that the server imports, if it does not run yet.
+        preload: modules for a new server to import.
 
     Raises:
-        ConfigError: the server died each time that it was started.
+        ConfigError: the server died at each start.
     """
     for attempt in range(_STARTS):
         if attempt:
@@ -91,6 +91,6 @@ def start_process(
         except (EOFError, OSError) as error:  # the next server may live
             why = reason(error)
     raise ConfigError(
-        f"the server that processes are forked from died as it started, {_STARTS} times ({why}); is memory "
+        f"the server that processes are forked from died at each of {_STARTS} starts ({why}); is memory "
         "short on this machine?"
     )

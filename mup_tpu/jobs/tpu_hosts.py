@@ -1,7 +1,7 @@
-"""TPU hosts and slices as a Ray cluster shows them, and the environment that libtpu needs on them.
+"""TPU hosts and slices of a Ray cluster, and libtpu's environment on them.
 
-A host has one resource TPU for each chip. A worker may ask for 1, 2, 4 or 8 chips, and Ray tells it which in
-TPU_VISIBLE_CHIPS. Labels of a host hold its slice's name, type and topology, and its number in the slice. A
+A host has one resource TPU for each chip. A worker may ask for 1, 2, 4 or 8 chips, and Ray names them in
+TPU_VISIBLE_CHIPS. A host's labels hold its slice's name, type and topology, and its number in the slice. A
 host outside a larger slice is a slice by itself.
 """
 
@@ -30,7 +30,7 @@ class SliceKind:
     """Kind of slices of several hosts."""
 
     generation: str
-    """Ray's name of it: "v4", "v5litepod"."""
+    """Ray's name: "v4", "v5litepod"."""
     topology: str
     """Chips along each axis, such as "2x2x2"."""
     chips_per_host: int
@@ -41,7 +41,7 @@ class SliceKind:
         return (_chips_of(self.topology) or 0) // self.chips_per_host
 
     def host_labels(self, name: str) -> list[dict[str, str]]:
-        """Labels by which Ray finds each host of a slice, in the hosts' order."""
+        """Labels of each host of a slice, in order."""
         return [{SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self.hosts)]
 
 
@@ -58,7 +58,7 @@ def tpu_hosts() -> list[dict[str, Any]]:
     """
     hosts = nodes_with("TPU")
     for host in hosts:
-        # v7x has bounds of four numbers: torch_xla 2.9 writes them, but reads three only.
+        # Bounds of v7x have four numbers: torch_xla 2.9 writes four and reads three.
         kind = host["Labels"].get(POD_TYPE, "")
         if re.match("(v|tpu)7", kind) or "accelerator_type:TPU-V7X" in host["Resources"]:
             raise ConfigError(
@@ -69,7 +69,7 @@ def tpu_hosts() -> list[dict[str, Any]]:
 
 
 def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
-    """Chips of a pack that has a host to itself; where hosts differ, the smallest host's.
+    """Chips of a pack on one host: the smallest host's.
 
     Raises:
         ConfigError: Ray gives no worker this number of chips.
@@ -87,26 +87,23 @@ def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
 
 
 def bounds(chips: int) -> dict[str, str]:
-    """Environment of a process that is alone with its chips: libtpu would wait for others of its host."""
+    """Environment of a process with its own chips: libtpu would wait for other processes of the host."""
     return {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS[chips]}
 
 
 def take_chips(placement: str) -> None:
     """Set the environment for the chips that Ray gave this worker, before torch_xla is imported.
 
-    PJRT_DEVICE is TPU unless the driver or the host sets it. On one host of a slice libtpu must not ask the
-    metadata for other hosts, or it would wait for them (pytorch/xla issue 7714): the environment is that of
-    GKE for a single host.
-
-    Args:
-        placement: TPU resources of a job, as in `RunOptions`.
+    PJRT_DEVICE is TPU unless the driver or the host sets it. On one host of a slice, libtpu would ask the
+    metadata for other hosts and wait for them (pytorch/xla issue 7714): the environment is GKE's for a single
+    host. `placement` is as in `RunOptions`.
     """
     context = ray.get_runtime_context()
     if not context.get_accelerator_ids().get("TPU"):
         return
     os.environ.setdefault("PJRT_DEVICE", "TPU")
     here = next(node for node in nodes_with("TPU") if node["NodeID"] == context.get_node_id())
-    if POD_TYPE in here["Labels"]:  # torch_xla needs it at import where there is no metadata
+    if POD_TYPE in here["Labels"]:  # torch_xla needs it at import without metadata
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", here["Labels"][POD_TYPE])
     if placement != "slice" and _has_neighbours(here):
         os.environ |= {
@@ -131,8 +128,8 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
     """Slices of several hosts on the connected cluster.
 
     Returns:
-        Addresses of hosts, in their order, by kind and name of each slice that has all of its hosts; and a
-        sentence for each slice that cannot be used.
+        Addresses of hosts, in order, by kind and name of each whole slice; and a sentence for each slice that
+        cannot be used.
     """
     named: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for node in nodes_with("TPU"):
@@ -151,10 +148,10 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
 
 
 def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
-    """Kind of the slice that hosts make, and their addresses in order.
+    """Kind of the slice of these hosts, and their addresses in order.
 
     Raises:
-        ValueError: they make no slice of several hosts; the message says why.
+        ValueError: they are no slice of several hosts; the message says why.
     """
     for host in hosts:
         for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
@@ -177,7 +174,7 @@ def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
         raise ValueError("is a single host")
     numbers = sorted(int(host["Labels"][WORKER_ID]) for host in hosts)
     if numbers != list(range(kind.hosts)):
-        raise ValueError(f"of {kind.hosts} hosts has those of number {', '.join(map(str, numbers))}")
+        raise ValueError(f"has hosts number {', '.join(map(str, numbers))}, not all of {kind.hosts}")
     hosts = sorted(hosts, key=lambda host: int(host["Labels"][WORKER_ID]))
     return kind, [host["NodeManagerAddress"] for host in hosts]
 

@@ -1,10 +1,10 @@
 """The coordinate check: sizes of each layer's activations and of their updates along a scale.
 
 Yang et al. 2022 (Tensor Programs V), appendix D.1: after a few steps, no coordinate of any activation should
-grow with width. The size is the root mean square of a module's output on a fixed batch, or of its change since
-init. Along the depth, layers of one kind are taken together, and blocks are measured too: their addition to
-the residual stream, and their distance from their linearization (Dey et al. 2025, arXiv:2505.01618, section 6
-and figures 6 and 7).
+grow with width. The size is the root mean square of a module's output on a fixed batch, or of its change
+since init. Along the depth, layers of one kind are taken together, and blocks are measured too: their
+addition to the residual stream, and their distance from their linearization (Dey et al. 2025,
+arXiv:2505.01618, section 6 and figures 6 and 7).
 
 Shapes: B sequences, T tokens.
 """

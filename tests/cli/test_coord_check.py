@@ -50,7 +50,7 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         (("--scale", "batch_size=4,8"), "along another scale than batch_size is stored there"),
         (("--scale", "depth=2", "--widths", 32), "scale and widths were both given"),
         (("--scale", "depht=2,4"), "unknown key 'depht'; the nearest known key is 'depth'"),
-        (("--scale", "tied=true,false"), "scale tied of a coordinate check is no way of growing"),
+        (("--scale", "tied=true,false"), "scale tied of a coordinate check is no axis of growth"),
     ):
         code, out, err = outcome(*command, *given)
         assert (code, sentence in err) == (2, True), err

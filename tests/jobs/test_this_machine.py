@@ -48,7 +48,7 @@ def test_a_server_that_dies_at_each_start_is_one_sentence():
     killer.start()
     try:
         time.sleep(0.5)  # an earlier server is dead by now
-        with pytest.raises(ConfigError, match=r"forked from died as it started, 3 times \(.*is memory short"):
+        with pytest.raises(ConfigError, match=r"forked from died at each of 3 starts \(.*is memory short"):
             this_machine.start_process(os._exit, (7,))
     finally:
         ended.set()

@@ -91,7 +91,7 @@ def test_unusable_slices_are_named_with_the_reason(monkeypatch):
         ({"ray.io/tpu-topology": "large"}, "whose label ray.io/tpu-topology is 'large'"),
         ({"ray.io/tpu-topology": "2x3x1"}, "has hosts of 4 chips, which do not make up its topology 2x3x1"),
         ({"ray.io/tpu-topology": "2x2x1"}, "is a single host"),
-        ({}, "of 2 hosts has those of number 1"),
+        ({}, "has hosts number 1, not all of 2"),
     ]
     described = [
         {

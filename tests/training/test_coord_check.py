@@ -212,7 +212,7 @@ def test_a_scale_has_its_smallest_point_as_base_and_may_be_one_of_the_data(tiny)
 
 @pytest.mark.parametrize("scale", [Axis("seed", (0, 1)), Axis("schedule", ("linear", "cosine"))])
 def test_what_is_no_way_of_growing_is_refused(scale, tiny):
-    with pytest.raises(ConfigError, match=f"scale {scale.field} of a coordinate check is no way of growing"):
+    with pytest.raises(ConfigError, match=f"scale {scale.field} of a coordinate check is no axis of growth"):
         next(measure(tiny, scale, ("mup",), 1))
 
 

@@ -372,6 +372,14 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
             torch.testing.assert_close(ratio, torch.full_like(ratio, expected), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_compiled_members_have_forms_that_torch_compile_can_trace(execution):
+    """No autograd function of ours; that torch compiles them is a nightly test."""
+    forms = Pack([TINY], VOCAB, DEVICE, execution, compile=True).forms
+    assert not forms.in_blocks and not forms.vmapped
+    assert forms.attention in ("fused", "matmul", "folded")
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize(("architecture", "execution"), [("gpt2", "loop"), ("llama", "vmap")])
