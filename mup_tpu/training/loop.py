@@ -277,16 +277,16 @@ class PackRun:
         done = self.pack.steps_done
         is_open = done == self._open_until
         at_end = done == self.total and not is_open
-        writes = self._checkpoints is not None and self._writes
-        if not writes or not done or at_end or not any(self.pack.live):
+        if self._checkpoints is None or not done or at_end or not any(self.pack.live):
             return
-        assert self._checkpoints is not None
         own = {"members": self.pack.members, "wall_time": self.wall_time, "is_open": is_open}
         meta = self.records.state() | own
+        # Read on every host, even if another one writes: reading a sharded tensor is a program of all hosts.
         tensors = self.pack.tensors() | {"losses_SK": self.records.losses_SK}
         evaluated = [point["loss"] for point in meta["validation"] if point["step"] == done]
         best = min(filter(math.isfinite, evaluated), default=None)
-        self._checkpoints.save(done, tensors, meta, best)
+        if self._writes:
+            self._checkpoints.save(done, tensors, meta, best)
 
     def _resume(self, checkpoints: str | PathLike[str]) -> None:
         found = load_latest(checkpoints)
