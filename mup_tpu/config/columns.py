@@ -1,6 +1,6 @@
 """Columns of a run table: one for each field of a trial, and one for each outcome of running it.
 
-Rows, the store's schema, what a search shows, labels of figures and reports all come from here.
+Rows, the store's schema, tables of searches, and labels of figures and reports all come from here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Column:
     """Name for people."""
     unit: str = ""
     part: str = ""
-    """Part of the trial with its field; "" for columns without one."""
+    """Part of the trial that has the field; "" for columns without one."""
     field: str = ""
     as_power: bool = False
     """Whether values are written as powers of 2."""
@@ -38,7 +38,7 @@ class Column:
 
 
 def _fields() -> list[Column]:
-    """A column for each field of a trial, in their order."""
+    """Columns of the fields of a trial, in their order."""
     columns = []
     for part, cls in PARTS.items():
         for f, hint in typed_fields(cls):
@@ -88,27 +88,31 @@ COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
 """All columns of a run table that this package writes, by name."""
 
 
+def _column(name: str) -> Column:
+    """Column by name; a column of a foreign table is labelled by its name."""
+    return COLUMNS.get(name) or Column(name, str, name.replace("_", " "))
+
+
 def title(name: str) -> str:
-    """Label and unit of a column; the name of a column that is not ours."""
-    return COLUMNS[name].title if name in COLUMNS else name.replace("_", " ")
+    """Label and unit of a column."""
+    return _column(name).title
 
 
 def label(name: str) -> str:
-    """Label of a column; the name of a column that is not ours."""
-    return COLUMNS[name].label if name in COLUMNS else name.replace("_", " ")
+    """Label of a column."""
+    return _column(name).label
 
 
 def write_scale(name: str, value: float) -> str:
-    """A point of a scale for people: widths as they are, FLOP and parameters with a prefix."""
-    unit = COLUMNS[name].unit if name in COLUMNS else ""
+    """Text of a point of a scale: widths as they are, FLOP and parameters with a prefix."""
     for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if value >= 10**power:
-            return f"{value / 10**power:.3g} {prefix}{unit}"
+            return f"{value / 10**power:.3g} {prefix}{_column(name).unit}"
     return f"{value:g}"
 
 
 def write(name: str, value: Any) -> str:
-    """A value of a column or field for people."""
+    """Text of a value of a column or field."""
     column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
     if column is not None and column.as_power:
         return format_learning_rate(value)

@@ -26,23 +26,23 @@ class About:
     """Facts about a field beside its name, type and default."""
 
     label: str = ""
-    """Name in figures and tables for people; by default the field's, in words."""
+    """Name in figures and tables; by default the field's, in words."""
     unit: str = ""
     column: str = ""
     """Name in run tables; by default the field's."""
     as_power: bool = False
     """Whether values are written as powers of 2."""
     former: str = ""
-    """Name in earlier versions, which is still understood, and which `trial_id` goes by."""
+    """Name in earlier versions: files may still use it, and `trial_id` hashes it."""
     above: float = -math.inf
-    """Bound that values are greater than."""
+    """Lower bound, itself not allowed."""
     least: float = -math.inf
     below: float = math.inf
-    """Bound that values are less than."""
+    """Upper bound, itself not allowed."""
     most: float = math.inf
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Choices that read the field, by the name of their field: {"optimizer": ("muon",)}. Under another choice
-    it must be at its default, or equal trainings would have two names."""
+    """Choices that read the field, such as {"optimizer": ("muon",)}. Under another choice the field must be
+    at its default, or equal trainings would have two names."""
 
 
 def described(default: Any, **facts: Any) -> Any:
@@ -51,7 +51,7 @@ def described(default: Any, **facts: Any) -> Any:
 
 
 def about(f: dataclasses.Field[Any]) -> About:
-    """Facts about a field; the usual ones where it is not described."""
+    """Facts about a field; by default an empty `About`."""
     facts: About = f.metadata.get("about", _USUAL)
     return facts
 
@@ -67,10 +67,11 @@ def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 
 
 def require_valid(config: Any) -> None:
-    """Refuse a configuration with a field of another type, out of bounds, or not read by what is chosen.
+    """Refuse a field of another type, out of bounds, or unread by the chosen architecture, optimizer or
+    schedule.
 
     Raises:
-        ConfigError: names the field, the value and what is allowed; of choices the nearest.
+        ConfigError: names the field, the value and the allowed ones.
     """
     for f, kind in typed_fields(type(config)):  # type: ignore[arg-type]
         value = getattr(config, f.name)
@@ -84,17 +85,18 @@ def require_valid(config: Any) -> None:
 
 
 def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
-    """Field whose value among these is a choice that does not read this field; "" if it is read."""
+    """Name of the choice that leaves a field unread, such as "optimizer"; "" if the field is read.
+
+    Args:
+        f: the field.
+        values: configuration with the choices.
+    """
     wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
     return next(wrong, "")
 
 
 def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> None:
-    """Refuse a value that a field of this type does not take.
-
-    Raises:
-        ConfigError: names the field, the value and what is allowed.
-    """
+    """Refuse a value of another type, or out of bounds."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         require_one_of(name, value, inner)
@@ -143,21 +145,13 @@ def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
 
 
 def require_above_zero(name: str, value: float) -> None:
-    """Refuse a number that is not finite and above 0.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Refuse a number that is not finite and above 0."""
     if not 0 < value < math.inf:
         raise ConfigError(f"{name} {shown(value)} is not allowed: it must be above 0")
 
 
 def require_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of these.
-
-    Raises:
-        ConfigError: names the nearest.
-    """
+    """Refuse a value that is not among the choices; the error names the nearest."""
     if not isinstance(value, str) or value not in choices:
         near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -165,11 +159,7 @@ def require_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def require_name(name: str, value: str) -> None:
-    """Refuse a name that no folder can have: empty, a path, hidden, not printable or too long.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Refuse a name that no folder can have: empty, a path, hidden, not printable or too long."""
     if not value.strip() or value.startswith(".") or not value.isprintable() or set(value) & set("/\\"):
         raise ConfigError(
             f"{name} {shown(value)} is not allowed: it is the name of a folder, so it must be neither empty "

@@ -24,28 +24,28 @@ class RunOptions:
     """Options of how a trial is run; none changes its result beyond float reassociation."""
 
     device: Literal["auto", DeviceName] = "auto"
-    """Where to train; "auto" takes CUDA where there is one. "xla" is TPUs, through torch_xla."""
+    """Device to train on; "auto" takes CUDA if it is there. "xla" is TPUs, through torch_xla."""
     mesh: str = "auto"
-    """How a pack spreads over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
+    """Split of a pack over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
     placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.arg(aliases=["--tpu-trial"])] = "host"
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
     execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     micro_batches: int = described(1, least=1)
-    """Parts of each batch, which go through the network one after the other before one update: the whole need
-    not fit in memory. Sums are taken in another order; bf16 rounds each part's gradient."""
+    """Parts of a batch, computed one after the other before one update, so that less memory is needed. Sums
+    are taken in another order; bf16 rounds each part's gradient."""
     compile: bool = False
     """Put the step through torch.compile: half a minute at the start of every width."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = described(10, above=0)
-    """Steps between points of the training curve and log lines (also how often divergence is looked for)."""
+    """Steps between points of the training curve, log lines and checks for divergence."""
     eval_every: int = described(0, least=0)
     """Steps between evaluations on held-out text; 0 evaluates at the end only."""
     halving: bool = False
-    """Stop members half-way or at three quarters where their training loss is far behind the pack's best."""
+    """Stop members half-way or at three quarters if their training loss is far behind the pack's best."""
     tuned: tyro.conf.Suppress[tuple[str, ...]] = ("learning_rate",)
-    """Fields whose values halving compares; a sweep sets the fields of its tuned axis."""
+    """Fields that halving compares; a sweep sets the fields of its tuned axis."""
     checkpoint_every: int = described(0, least=0)
     """Steps between checkpoints, written while training goes on; 0 writes none."""
 
@@ -53,15 +53,7 @@ class RunOptions:
         require_valid(self)
 
     def require_parts(self, batch_size: int, devices: int = 1) -> None:
-        """Refuse more parts of a batch than it has sequences.
-
-        Args:
-            batch_size: sequences per step.
-            devices: devices that a batch is split over.
-
-        Raises:
-            ConfigError: names the most that are allowed.
-        """
+        """Refuse more parts of a batch than it has sequences on each device."""
         most = batch_size // devices
         if self.micro_batches > most:
             each = f" on each of {devices} devices" if devices > 1 else ""
@@ -76,16 +68,16 @@ class SweepOptions:
     """Place where the packs of a sweep run."""
 
     ray: bool = False
-    """Run packs on Ray, on this machine without --address: each GPU then has packs of its own."""
+    """Run packs on Ray; without --address on this machine, where each GPU then has packs of its own."""
     address: str | None = None
     """Ray cluster to run packs on ("auto", or host:port), in place of this machine alone."""
     pack_size: int = described(0, least=0)
     """Most trials that train together in one process; 0 chooses for the device."""
     heartbeat: Real = described(600.0, above=0)
     """Seconds without a report (a log line; on XLA devices an evaluation) after which a pack counts as hung:
-    its process is ended and it is tried again. A pack in the command's own process is not watched."""
+    its process is ended, and the pack is tried again. A pack in the command's own process is not watched."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers that are told of every trial when it ends, and of stored ones (docs/sweeps.md, Trackers)."""
+    """Trackers to send stored trials to, and each further one when it ends (docs/sweeps.md, Trackers)."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -98,7 +90,7 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class SequenceOptions:
-    """Options of a sequence, which buys runs where they decide in place of the whole grid."""
+    """Options of a sequence: it buys the runs that decide, in place of the whole grid."""
 
     until_settled: bool = False
     """Start at the smallest scale, and buy batch after batch until each verdict is settled or not worth its
@@ -120,12 +112,12 @@ class SequenceOptions:
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """Options of a dry run, which says what would run."""
+    """Options of a dry run."""
 
     dry_run: bool = False
-    """Say what would be trained, in which packs, and the time and memory that it may take; train nothing."""
+    """Print the missing trials, their packs, and the time and memory that they may take; train nothing."""
     dry_run_on: str | None = None
-    """Type of TPU to say it for, such as v4-8, in place of this machine."""
+    """Type of TPU for the dry run, such as v4-8, in place of this machine."""
     mfu: Real = described(0.3, above=0, most=1)
     """Share of the peak arithmetic that training is assumed to reach, between 0 and 1."""
 

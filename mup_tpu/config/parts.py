@@ -16,7 +16,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES, Choice
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-# Far above what is trained: more is a slip, would be planned for minutes, or not fit columns of 64 bits.
+# Limits far above any training: more is a slip, would be planned for minutes, or not fit columns of 64 bits.
 _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 
 # Choices that read a field.
@@ -30,7 +30,7 @@ class ModelConfig:
     """A model: its network, size and parametrization."""
 
     architecture: Literal["gpt2", "llama"] = "gpt2"
-    """Network, of mup_tpu.models."""
+    """Network, one of mup_tpu.models."""
     width: int = described(128, above=0, most=_WIDEST)
     """Embedding size (d_model); a multiple of the head size."""
     depth: int = described(2, unit="layers", above=0, most=_DEEPEST)
@@ -44,11 +44,12 @@ class ModelConfig:
     tied: bool = True
     """Readout shared with the token embedding, as in GPT-2."""
     parametrization: str = "mup"
-    """A rule of mup_tpu.rules.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
+    """Rule of mup_tpu.rules.parametrization: "mup", "sp", "completep" and others (docs/rules.md)."""
     base_width: int = described(64, above=0, most=_WIDEST)
     """Width at which all parametrizations are the same; multipliers are relative to it."""
     base_depth: int = described(0, unit="layers", least=0, most=_DEEPEST)
-    """Depth at which they are the same; 0 is the trial's own, so that depth counts as not grown."""
+    """Depth at which all parametrizations are the same; 0 takes the trial's own, so that depth has not
+    grown."""
     init_std: Real = described(0.02, label="init σ", least=0)
     """Standard deviation of the weights' init at the base width (GPT-2's is 0.02)."""
     alpha_in: Real = described(1.0, label="α_in (embeddings)")
@@ -62,8 +63,8 @@ class ModelConfig:
     qk_norm: bool = described(False, only=_LLAMA)
     """RMS norm on queries and keys of each head, as in Qwen3."""
     query_group_size: int = described(1, unit="heads", least=1, most=_WIDEST, only=_LLAMA)
-    """Query heads per key and value head (grouped-query attention); 1 shares none. Key and value heads grow
-    with width as query heads do."""
+    """Query heads per key and value head (grouped-query attention); 1 shares none. All heads grow with width
+    alike."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -129,8 +130,8 @@ class DataConfig:
     max_documents: int = described(0, least=0)
     """Most documents, taken from the start; a data set of the hub is then streamed. 0 takes all."""
     tokenizer: str = "bytes"
-    """"bytes" (256 tokens); "bpe": byte-level BPE trained on the corpus's training documents; or the name or
-    folder of a pretrained one, as transformers' AutoTokenizer takes it. Prepared shards bring their own."""
+    """Tokenizer: "bytes" (256 tokens); "bpe" (byte-level BPE, trained on the corpus's training documents); or
+    a name or folder for transformers' AutoTokenizer. Prepared shards bring their own."""
     vocab_size: int = described(4096, above=0, most=_LARGEST)
     """Tokens of a trained BPE; bytes always have 256, a pretrained tokenizer has its own."""
     sequence_length: int = described(128, unit="tokens", above=0, most=_LARGEST)
@@ -157,7 +158,7 @@ class OptimizerConfig:
     weight_decay: Real = described(0.0, least=0)
     """Weight decay λ of matrices and embeddings; biases and norms have none."""
     decay_mode: Literal["coupled", "independent"] = "coupled"
-    """"coupled": a step shrinks weights by lr·λ, as in torch; "independent": by schedule·λ alone."""
+    """Shrinkage of weights in a step: "coupled", lr·λ, as in torch; "independent", schedule·λ alone."""
     beta1: Real = described(0.9, label="β₁", least=0, below=1, only=_ADAMW)
     """AdamW's decay of the first moment."""
     beta2: Real = described(0.95, label="β₂", least=0, below=1, only=_ADAMW)
@@ -170,25 +171,25 @@ class OptimizerConfig:
     """Largest norm of a trial's gradient; 0 does not clip. No rule scales it, though the norm follows width,
     depth and batch size."""
     batch_rule: str = "none"
-    """Rule by which learning rate and others follow the batch size, of mup_tpu.rules.optimizer."""
+    """Rule of mup_tpu.rules.optimizer by which learning rate and others follow the batch size."""
     token_rule: str = "none"
-    """Rule by which they follow the training tokens."""
+    """Rule of mup_tpu.rules.optimizer by which learning rate and others follow the training tokens."""
     decay_rule: str = "parametrization"
     """Rule for coupled weight decay along the scales, in place of the parametrization's factor."""
     adamw_lr_ratio: Real = described(1.0, label="AdamW's learning rate / Muon's", above=0, only=_MUON)
-    """AdamW's learning rate over Muon's. With "muon" AdamW trains all but hidden matrices."""
+    """AdamW's learning rate over Muon's; with "muon", AdamW trains all except hidden matrices."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)
     """Nesterov's look ahead along Muon's momentum."""
     muon_scale: Literal["spectral", "match_rms_adamw"] = described("spectral", only=_MUON)
-    """Muon's factor on its orthogonalised update: "spectral", √(out/in), so that outputs change alike at any
-    width; "match_rms_adamw", 0.2·√max(out, in), as large as AdamW's."""
+    """Muon's factor on its orthogonalised update: "spectral", √(out/in), changes outputs alike at any width;
+    "match_rms_adamw", 0.2·√max(out, in), makes updates as large as AdamW's."""
     newton_schulz_steps: int = described(5, least=1, most=99, label="Newton-Schulz steps", only=_MUON)
     """Steps of Muon's orthogonalisation."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = described("float32", only=_MUON)
-    """Arithmetic of these steps: "float32", the same on all devices (float64 in precision float64);
-    "bfloat16", as torch.optim.Muon, faster where the device has units for it."""
+    """Arithmetic of Newton-Schulz steps: "float32", the same on all devices (float64 in precision float64);
+    "bfloat16", as torch.optim.Muon, faster on devices with units for it."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -223,7 +224,7 @@ class OptimizerConfig:
 
     @property
     def rules(self) -> Choice:
-        """Rules by which it follows batch size, tokens and width."""
+        """Rules for batch size, tokens and weight decay."""
         return Choice(self.batch_rule, self.token_rule, self.decay_rule)
 
 
@@ -243,19 +244,20 @@ class TrainConfig:
     )
     """The last part of schedule "wsd": a fraction of the steps if below 1, else a number of steps."""
     final_lr_fraction: Real = described(0.1, above=0, most=1)
-    """Share of the peak learning rate left at the last step (all but constant)."""
+    """Share of the peak learning rate left at the last step (all schedules except constant)."""
     seed: int = 0
     """Seed of the init."""
     loss_kind: Literal["validation_final", "train_mean"] = "validation_final"
-    """The trial's result: loss on held-out text after the last step, or the mean training loss of the run."""
+    """Result of the trial: loss on held-out text after the last step, or the mean training loss of the
+    run."""
     eval_batches: int = described(8, above=0, most=_LARGEST)
     """Batches of held-out text per evaluation."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
     """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
     base_batch_size: int = described(0, unit="sequences", least=0, most=_LARGEST)
-    """Batch size at which the parametrizations agree, sequences; 0 is the trial's own."""
+    """Batch size at which all rules are the same, sequences; 0 takes the trial's own."""
     base_steps: int = described(0, least=0, most=_LONGEST)
-    """Steps of the run at which the parametrizations agree, at the base batch size; 0 is the trial's own."""
+    """Steps at which all rules are the same, at the base batch size; 0 takes the trial's own."""
 
     def __post_init__(self) -> None:
         require_valid(self)

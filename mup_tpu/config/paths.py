@@ -11,7 +11,7 @@ from mup_tpu.errors import ConfigError
 
 
 def _named(kind: type) -> Any:
-    """How tyro reads a name."""
+    """Reader of a path for tyro."""
 
     def read(tokens: list[str]) -> Any:
         if not tokens[0]:
@@ -34,4 +34,4 @@ File = Annotated[Path, _named(Path)]
 """Local file or folder."""
 
 Where = Annotated[Folder, tyro.conf.Positional]
-"""Path that comes first, without a name."""
+"""Positional path."""

@@ -20,7 +20,7 @@ class Domain:
     """Values that a hyperparameter may take."""
 
     kind: Literal["loguniform", "uniform", "choice"] = "loguniform"
-    """Distribution that values are drawn from."""
+    """Distribution of the values."""
     low: float = 0.0
     """Least value (loguniform, uniform)."""
     high: float = 0.0
@@ -47,7 +47,7 @@ class Search:
     experiment: str
     """Name of the experiment; a results folder holds one."""
     base: Trial = field(default_factory=Trial)
-    """The trial that all trials start from."""
+    """Trial with the fields that all trials share."""
     space: dict[str, Domain] = field(default_factory=dict)
     """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
 
@@ -57,8 +57,7 @@ class Search:
         if not self.space:
             raise ConfigError("space of the search is empty: give at least one domain, e.g. learning_rate")
         for name, domain in self.space.items():
-            ends = domain.values or (domain.low, domain.high)
-            for value in ends:
+            for value in domain.values or (domain.low, domain.high):
                 try:
                     self.trial({name: value})
                 except ConfigError as error:
@@ -75,30 +74,30 @@ class Search:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of how a search is done."""
+    """Options of a search."""
 
     algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
     """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
     scheduler: Literal["asha", "none"] = "asha"
-    """Stop hopeless trials early by asynchronous successive halving, or never."""
+    """Scheduler that stops hopeless trials early: asynchronous successive halving, or none."""
     num_samples: int = described(32, above=0, most=100_000)
     """Trials in all."""
     evaluations: int = described(10, above=0)
-    """Evaluations per trial: there it may be stopped, and is checkpointed."""
+    """Evaluations per trial; at each the trial is checkpointed, and may be stopped."""
     grace: Real = described(0.2, above=0, most=1)
     """Share of its steps that every trial is given."""
     reduction_factor: Real = described(3.0, above=1)
-    """ASHA keeps one in this many at each rung."""
+    """Number of trials at a rung of ASHA for each one that goes on."""
     time_budget: str | None = None
     """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
     max_concurrent: int = described(0, least=0)
     """Most trials at once; 0 takes as many as the cluster has room for."""
     max_failures: int = described(2, least=0)
-    """Times that a trial is tried again from its last checkpoint after its process died or it raised."""
+    """Times that a trial whose process died, or that raised an error, goes on from its last checkpoint."""
     heartbeat: Real = described(600.0, above=0)
     """Seconds without an evaluation after which a trial counts as hung."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers that are told of every trial when it ends, and of stored ones (docs/sweeps.md, Trackers)."""
+    """Trackers to send stored trials to, and each further one when it ends (docs/sweeps.md, Trackers)."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
     address: str | None = None

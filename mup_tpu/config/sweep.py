@@ -1,4 +1,4 @@
-"""Sweeps: a scale, a tuned hyperparameter and what is compared, each an axis."""
+"""Sweeps: a scale, a tuned hyperparameter and a compared field, each an axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Axis:
     field: str
     """Name of the field, such as "width" or "weight_decay"."""
     values: tuple[Any, ...]
-    """Its values, each once."""
+    """Values of the field."""
 
     def __post_init__(self) -> None:
         if self.field not in part_of_field():
@@ -31,23 +31,23 @@ class Axis:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that change along it: one."""
+        """Fields that change along the axis: one."""
         return (self.field,)
 
     @property
     def points(self) -> tuple[dict[str, Any], ...]:
-        """Values that each point sets; numbers in ascending order."""
+        """Fields and values that each point sets; numbers in ascending order."""
         values = dict.fromkeys(self.values)
         return tuple({self.field: v} for v in (sorted(values) if self.is_numeric else values))
 
     @property
     def is_numeric(self) -> bool:
-        """Whether its values are numbers."""
+        """Whether the values are numbers."""
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
     @property
     def column(self) -> str:
-        """Column of run tables that holds it."""
+        """Column of run tables with the axis."""
         return field_column(self.field)
 
 
@@ -56,10 +56,10 @@ class Ladder:
     """A scale of several fields that change together: width with depth, batch size with steps."""
 
     points: tuple[dict[str, Any], ...]
-    """Values that each point sets; all points set the same fields."""
+    """Fields and values that each point sets; all points set the same fields."""
     measured_by: str = "flops"
-    """Measure that places its points: "params" (without embeddings), "flops" or "tokens" (of the whole run),
-    or one of its fields."""
+    """Measure that places the points: "params" (without embeddings), "flops" or "tokens" (of the whole run),
+    or one of the fields."""
 
     is_numeric = True
 
@@ -81,31 +81,31 @@ class Ladder:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that change along it."""
+        """Fields that change along the ladder."""
         return tuple(self.points[0])
 
     @property
     def column(self) -> str:
-        """Column of run tables that holds it."""
+        """Column of run tables with the measure."""
         return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
 
 
 _MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
-"""Measure of a ladder that is none of its fields -> column of run tables."""
+"""Columns of run tables by the measure of a ladder."""
 
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
 
 WIDTHS = (64, 128, 256)
 
 MOST_TRIALS = 100_000
-"""Most trials of one sweep: as many are planned in seconds."""
+"""Most trials of one sweep; planning them takes seconds."""
 
 LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A known grid of trials: everything compared × a scale × a tuned hyperparameter × seeds.
+    """A known grid of trials: compared values × a scale × a tuned hyperparameter × seeds.
 
     `widths`, `learning_rates` and `parametrizations` are the short forms of the usual axes.
 
@@ -118,21 +118,21 @@ class Sweep:
     experiment: str
     """Name of the experiment; a results folder holds one."""
     base: Trial = field(default_factory=Trial)
-    """The trial that all trials start from."""
+    """Trial with the fields that all trials share."""
     parametrizations: tuple[str, ...] | None = None
     """Parametrizations to compare; by default ("sp", "mup") along the width, else the base's alone."""
     widths: tuple[int, ...] | None = None
-    """Model widths; (64, 128, 256) where there is no other scale."""
+    """Model widths; (64, 128, 256) unless there is another scale."""
     learning_rates: tuple[LearningRate, ...] | None = None
-    """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 where nothing else is tuned."""
+    """Peak learning rates at the base, plain or as 2^-8; 2^-11 to 2^-5 unless something else is tuned."""
     num_seeds: int = described(1, above=0)
     """Seeds per cell: 0 to num_seeds - 1."""
     scale: Axis | Ladder | None = None
-    """Scale, where it is not the width."""
+    """Scale in place of the width."""
     tune: Axis | None = None
-    """Tuned hyperparameter, where it is not the learning rate."""
+    """Tuned hyperparameter in place of the learning rate."""
     compare: Axis | None = None
-    """Compared field, where it is not the parametrization; its values need not be numbers."""
+    """Compared field in place of the parametrization; its values need not be numbers."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -161,7 +161,7 @@ class Sweep:
             raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
 
     def _require_bases(self, fields: set[str]) -> None:
-        """Refuse a rule for a scale that grows without its base: it would change nothing, silently.
+        """Refuse a rule for the scale without a base: it would change nothing, silently.
 
         Trials check the bases of batch and token rules themselves.
         """
@@ -196,7 +196,7 @@ class Sweep:
 
     @property
     def compare_axis(self) -> Axis:
-        """Compared field; it has one value where nothing is compared."""
+        """Compared field, with one value if nothing is compared."""
         if self.compare is not None:
             return self.compare
         usual = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)

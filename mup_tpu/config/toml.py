@@ -25,7 +25,7 @@ MOST_BYTES = 2**20
 """Largest TOML file that is read."""
 
 MOST_DOTS = 100
-"""Most dots in a key: Python's parser takes memory by the square of a key's parts."""
+"""Most dots in a key: Python's parser needs memory that grows with the square of a key's parts."""
 
 
 def load_trial(path: str | Path) -> Trial:
@@ -57,7 +57,7 @@ def load_sweep(path: str | Path) -> Sweep:
                 raise ConfigError("scale and ladder were both given: a sweep grows along one")
             axes["scale"] = _ladder(points, measured_by)
         elif measured_by is not None:
-            raise ConfigError(f"measured_by {shown(measured_by)} is that of a ladder, and there is none")
+            raise ConfigError(f"measured_by {shown(measured_by)} needs a [[ladder]]")
         return dataclasses.replace(sweep, **axes)
 
 
@@ -65,11 +65,11 @@ def parse_axis(text: str, option: str) -> Axis:
     """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`.
 
     Args:
-        text: what was given.
-        option: the option, to name in errors.
+        text: FIELD=VALUE,VALUE...
+        option: name of the option in errors.
 
     Raises:
-        ConfigError: it is not FIELD=VALUE,VALUE..., or a value is not of the field's type.
+        ConfigError: the text has another form, or a value is not of the field's type.
     """
     name, found, values = text.partition("=")
     if not found:
@@ -161,9 +161,9 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
 
 
 def stored_trial(values: Any) -> Trial:
-    """A trial from a stored configuration; fields that it does not read are at their defaults.
+    """A trial from a stored configuration; unread fields return to their defaults.
 
-    Earlier versions let these differ, and gave trials that differ in nothing else ids of their own.
+    Earlier versions let unread fields differ, so that equal trainings had several ids.
 
     Raises:
         ConfigError: as `from_dict`.
@@ -180,9 +180,9 @@ def stored_trial(values: Any) -> Trial:
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-    """A plain value as a field of this type takes it; one of another type as it is, for the check to refuse.
+    """A plain value in a field's type: tables become dataclasses, lists tuples, numbers and powers floats.
 
-    Tables become dataclasses, lists tuples, and numbers and powers floats.
+    A value that cannot be of the type stays as it is, and a later check refuses it.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -203,7 +203,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Errors about a configuration begin with its file or place."""
+    """Have errors begin with the configuration's file or place."""
     try:
         yield
     except ConfigError as error:
@@ -211,10 +211,10 @@ def _named(where: str) -> Iterator[None]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The values of a TOML file.
+    """Values of a TOML file.
 
     Raises:
-        ConfigError: no such file, no regular one, too large, or not TOML.
+        ConfigError: no such file, not a regular one, too large, or not TOML.
     """
     try:
         text = read_regular(path, MOST_BYTES).decode("utf-8").replace("\r\n", "\n")

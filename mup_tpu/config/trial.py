@@ -1,7 +1,7 @@
 """A trial: one training run, and the id that its configuration is hashed to.
 
-A `Trial` decides its result. How it is run (device, threads, logging) is in `RunOptions`, because the same
-trial run otherwise belongs to the same row of the store.
+A `Trial` decides its result. Device, threads and logging are in `RunOptions`: they make no other trial, and
+no other row of the store.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Trial:
                 if getattr(self.optimizer, rule) != "none" and not getattr(self.train, base):
                     raise ConfigError(
                         f"{rule} {getattr(self.optimizer, rule)!r} needs {base}, which is 0: "
-                        "give that of the run whose hyperparameters these are"
+                        "give the value of the run whose hyperparameters these are"
                     )
 
     def replace(self, **changes: Any) -> Trial:
         """This trial with fields of its parts changed.
 
-        Fields that a new choice (architecture, update rule, schedule) does not read return to their defaults,
-        unless they are given too.
+        Fields that a new architecture, optimizer or schedule does not read return to their defaults, unless
+        they are given too.
 
         Examples:
             >>> trial = Trial().replace(width=256, learning_rate=2**-7)
@@ -77,31 +77,29 @@ class Trial:
         return dataclasses.asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """The fields of all parts by name, as `replace` takes them."""
+        """Fields of all parts by name, as `replace` takes them."""
         return {name: value for part in self.to_dict().values() for name, value in part.items()}
 
     def trial_id(self, data_fingerprint: str) -> str:
-        """16 hex digits that name this configuration on these data.
+        """Name of this configuration on these data: 16 hex digits.
 
-        A field that came later than a stored row counts only where it differs from its default, so that the
-        row keeps its name.
+        A field that is newer than the first release counts only if it differs from its default, so that
+        stored rows keep their names. 0 and 0.0 are one trial.
         """
         content: dict[str, Any] = {"data_fingerprint": data_fingerprint}
         for part in dataclasses.fields(self):
             config = getattr(self, part.name)
-            names = {f: about(f).former or f.name for f in dataclasses.fields(config)}
-            content[part.name] = {
-                name: _as_declared(getattr(config, f.name), f.default)
-                for f, name in names.items()
-                if name not in IN_FINGERPRINT
-                and (name in _ALWAYS_IN_ID[part.name] or getattr(config, f.name) != f.default)
-            }
+            content[part.name] = {}
+            for f in dataclasses.fields(config):
+                name, value = about(f).former or f.name, getattr(config, f.name)
+                if name not in IN_FINGERPRINT and (name in _ALWAYS_IN_ID[part.name] or value != f.default):
+                    content[part.name][name] = float(value) if isinstance(f.default, float) else value
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
     def growth(self) -> Growth:
-        """Growth from its base along each scale."""
+        """Growth from the base along each scale."""
         m, t, batch_size = self.model, self.train, self.data.batch_size
         base = dataclasses.replace(m, width=m.base_width)
         base_batch_size, base_steps = t.base_batch_size or batch_size, t.base_steps or t.steps
@@ -130,18 +128,18 @@ _ALWAYS_IN_ID = {
     },
 }  # fmt: skip
 
-# Fields that decide the tokens. The data's fingerprint stands for them: the same text gives the same trial_id
-# from another folder.
+# Fields that decide the tokens. The data's fingerprint stands for them, so that the same text in another
+# folder gives the same trial_id.
 IN_FINGERPRINT = (
     "corpus", "text_column", "max_documents", "tokenizer", "vocab_size", "validation_fraction",
 )  # fmt: skip
 
 PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
-"""The parts of a trial by name."""
+"""Parts of a trial by name."""
 
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
-    """A part of a trial with fields changed, and those at their defaults that a new choice does not read."""
+    """A part of a trial with fields changed; fields that a new choice does not read are at their defaults."""
     values = {**vars(part), **changes}
     unread = {
         f.name: f.default
@@ -153,35 +151,25 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
 
 @functools.cache
 def part_of_field() -> dict[str, str]:
-    """Name of a field -> the part of a trial that it belongs to."""
+    """Part of a trial by the name of a field."""
     return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
 
 
 @functools.cache
 def current_names() -> dict[str, str]:
-    """Former name of a field -> its name now."""
+    """Present name of a field by its former name."""
     fields = (f for cls in PARTS.values() for f in dataclasses.fields(cls))
     return {about(f).former: f.name for f in fields if about(f).former}
 
 
-def is_field(name: str) -> bool:
-    """Whether a trial has such a field."""
-    return name in part_of_field()
-
-
 def field_column(name: str) -> str:
-    """Column of run tables that holds a field of a trial."""
+    """Column of run tables with a field of a trial."""
     fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
     return about(fields[name]).column or name
 
 
-def _as_declared(value: Any, default: Any) -> Any:
-    """A whole number that was given for a float as a float: 0 and 0.0 are one trial."""
-    return float(value) if isinstance(default, float) else value
-
-
 def _floats_as_hex(value: Any) -> Any:
-    """Floats written exactly, so that a hash does not depend on how Python prints them."""
+    """A value with exact text for floats, so that a hash does not depend on how Python prints them."""
     if isinstance(value, dict):
         return {k: _floats_as_hex(v) for k, v in value.items()}
     return value.hex() if isinstance(value, float) else value

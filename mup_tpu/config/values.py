@@ -1,4 +1,4 @@
-"""Values of configurations as text: numbers, powers and times, and what errors show of a value."""
+"""Values of configurations as text: numbers, powers, times, and values in errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def parse_number(text: str | float, name: str = "number") -> float:
     """A finite number from `0.004`, `4e-3` or `2^-8`.
 
     Args:
-        text: what was written.
+        text: number or power.
         name: its name in errors.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has another form.
     """
     value: Any = None
     with contextlib.suppress(ValueError, TypeError, ArithmeticError):
@@ -37,7 +37,7 @@ def parse_number(text: str | float, name: str = "number") -> float:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: on one line, cut where it is long."""
+    """A value in an error: on one line, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # whole numbers of thousands of digits, tables in tables in tables
@@ -46,12 +46,12 @@ def shown(value: Any) -> str:
 
 
 def as_word(name: str) -> str:
-    """A name in an error: as it is, or in quotes where it is no word."""
+    """A name in an error: as it is, or in quotes unless it is a word."""
     return name if name.isidentifier() else shown(name)
 
 
 def on_one_line(value: Any) -> str:
-    """A value of a table in an error: as it is, or in quotes where it would not be seen or break the line."""
+    """A value of a table in an error: as it is, or in quotes if it is invisible or would break the line."""
     text = str(value)
     return text if text and text.isprintable() and text == text.strip() else shown(value)
 
@@ -60,7 +60,7 @@ def parse_seconds(name: str, text: str) -> float:
     """Seconds from `90s`, `30m` (or `30min`), `2h`.
 
     Raises:
-        ConfigError: the text is no such time above 0; it is called `name`.
+        ConfigError: the text is no time above 0; the error calls it `name`.
     """
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h)", text.strip())
     seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2][0]] if found else 0.0
@@ -70,7 +70,7 @@ def parse_seconds(name: str, text: str) -> float:
 
 
 def format_learning_rate(value: float) -> str:
-    """`2^-8` where the exponent is a multiple of 1/8, else the plain number to three digits."""
+    """Text of a learning rate: `2^-8` if the exponent is a multiple of 1/8, else three digits."""
     exponent = math.log2(value) if value > 0 else math.nan
     return f"2^{exponent:g}" if (8 * exponent).is_integer() else f"{value:.3g}"
 
@@ -78,7 +78,7 @@ def format_learning_rate(value: float) -> str:
 def _number_option(
     metavar: str, write: Callable[[float], str]
 ) -> tyro.constructors.PrimitiveConstructorSpec[float]:
-    """A real number of the command line, which may be a power."""
+    """A real number or power on the command line."""
 
     def read(tokens: list[str]) -> float:
         try:
@@ -103,7 +103,7 @@ LearningRate = Annotated[float, _number_option("LR", format_learning_rate)]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The sentence for a key that is not known, with the nearest one that is."""
+    """Sentence about an unknown key, with the nearest known one."""
     known = list(known)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     hint = f"the nearest known key is {near[0]!r}" if near else f"known keys are {', '.join(known)}"
@@ -111,7 +111,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:
-    """The sentence for a value that must be a multiple, with the nearest ones."""
+    """Sentence about a value that must be a multiple, with the nearest ones."""
     lower, upper = value // of * of, (value // of + 1) * of
     nearest = f"{lower}, {upper}" if lower else f"{upper}"
     return f"{name} {value} is not a multiple of {of_name} {of}; nearest allowed: {nearest}"

@@ -1,8 +1,8 @@
-"""Temporary files and folders, which the next process removes where theirs was killed.
+"""Temporary files and folders. The next process removes what a killed one left.
 
-They are locked (`flock`) while in use, and the system unlocks them however a process ends. Files to be
-renamed into place carry the machine's name, since not every shared disk passes locks on to other machines.
-Temporary folders hold a mark with their place: a folder of the user's may have such a name too.
+They are locked (`flock`) while in use, and the system unlocks them however a process ends. Partial files
+carry the machine's name, since not every shared disk passes locks on to other machines. Temporary folders
+hold a mark with their place: a folder of the user may have such a name too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PARTIAL = f".partial-{_MACHINE}-"
 _PARTIAL_NAME = re.compile(re.escape(_PARTIAL) + "[0-9a-f]{32}")
 _SCRATCH = "mup_tpu_"
 _MARK = "of-mup_tpu"
-"""File in temporary folders of ours, with their path and inode."""
+"""File with path and inode in temporary folders of this package."""
 
 
 def partial(target: Path, folder: bool = False) -> AbstractContextManager[Path]:
-    """A path beside a target, to be renamed to it when all is written; without that it is removed at the end.
+    """A path beside a target, to be renamed to it when all is written; else it is removed at the end.
 
     Args:
         target: a file or folder, there or not.
@@ -46,14 +46,14 @@ def partial(target: Path, folder: bool = False) -> AbstractContextManager[Path]:
 
 
 def scratch_folder() -> AbstractContextManager[Path]:
-    """A folder for temporary files, gone when the block ends."""
+    """A folder for temporary files for the length of a block."""
     _remove_scratch()
     return _while_held(_make_scratch)
 
 
 @contextlib.contextmanager
 def _while_held(make: Callable[[], Path]) -> Iterator[Path]:
-    """A new file or folder, locked for the length of a block and gone with it."""
+    """A new file or folder for the length of a block, locked."""
     path, lock = _made_and_held(make)
     try:
         yield path
@@ -63,21 +63,21 @@ def _while_held(make: Callable[[], Path]) -> Iterator[Path]:
 
 
 def folder_of_this_process() -> Path:
-    """A new folder for temporary files that outlive this process, until the next one starts."""
+    """A new folder for temporary files; it outlives this process until the next one starts."""
     _remove_scratch()
     return _made_and_held(_make_scratch)[0]
 
 
 def mark(folder: Path) -> None:
-    """Have a temporary folder of the standard library removed like ours, if this process is killed."""
+    """Have the next process remove a temporary folder of the standard library, if this one is killed."""
     _remove_scratch()
     if not (folder / _MARK).exists():
         _hold(folder)
-        _sign(folder)
+        (folder / _MARK).write_text(_signature(folder))
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what killed processes of this machine left half-written in a folder and those in it."""
+    """Remove half-written files of this machine's killed processes from a folder and all folders in it."""
     for root, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             if _PARTIAL_NAME.fullmatch(name):
@@ -87,13 +87,8 @@ def remove_partial(folder: Path) -> None:
 
 def _make_scratch() -> Path:
     path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    _sign(path)
+    (path / _MARK).write_text(_signature(path))
     return path
-
-
-def _sign(folder: Path) -> None:
-    """Write the mark of a temporary folder of ours."""
-    (folder / _MARK).write_text(_signature(folder))
 
 
 def _signature(folder: Path) -> str:
@@ -101,7 +96,7 @@ def _signature(folder: Path) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this program made a temporary folder for this user, in this place."""
+    """Whether a temporary folder bears the mark of this package, user and place."""
     found, mark = folder.lstat(), folder / _MARK
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return False
@@ -117,29 +112,29 @@ def _made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
             if path.exists():
                 return path, lock
             os.close(lock)
-        # Another process met it between its making and its lock.
+        # Another process has removed it before it was locked.
 
 
 def _hold(path: Path) -> int:
-    """Lock a file or folder until the descriptor that is returned is closed, or this process ends."""
+    """Lock a file or folder until the returned descriptor is closed, or this process ends."""
     descriptor = os.open(path, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a disk without locks: then nothing there is ever taken for left over
+    with contextlib.suppress(OSError):  # on a disk without locks nothing is removed later
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 
 
 @functools.cache
 def _remove_scratch() -> None:
-    """Remove the temporary folders of this user's killed processes, once in this one."""
+    """Remove temporary folders of this user's killed processes, once a process."""
     place = Path(tempfile.gettempdir())
     for path in [*place.glob(f"{_SCRATCH}*"), *place.glob("pymp-*")]:
-        with contextlib.suppress(OSError, ValueError):  # gone meanwhile, without a mark, or another's
+        with contextlib.suppress(OSError, ValueError):  # gone meanwhile, without a mark, or of another user
             if _is_ours(path):
                 _remove_if_left(path)
 
 
 def _remove_if_left(path: Path) -> None:
-    """Remove a file or folder that nobody holds."""
+    """Remove a file or folder unless a process holds it."""
     with contextlib.suppress(OSError):  # gone meanwhile, held, or on a disk without locks
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -1,5 +1,6 @@
 """The store: run tables and learning curves in a results folder."""
 
+from mup_tpu.store.access import results_folder
 from mup_tpu.store.header import StoredAxes, StoredAxis
 from mup_tpu.store.runs import (
     FINAL,
@@ -13,22 +14,9 @@ from mup_tpu.store.runs import (
     load_planned,
     load_question,
     load_runs,
-    results_folder,
-)
+)  # fmt: skip
 
 __all__ = [
-    "FINAL",
-    "LOG_FILE",
-    "LOG_OBJECTS",
-    "Store",
-    "StoredAxes",
-    "StoredAxis",
-    "done_of",
-    "is_search",
-    "load_axes",
-    "load_curves",
-    "load_planned",
-    "load_question",
-    "load_runs",
-    "results_folder",
-]
+    "FINAL", "LOG_FILE", "LOG_OBJECTS", "Store", "StoredAxes", "StoredAxis", "done_of", "is_search",
+    "load_axes", "load_curves", "load_planned", "load_question", "load_runs", "results_folder",
+]  # fmt: skip

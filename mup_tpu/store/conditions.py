@@ -1,4 +1,4 @@
-"""Conditions on rows: a column with a value, or with values from or up to one."""
+"""Conditions on rows: a column equals a value, or is at least or at most a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mup_tpu.errors import ConfigError, TableError
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on rows: a column has a value, or one from it on, or up to it."""
+    """A condition on rows: a column equals a value, or is at least or at most a number."""
 
     column: str
     relation: str
@@ -24,7 +24,7 @@ class Condition:
         """A condition from COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
 
         Raises:
-            TableError: it is not of that form.
+            TableError: the text has another form.
         """
         found = re.fullmatch(r"\s*([^=<>]+?)\s*(>=|<=|=)\s*(.*?)\s*", text, re.DOTALL)
         if found is None:
@@ -41,7 +41,7 @@ class Condition:
         """The value as a number.
 
         Raises:
-            TableError: it is none.
+            TableError: the value is not a number.
         """
         try:
             return parse_number(self.value)
@@ -55,7 +55,7 @@ class Condition:
 
     @property
     def words(self) -> str:
-        """For people: "width from 64 on"."""
+        """Text for people: "width from 64 on"."""
         name = label(self.column)
         return {
             "=": f"{name} {self.value}",

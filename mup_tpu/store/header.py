@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from mup_tpu.config import Sweep, is_field, shown
+from mup_tpu.config import Sweep, shown
 from mup_tpu.config.columns import COLUMNS
+from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import StoreError, TableError, reason
 from mup_tpu.files import Folder, patiently
+from mup_tpu.store.access import accessed
 from mup_tpu.store.conditions import Condition
 
 FILE = "store.json"
@@ -32,11 +34,11 @@ class StoredAxis:
         """An axis from JSON.
 
         Raises:
-            ValueError: its column or a field is not known.
+            ValueError: the column or a field is unknown.
         """
         match found:
             case {"column": str(column), "fields": [*own]} if (
-                own and column in COLUMNS and all(isinstance(f, str) and is_field(f) for f in own)
+                own and column in COLUMNS and all(isinstance(f, str) and f in part_of_field() for f in own)
             ):
                 return cls(column, tuple(own))
         raise ValueError(f"its axis {name} is not a column and fields that this version knows")
@@ -44,7 +46,7 @@ class StoredAxis:
 
 @dataclass(frozen=True)
 class StoredAxes:
-    """The axes of a stored sweep; by default width and learning rate, as in stores without any."""
+    """Axes of a stored sweep; the defaults are those of stores without any."""
 
     scale: StoredAxis = StoredAxis("width", ("width",))
     tune: StoredAxis = StoredAxis("lr", ("learning_rate",))
@@ -52,7 +54,7 @@ class StoredAxes:
 
     @classmethod
     def of(cls, sweep: Sweep) -> StoredAxes:
-        """The axes of a sweep."""
+        """Axes of a sweep."""
         return cls(*(StoredAxis(axis.column, axis.fields) for axis in sweep.axes))
 
     @classmethod
@@ -80,9 +82,9 @@ class Header:
     axes: StoredAxes | None = None
     """Axes of the sweep; None where none are stored."""
     planned: tuple[float, ...] = ()
-    """Scales of the sequence; none of a fixed grid."""
+    """Scales of the sequence; empty for a fixed grid."""
     where: tuple[Condition, ...] = ()
-    """Conditions on the rows of the verdict; without any it uses all."""
+    """Conditions on the rows that the verdict uses; without any it uses all."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Entries of later versions, kept as they are."""
 
@@ -92,7 +94,7 @@ class Header:
 
         Raises:
             ValueError: says what is wrong.
-            RecursionError: lists in lists without end.
+            RecursionError: lists are nested too deeply.
         """
         if len(content) > MOST_BYTES:
             raise ValueError(f"it has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
@@ -109,7 +111,7 @@ class Header:
         return cls(experiment, axes, planned, where, found)
 
     def to_json(self) -> bytes:
-        """The bytes of store.json."""
+        """Bytes of store.json."""
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
         if self.axes:
             content["axes"] = asdict(self.axes)
@@ -136,43 +138,42 @@ def _scales(found: Any) -> tuple[float, ...]:
 
 
 def read_header(folder: Folder) -> Header | None:
-    """The header of a results folder; None where it holds no store.
+    """Header of a results folder; None without a store.
 
     Raises:
-        StoreError: it cannot be read, or says what cannot be.
+        StoreError: the header cannot be read, or an entry is not allowed.
     """
     try:
-        return Header.parse(folder.read(FILE, MOST_BYTES))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+        with accessed(folder, "read"):
+            try:
+                return Header.parse(folder.read(FILE, MOST_BYTES))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
     except (ValueError, RecursionError) as error:
         raise StoreError(f"results folder {folder} cannot be read: {FILE}: {reason(error)}") from None
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """The header of a new results folder: this one, or another that was created at the same time.
+    """Header of a new results folder: this one, or another driver's that was created at the same time.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the header cannot be written.
     """
-    try:
-        patiently(lambda: folder.create(FILE, header.to_json()))
-    except OSError as error:
-        if (found := read_header(folder)) is None:
-            raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None
-        return found
+    with accessed(folder, "written"):
+        try:
+            patiently(lambda: folder.create(FILE, header.to_json()))
+        except OSError:
+            if (found := read_header(folder)) is None:
+                raise
+            return found
     return read_header(folder) or header
 
 
 def write_header(folder: Folder, header: Header) -> None:
-    """Put a header in place of the one that is there.
+    """Put a header in place of an earlier one.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the header cannot be written.
     """
-    try:
+    with accessed(folder, "written"):
         patiently(lambda: folder.write(FILE, header.to_json()))
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

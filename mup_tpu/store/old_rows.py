@@ -1,4 +1,4 @@
-"""Rows of earlier versions: later columns are filled from the stored configuration."""
+"""Rows of earlier versions: newer columns are filled from the stored configuration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from mup_tpu.config.columns import COLUMNS, CONFIGURED, Column
 
 
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of an earlier version with later columns filled from their configuration.
+    """Rows of an earlier version with newer columns filled from their configuration.
 
-    The first version stored the head size at the trial's width in `head_size`; now it is the configured one.
+    The first version stored the head size at the trial's width in `head_size`; today that column holds the
+    configured one.
 
     Raises:
-        ValueError: a stored configuration is none.
+        ValueError: a stored configuration cannot be read.
     """
     configured = [column for column in CONFIGURED.values() if column.name in runs]
     old = runs[[column.name for column in configured]].isna().any(axis=1) & runs["config"].notna()
@@ -39,27 +40,20 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
                 raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
             known = pd.Series(values, runs.index[old])
             runs[column.name] = runs[column.name].astype(object).where(~missing, known)
-    return runs.astype({c.name: _PANDAS[c.type] for c in COLUMNS.values() if _is_whole(runs, c)})
+    whole = [c for c in COLUMNS.values() if c.name in runs and runs[c.name].notna().all()]
+    return runs.astype({column.name: _PANDAS[column.type] for column in whole})
 
 
 _PANDAS = {int: "int64", float: "float64", bool: "bool", str: "str"}
 
 
-def _is_whole(runs: pd.DataFrame, column: Column) -> bool:
-    return column.name in runs and bool(runs[column.name].notna().all())
-
-
 def _is_of(column: Column, value: Any) -> bool:
-    """Whether a value is one of a column's type."""
-    is_bool = isinstance(value, bool)
-    return is_bool if column.type is bool else isinstance(value, _VALUES[column.type]) and not is_bool
-
-
-_VALUES: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,)}
+    """Whether a value has a column's type."""
+    return type(value) is column.type or (column.type is float and type(value) is int)
 
 
 def _flat(config: str) -> dict[str, Any]:
-    """The fields of a stored configuration by name."""
+    """Fields of a stored configuration by name."""
     parts = json.loads(config)
     if not isinstance(parts, dict) or not all(isinstance(part, dict) for part in parts.values()):
         raise ValueError(f"config of a row is no table of parts: {config[:40]!r}")

@@ -1,8 +1,8 @@
 """Parts of a store: Parquet with checksums, verified when read, with known columns in their types.
 
-A part's name ends in a checksum of all of its bytes, so that one wrong bit anywhere is noticed. Its pages
-have checksums too, which any reader of Parquet can verify, but which leave out the footer with columns, types
-and places. Parts of earlier versions have neither and are read as they are.
+A part's name ends in a checksum of all of its bytes, so that one wrong bit anywhere is noticed. Checksums of
+Parquet's pages serve other readers; they leave out the footer with columns, types and places. Parts of
+earlier versions have neither and are read as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CHECKED_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{16})\.parquet")
 def encode(table: pa.Table) -> bytes:
     """A table as the bytes of a part."""
     sink = io.BytesIO()
-    # Statistics are never used, and dictionaries help large tables only: without both a part of a few rows is
-    # read in two thirds of the time.
+    # Without statistics and dictionaries a part of a few rows is read in two thirds of the time. Statistics
+    # are never used, and dictionaries help large tables only.
     pq.write_table(
         table, sink, compression="zstd", write_page_checksum=True, write_statistics=False,
         use_dictionary=table.num_rows > 1000,
@@ -39,17 +39,17 @@ def new_name(content: bytes) -> str:
 
 
 def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """The table of a part, its known columns in their types.
+    """Table of a part, its known columns in their types.
 
     Args:
         content: bytes of the part.
-        name: its file name.
-        where: its name in errors.
+        name: file name of the part.
+        where: name of the part in errors.
         schema: types of known columns; others stay as they are.
         keys: columns with a value in every row.
 
     Raises:
-        StoreError: it is damaged, is no Parquet, or its columns are not those of its kind.
+        StoreError: the part is damaged, not Parquet, or has columns of another kind.
     """
     named = _CHECKED_NAME.fullmatch(name)
     if named and named[1] != _checksum(content):
@@ -57,7 +57,7 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
     try:
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         table = file.read(use_threads=False)
-        table.validate(full=True)  # text is otherwise decoded, and a wrong byte found, only when it is used
+        table.validate(full=True)  # without it, wrong bytes in text raise only when the text is used
         names, types = table.column_names, table.schema.types
         known = dict(zip(schema.names, schema.types, strict=True))
         if len(names) > len(set(names)):
@@ -69,12 +69,12 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
             if name in known and types[index] != known[name]:
                 table = table.set_column(index, schema.field(name), _cast(table[name], name, schema))
         return table
-    except Exception as error:  # of damaged bytes, decoders raise errors of any kind
+    except Exception as error:  # damaged bytes make decoders raise errors of any kind
         raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
 
 
 def _cast(column: pa.ChunkedArray, name: str, schema: pa.Schema) -> pa.ChunkedArray:
-    """A known column in its type; never numbers from text."""
+    """A known column in its type; text is never read as numbers."""
     wanted = schema.field(name).type
     if pa.types.is_string(wanted) != _is_text(column.type) and not pa.types.is_null(column.type):
         raise ValueError(f"column {name} is {column.type}, not {wanted}")

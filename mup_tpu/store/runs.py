@@ -2,15 +2,14 @@
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json        experiment, axes, format; of a sequence, its planned scales; the
-                                          question that its verdict answers (`header.py`)
+    results/lr_transfer/store.json        experiment, axes, format; planned scales of a sequence; conditions
+                                          on rows (`header.py`)
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
-Parts are verified when they are read (`parts.py`). Writers only ever add parts, so any number of them may
-write at once and a kill leaves no damaged file. A row written twice (by two drivers, or by a compaction that
-was killed) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`), where a write is one atomic
-upload.
+Parts are verified when they are read (`parts.py`). Writers only add parts, so any number of them may write at
+once, and a kill leaves no damaged file. A row written twice (by two drivers, or by a killed compaction) is
+one row when read. Paths may be fsspec URLs (`gs://`, `memory://`); there a write is one atomic upload.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import tables
+from mup_tpu.store.access import accessed, results_folder
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import Header, StoredAxes, create_header, read_header, write_header
 
 LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
-"""The log of a search in its results folder: a file, in a bucket a folder of objects."""
+"""Log of a search in its results folder: a file; in a bucket, a folder of objects."""
 
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
@@ -39,10 +39,10 @@ class Store:
     """A results folder, open for writing.
 
     Args:
-        path: local folder or fsspec URL; made where it is not there.
-        experiment: name of the experiment whose rows it takes.
-        axes: axes of the sweep whose rows it takes; None for rows of no sweep.
-        planned: scales of the sequence whose rows it takes; added to the stored ones.
+        path: local folder or fsspec URL; created if it is not there.
+        experiment: name of the rows' experiment.
+        axes: axes of the rows' sweep; None without a sweep.
+        planned: scales of the rows' sequence; added to the stored ones.
 
     Raises:
         StoreError: the folder cannot be written, or holds another experiment or a sweep along other axes.
@@ -81,10 +81,10 @@ class Store:
     def append(self, rows: Iterable[Mapping[str, Any]], curves: Iterable[Mapping[str, Any]] = ()) -> None:
         """Add rows of the run table and their curve points; on return they are on disk.
 
-        Curves go first: a row in the run table says that all of its trial is there.
+        Curves go first: a row in the run table promises that its trial's curve is there.
 
         Raises:
-            StoreError: the folder cannot be written; nothing stored before is touched.
+            StoreError: the folder cannot be written; stored rows stay as they are.
         """
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
         for table, records in (("curves", curves), ("runs", rows)):
@@ -97,54 +97,40 @@ class Store:
         return runs[runs["status"].isin(FINAL)]
 
     def done(self, stopped: bool = True) -> set[str]:
-        """trial_ids whose result is stored, with or without trials that were stopped early."""
+        """trial_ids with a stored result; `stopped` counts trials that were stopped early."""
         return done_of(self.results(), stopped)
 
     def next_purchase(self) -> int | None:
-        """Number of the purchase that is run now; None where the folder holds no sequence."""
+        """Number of the next purchase; None if the folder holds no sequence."""
         if not load_planned(self.folder):
             return None
         purchases = self.results()["purchase"].dropna()
         return int(purchases.max()) + 1 if len(purchases) else 1
 
     def compact(self) -> None:
-        """Merge all parts into one of each table (a folder to commit is easier to look at)."""
+        """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
         for table in ("runs", "curves"):
             tables.merge(self.folder, table)
 
 
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
-    """trial_ids of `Store.results`, with or without trials that were stopped early."""
+    """trial_ids of `Store.results`; `stopped` counts trials that were stopped early."""
     return set(results.loc[stopped | (results["status"] != "stopped"), "trial_id"])
-
-
-def results_folder(path: str | os.PathLike[str]) -> Folder:
-    """A results folder by its local path or fsspec URL.
-
-    Raises:
-        StoreError: the URL is of a kind that is not known, or whose package is not installed.
-    """
-    try:
-        return Folder(path)
-    except OSError as error:
-        raise StoreError(f"results folder {path} cannot be opened: {reason(error)}") from None
 
 
 def is_search(path: str | os.PathLike[str]) -> bool:
     """Whether a results folder holds a search.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the folder cannot be read.
     """
     folder = results_folder(path)
-    try:
+    with accessed(folder, "read"):
         return not {LOG_FILE, LOG_OBJECTS}.isdisjoint(folder.names())
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
 
 
 def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The run table of a results folder, one row a trial.
+    """Run table of a results folder, one row a trial.
 
     Examples:
         >>> runs = load_runs("results/quickstart")
@@ -173,13 +159,13 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
-    """The axes of the sweep in a results folder; width and learning rate where none are stored."""
+    """Axes of the sweep in a results folder; width and learning rate if none are stored."""
     header = read_header(results_folder(path))
     return header.axes if header and header.axes else StoredAxes()
 
 
 def load_planned(path: str | os.PathLike[str] | Folder) -> tuple[float, ...]:
-    """Scales of the sequence in a results folder; none of a fixed grid."""
+    """Scales of the sequence in a results folder; empty for a fixed grid."""
     header = read_header(path if isinstance(path, Folder) else results_folder(path))
     return header.planned if header else ()
 

@@ -1,7 +1,7 @@
 """Tables of a store, each in parts that are read in parallel.
 
-The cache folder remembers a table of many parts as one file, with the size and the time of each part. A part
-that is still the same is taken from there.
+The cache folder remembers a table of many parts as one file, with the size and the time of each part.
+Unchanged parts are taken from there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mup_tpu.config.columns import COLUMNS
 from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import Folder, cache_root, patiently
 from mup_tpu.store import parts
+from mup_tpu.store.access import accessed
 from mup_tpu.store.old_rows import complete
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -35,19 +36,19 @@ _SCHEMAS = {
     "curves": pa.schema(list(_CURVE_TYPES.items())),
 }
 _KEYS = {"runs": ("trial_id", "status"), "curves": ("trial_id", "split", "step")}
-"""Columns of a table that have a value in every row."""
+"""Columns of a table with a value in every row."""
 
 _MISFITS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
-"""Errors of tables that do not fit together, or whose rows do not hold what they should."""
+"""Errors of tables that do not fit together, or with wrong values."""
 
 _LISTINGS = 100
-"""Times that parts are listed again where one is gone when it is read, as a compaction merged it."""
+"""Most listings of the parts: a compaction may merge a listed part before it is read."""
 
 _AT_ONCE = {False: 16, True: min(4, os.cpu_count() or 1)}
 """Parts that are read at once, by whether their folder is local."""
 
 _MANY = 64
-"""Parts from which on a table is remembered."""
+"""Least number of parts of a table that is remembered."""
 
 _NOTE = b"mup_tpu parts"
 """Entry of the remembered file's schema: name, state and rows of each part, in its order."""
@@ -59,7 +60,7 @@ def part_names(folder: Folder, table: str) -> list[str]:
 
 
 def _states(folder: Folder, table: str) -> dict[str, str]:
-    """Parts by file name, each with its size and time: a part that changes has another state."""
+    """Size and time of each part, by file name."""
     states = (folder / table).states()
     return {name: state for name, state in states.items() if name.endswith(".parquet")}
 
@@ -84,7 +85,7 @@ def read_table(folder: Folder, table: str) -> pd.DataFrame:
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
-    # A whole run outranks one that was stopped early, and that a failure; of two equals the first stays.
+    # A whole run outranks a stopped one, and a stopped one a failure; of two equals the first stays.
     rank = frame["status"].map({"finished": 0, "diverged": 0, "stopped": 1}).fillna(2)
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
 
@@ -95,7 +96,7 @@ def _frame(tables: Iterable[pa.Table], table: str) -> pd.DataFrame:
 
 
 def _check_alone(rows: pa.Table, table: str, part: str) -> None:
-    """Name the part, if it cannot be read by itself."""
+    """Refuse a part that cannot be read by itself."""
     try:
         _frame([rows], table)
     except _MISFITS as error:
@@ -103,11 +104,9 @@ def _check_alone(rows: pa.Table, table: str, part: str) -> None:
 
 
 def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None:
-    """All parts of a table in the order of their names; None if one that was listed is gone."""
-    try:
+    """All parts of a table in the order of their names; None if a listed one is gone."""
+    with accessed(folder, "read"):
         states = _states(folder, table)
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
     known = _remembered(folder, table, states) if len(states) >= _MANY else {}
     new = [name for name in states if name not in known]
 
@@ -133,13 +132,13 @@ def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None
 
 
 def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
-    """Folder and name of the file that remembers a table: a checksum, and then a part."""
+    """Folder and name of the file that remembers a table. It holds a checksum, then a part."""
     key = hashlib.sha256(folder.path.encode()).hexdigest()[:16]
     return Folder(cache_root() / "stores"), f"{key}-{table}"
 
 
 def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[str, pa.Table]:
-    """Tables of the parts that are remembered and have not changed since; none where the file is damaged."""
+    """Tables of unchanged parts from the cache; none if the file is damaged."""
     place, file = _memory(folder, table)
     try:
         kept = place.read(file)
@@ -160,7 +159,7 @@ def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[s
 def _remember(
     folder: Folder, table: str, states: Mapping[str, str], tables: list[tuple[str, pa.Table]]
 ) -> None:
-    """Remember the parts that were read, unless the cache cannot be written or they do not fit together."""
+    """Write parts to the cache, unless it cannot be written or the parts do not fit together."""
     note = json.dumps([(name, states[name], rows.num_rows) for name, rows in tables])
     place, file = _memory(folder, table)
     try:
@@ -175,7 +174,7 @@ def merge(folder: Folder, table: str) -> None:
     """Merge all parts of a table into one.
 
     Raises:
-        StoreError: they cannot be read, or the folder cannot be written.
+        StoreError: a part cannot be read, or the folder cannot be written.
     """
     before = part_names(folder, table)
     if len(before) > 1:
@@ -184,7 +183,7 @@ def merge(folder: Folder, table: str) -> None:
 
 
 def append(folder: Folder, table: str, records: list[Mapping[str, Any]]) -> None:
-    """Add records as a part; on return it is on disk.
+    """Add records as a part; on return the part is on disk.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -203,7 +202,5 @@ def write_part(folder: Folder, table: str, rows: pa.Table) -> None:
     """
     content = parts.encode(rows)
     name = f"{table}/{parts.new_name(content)}"
-    try:
+    with accessed(folder, "written"):
         patiently(lambda: folder.write(name, content))
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

@@ -349,7 +349,7 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
         ),
         ("ladder = 3", r"ladder 3 is not tables of fields: write \[\[ladder\]\]"),
         ("ladder = []", "ladder has no points"),
-        ("measured_by = 'flops'", "measured_by 'flops' is that of a ladder, and there is none"),
+        ("measured_by = 'flops'", r"measured_by 'flops' needs a \[\[ladder\]\]"),
     ],
 )
 def test_bad_axes_are_refused_in_one_sentence(toml, sentence, tmp_path):

@@ -1,0 +1,65 @@
+"""Local files: read, locked and written so that neither pipes, devices nor links get in the way."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import TextIO
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """Content of a local file; a named pipe would make a reader wait, and a device would never end.
+
+    Args:
+        path: the file, or a link to one.
+        most: bytes above which the file is refused.
+
+    Raises:
+        OSError: the file cannot be read, is not regular, or has more bytes.
+    """
+    with open(_regular(path, os.O_RDONLY), "rb") as file:
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes")
+    return content
+
+
+def open_own(path: str | os.PathLike[str]) -> TextIO:
+    """A local file to lock or append to, created if it is not there, and never emptied.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link or not regular.
+    """
+    return open(_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a", encoding="utf-8")
+
+
+def _regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Descriptor of a regular file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return descriptor
+
+
+def flush(path: Path) -> None:
+    """Wait until a file that was written is on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def state(path: str) -> str:
+    """Size, time and inode of a file: a change shows in one of them. "" if the file is gone."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a local file, as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,30 @@
+"""Results folders by their path, and errors about them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Literal
+
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import Folder
+
+
+def results_folder(path: str | os.PathLike[str]) -> Folder:
+    """A results folder by its local path or fsspec URL.
+
+    Raises:
+        StoreError: the URL is of an unknown kind, or its package is not installed.
+    """
+    with accessed(path, "opened"):
+        return Folder(path)
+
+
+@contextlib.contextmanager
+def accessed(folder: object, how: Literal["opened", "read", "written"]) -> Iterator[None]:
+    """Raise errors of the file system as StoreErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be {how}: {reason(error)}") from None
