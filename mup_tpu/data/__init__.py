@@ -11,11 +11,11 @@ __all__ = ["TokenDataset", "World", "describe_load", "load", "prefetch"]
 
 
 def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
-    """The batches of a configuration: streamed from prepared shards, else from the token cache.
+    """Batches of a configuration: streamed from prepared shards, else from the token cache.
 
     Args:
         config: corpus, tokenizer and batches; a corpus is tokenised on first use.
-        progress: show what is being made (on standard error).
+        progress: show progress on standard error.
         world: hosts that read one stream of shards together.
 
     Raises:
@@ -31,7 +31,7 @@ def load(config: DataConfig, progress: bool = True, world: World = World()) -> T
 
 
 def describe_load(config: DataConfig) -> str:
-    """What `load` would do now, in a few words.
+    """Work of `load`, in a few words.
 
     Raises:
         DataError: the corpus is not there.

@@ -22,11 +22,11 @@ from mup_tpu.errors import DataError
 T = TypeVar("T")
 
 _POLL_S = 0.1
-"""Seconds between checks of whether to go on waiting."""
+"""Seconds between two checks while a thread waits."""
 
 
 class TokenDataset(Protocol):
-    """Training data of a pack: batches that are a function of the step only, whatever they are read from."""
+    """Training data of a pack, from any source: its batches depend on the step alone."""
 
     config: DataConfig
     name: str
@@ -40,18 +40,14 @@ class TokenDataset(Protocol):
         """Tokens (B, T + 1) of a step, int64."""
 
     def validation_batches(self, count: int) -> np.ndarray:
-        """At most `count` batches of held-out tokens (N, B, T + 1), int64, the same ones always."""
+        """Held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
 
 
 class CachedDataset:
     """Batches of one tokenised corpus from the memory-mapped token cache.
 
-    Args:
-        config: sequence length, batch size and data seed.
-        cache: the tokens.
-
     Raises:
-        DataError: the corpus is shorter than one batch, or nothing of it is held out.
+        DataError: the corpus is shorter than one batch, or its held-out text than one sequence.
     """
 
     def __init__(self, config: DataConfig, cache: TokenCache) -> None:
@@ -63,7 +59,7 @@ class CachedDataset:
         self.meta: dict[str, Any] = cache.meta
         self.tokens_per_step = config.batch_size * config.sequence_length
         self._train, self._validation = cache.tokens["train"], cache.tokens["validation"]
-        # One block is left out so that each epoch can start its blocks at another offset.
+        # One block is left out, so that each epoch can start its blocks at another offset.
         self._blocks = (len(self._train) - 1) // config.sequence_length - 1
         if self._blocks < config.batch_size:
             raise DataError(
@@ -79,11 +75,10 @@ class CachedDataset:
             )
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in an order of its
-        own.
+        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in random order.
 
-        An epoch starts its blocks at an offset of its own too, so that sequences differ between epochs. A
-        batch that crosses the end of an epoch is filled from the next.
+        Each epoch has an order and an offset of its own, so that sequences differ between epochs. A batch
+        that crosses the end of an epoch is filled from the next.
         """
         t, b = self.config.sequence_length, self.config.batch_size
         starts = [self._start(step * b + i) for i in range(b)]
@@ -95,10 +90,9 @@ class CachedDataset:
         return int(order[position]) * self.config.sequence_length + offset
 
     def validation_batches(self, count: int) -> np.ndarray:
-        """Held-out tokens (N, B, T + 1), int64, the same ones always: spread evenly, not overlapping.
+        """Held-out tokens (N, B, T + 1), int64, the same in each call: spread evenly, without overlap.
 
-        Fewer than `count` batches where the held-out text is shorter; where it does not fill one batch, one
-        batch of fewer sequences.
+        Short held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
         """
         t = self.config.sequence_length
         blocks = (len(self._validation) - 1) // t
@@ -126,9 +120,9 @@ def prefetch(
 ) -> Iterator[Iterator[T]]:
     """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
 
-    What the thread raises is raised where the batch is asked for; leaving the context ends the thread. Where
-    `gives_up` says so, a batch that is not there is waited for no longer: the iterator ends, and the thread,
-    which may be waiting for a server, is left to itself.
+    Errors of the thread are raised where the batch is asked for. The end of the block ends the thread. Once
+    `gives_up` returns true, the iterator ends without waiting for a batch; the thread, which may wait for a
+    server, is left to itself.
     """
     made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=depth)
     ended = threading.Event()

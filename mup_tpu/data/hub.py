@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it answers, and how to read its caches where it does not."""
+"""The Hugging Face hub: a quick check whether it answers, and its caches without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-INSTEAD = "use local files, the embedded corpus (sotu), or what is in HF_HOME already"
+INSTEAD = "use local files, the embedded corpus (sotu), or data in HF_HOME"
 _SECONDS = 3.0
 
 
@@ -20,11 +20,11 @@ def endpoint() -> str:
 
 
 def answers() -> bool:
-    """Whether the hub answers, found out by one request: its own client tries for minutes."""
+    """Whether the hub answers one short request; its own client would try for minutes."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     found = []
-    # Looking up a name has no time limit of its own, so all of it is in a thread that may be left behind.
+    # The lookup of a name has no time limit, so the request runs in a thread that may be left behind.
     asking = threading.Thread(target=lambda: found.append(_ask()), name="hub", daemon=True)
     asking.start()
     asking.join(_SECONDS)
@@ -35,7 +35,7 @@ def _ask() -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint(), method="HEAD"), timeout=_SECONDS).close()
     except urllib.error.HTTPError:
-        return True  # whatever it says, it is there
+        return True  # any answer will do
     except urllib.error.URLError as error:
         return isinstance(error.reason, ssl.SSLError)  # the hub's own client may know the certificate
     except OSError:
@@ -45,7 +45,7 @@ def _ask() -> bool:
 
 @contextlib.contextmanager
 def only_cached() -> Iterator[None]:
-    """Let the hub's client and `datasets` look at their caches alone, as if HF_HUB_OFFLINE had been set."""
+    """Have the hub's client and `datasets` read their caches alone, as with HF_HUB_OFFLINE."""
     from datasets import config
     from huggingface_hub import constants
 

@@ -1,7 +1,7 @@
 """Reader of prepared shards: retries, a deadline, and every file checked against the index.
 
-Whoever made the files, the result is the tokens that the index promises or one sentence. Unpacking allocates
-no more than was read: tar files are read plain, and array headers are compared.
+Files may come from anywhere: the result is the tokens of the index, or an error of one sentence. Unpacking
+allocates no more than was read: tar files are read plain, and array headers are compared.
 
 Shapes: T tokens.
 """
@@ -30,13 +30,13 @@ from mup_tpu.errors import DataError, reason
 from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
 ATTEMPTS = 10
-"""Tries of a read; with the pauses between, about a minute and a half."""
+"""Tries of a read; with their pauses they take about a minute and a half."""
 
 FIRST_PAUSE = 0.25
 """Seconds before the second try; doubled for each further one."""
 
 PATIENCE_S = 30.0
-"""Seconds that a server may take beyond what a file takes at MIN_RATE."""
+"""Seconds that a server may take beyond the time of a file at MIN_RATE."""
 
 DEADLINE_S = 300.0
 """Seconds after which a read is not tried again."""
@@ -50,11 +50,8 @@ log = logging.getLogger(__name__)
 class ShardFolder:
     """A folder or URL of prepared shards, read with retries, every file checked against the index.
 
-    Args:
-        url: where index.json lies.
-
     Raises:
-        DataError: it is not there, is no index, or cannot be read after all retries.
+        DataError: the index is not there, not valid, or cannot be read after all retries.
     """
 
     def __init__(self, url: str) -> None:
@@ -81,22 +78,22 @@ class ShardFolder:
             raise DataError(f"{self.url}/{TOKENIZER_FILE} is not a tokenizer: {why}") from None
         if tokenizer.vocab_size != self.index.vocab_size:
             raise DataError(
-                f"{self.url}/{INDEX} is not of these shards: vocab_size {self.index.vocab_size}, but the "
+                f"{self.url}/{INDEX} does not fit its shards: vocab_size {self.index.vocab_size}, but the "
                 f"tokenizer has {tokenizer.vocab_size} tokens"
             )
         return tokenizer
 
     def samples(self, shard: Shard) -> np.ndarray:
-        """The sequences of a shard (samples_per_shard, T + 1).
+        """Sequences of a shard (samples_per_shard, T + 1).
 
         Raises:
-            DataError: the shard is missing, corrupted or not what the index says, or cannot be read after all
+            DataError: the shard is missing, corrupted, contradicts the index, or cannot be read after all
                 retries.
         """
         index = self.index
         split = index.train if shard in index.train.shards else index.validation
         content = self._checked(shard.name, shard.sha256, shard.size)
-        # Unpacking holds the interpreter: by several threads it is no faster, and crowds out the trainer's.
+        # Unpacking holds the interpreter's lock: several threads are no faster, and would delay training.
         with self._unpacking:
             try:
                 return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
@@ -106,7 +103,7 @@ class ShardFolder:
                 ) from None
 
     def _checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
-        """A file with the index's checksum; read once more where it has another, as reading may err."""
+        """A file with the index's checksum; after a wrong checksum it is read once more."""
         try:
             for _ in range(2):
                 content = self._read(name, size)
@@ -124,17 +121,17 @@ class ShardFolder:
         )
 
     def _read(self, name: str, size: int | None = None) -> bytes:
-        """A file whole, tried again after dropped connections, timeouts and answers such as 503."""
+        """Content of a file; tried again after dropped connections, timeouts and answers such as 503."""
         path = f"{self._root}/{name}"
         if isinstance(self._fs, LocalFileSystem):
             self._check_local(name, size)
         limit = {}
-        if getattr(self._fs, "async_impl", False):  # of others the client's own limits hold
+        if getattr(self._fs, "async_impl", False):  # others have limits of their own client
             limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
         began = time.monotonic()
         for attempt in range(ATTEMPTS):
             if attempt:
-                # Hosts that lost one server at once should not come back at once.
+                # Random pauses: many hosts may have lost the server at once.
                 time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1))
             try:
                 return self._fs.cat_file(path, **limit)
@@ -158,7 +155,7 @@ class ShardFolder:
         raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {why}")
 
     def _check_local(self, name: str, size: int | None) -> None:
-        """Before reading: a named pipe would be waited for, and a file of terabytes be read.
+        """Refuse a named pipe, which never ends, and a file of another size, before it is read.
 
         Raises:
             FileNotFoundError: nothing is there.
@@ -178,10 +175,10 @@ class ShardFolder:
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
-    """Sequences in a tar file (samples, length); `content` bounds the memory that is allocated.
+    """Sequences in a tar file (samples, length); no more memory is allocated than `content` has.
 
     Raises:
-        ValueError: it is no plain tar file of these arrays, or a token is outside of the vocabulary.
+        ValueError: the content is no plain tar file of such arrays, or a token is outside the vocabulary.
     """
     kind = token_type(vocab_size)
     head = io.BytesIO()
@@ -190,7 +187,7 @@ def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.nda
     tokens, size = [], length * kind.itemsize
     try:
         for name, start, stop in _members(content):
-            # Reading a header takes NumPy long, and all of them are the same bytes.
+            # All headers have the same bytes; NumPy would take long to parse each.
             if content[start : stop - size] != head.getvalue():
                 _check_header(name, content[start:stop], kind, length)
             tokens.append(content[stop - size : stop])
@@ -210,8 +207,8 @@ def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
     """Name, first byte and end of every file in a tar file.
 
     Raises:
-        ValueError: something in it is not a plain KEY.npy.
-        tarfile.TarError: it is no tar file, or a compressed one.
+        ValueError: a member is not a plain KEY.npy.
+        tarfile.TarError: the content is no tar file, or a compressed one.
     """
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for member in tar:
@@ -227,14 +224,14 @@ def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> Non
     """Check header and token count of an array's bytes.
 
     Raises:
-        ValueError: they are not as the index says.
+        ValueError: they contradict the index.
     """
     file = io.BytesIO(content)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version of the format")
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # a header is parsed as Python, which has many ways to fail
+    except Exception as error:  # NumPy parses a header as Python: many kinds of error
         why = str(error).partition("\n")[0][:100]
         raise ValueError(f"{name[:50]!r} in it is no array ({why})") from None
     if (shape, dtype, fortran_order) != ((length,), kind, False):
@@ -244,17 +241,17 @@ def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> Non
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a folder or URL, and the path in it.
+    """File system of a folder or URL, and the path in it.
 
     Raises:
-        DataError: fsspec does not know its scheme, or lacks the package for it.
+        DataError: the scheme is unknown, or its package is not installed.
     """
     options: dict[str, Any] = {}
     try:
         if url.startswith(("http://", "https://")):
             from aiohttp import ClientTimeout
 
-            # By default a connection that has gone silent is held for five minutes.
+            # By default a silent connection is kept for five minutes.
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
         fs, root = file_system(url, **options)
     except (ImportError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The index of prepared shards, index.json, checked entry by entry: it may come from anywhere."""
+"""The index of prepared shards, index.json, from any source: every entry is checked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mup_tpu.data.cache import SPLITS, token_type
 from mup_tpu.errors import DataError
 
 FORMAT = 1
-"""Part of the fingerprint: shards made by another rule give other batches."""
+"""Version in the fingerprint: shards of another format give other batches."""
 
 INDEX = "index.json"
 
 MAX_SHARD_BYTES = 2**34
-"""A shard is held in memory whole, and eight of them at a time."""
+"""Largest shard: eight are held in memory at a time."""
 
 _TAR_BLOCK = 512
 
@@ -41,11 +41,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """The shards of one split, with equal numbers of samples."""
+    """Shards of one split, with equal numbers of samples."""
 
     documents: int
     tokens: int
-    """Tokens of the corpus; a rest that fills no whole shard is left out."""
+    """Tokens of the corpus; a rest that does not fill a shard is left out."""
     samples_per_shard: int
     shards: tuple[Shard, ...]
 
@@ -95,20 +95,20 @@ class ShardIndex:
                     )
 
     def to_json(self) -> str:
-        """The content of index.json."""
+        """Content of index.json."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
-        """An index that `to_json` wrote.
+        """An index from the bytes of index.json.
 
         Args:
             content: bytes of the file.
-            where: its name in errors.
-            whole: whether it must name shards.
+            where: name of the file in errors.
+            whole: whether the index must name shards.
 
         Raises:
-            DataError: it is not one.
+            DataError: the content is no index.
         """
         try:
             values = json.loads(content)
@@ -126,17 +126,13 @@ class ShardIndex:
 
 
 def sample_bytes(sequence_length: int, vocab_size: int) -> int:
-    """Least bytes of a sample in its tar file: a header, and the tokens in whole blocks."""
+    """Least size of a sample in its tar file: a header, and the tokens in whole blocks."""
     tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
     return _TAR_BLOCK + -(-tokens // _TAR_BLOCK) * _TAR_BLOCK
 
 
 def _check(values: Any, **kinds: type | int) -> None:
-    """Refuse fields that are not text, finite numbers, or integers from a least one on.
-
-    Raises:
-        ValueError: names the field.
-    """
+    """Refuse fields of another kind: text, finite numbers, or integers with a least value."""
     for name, kind in kinds.items():
         value = getattr(values, name)
         if kind is str:

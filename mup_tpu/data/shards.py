@@ -1,13 +1,13 @@
 """Prepared shards: a tokenised corpus as WebDataset tar files and an index, anywhere fsspec reaches.
 
-    index.json             what is inside, and checksums; written last
-    tokenizer.json         the tokenizer, unless its tokens are bytes
-    train-000000.tar       as many samples in every shard: KEY.npy, the T + 1 tokens of one sequence
-    train-000000.tar.sha256   what `sha256sum --check` reads; says that its shard is whole
-    validation-000000.tar  the held-out ones
+    index.json                contents and checksums; written last
+    tokenizer.json            the tokenizer, unless its tokens are bytes
+    train-000000.tar          samples, equally many in every shard: KEY.npy has the T + 1 tokens of a sequence
+    train-000000.tar.sha256   checksum for `sha256sum --check`; written when its shard is whole
+    validation-000000.tar     held-out samples
 
-Sequences overlap by one token, so that every token is a target once, and are dealt to the shards in a fixed
-random order: one shard is a sample of the whole corpus.
+Sequences overlap by one token, so that every token is a target once. They are dealt to the shards in a fixed
+random order, so that each shard is a sample of the whole corpus.
 """
 
 from __future__ import annotations
@@ -54,23 +54,22 @@ _PLAN = "preparing.json"
 
 
 def is_prepared(corpus: str) -> bool:
-    """Whether a corpus is prepared shards: any URL, and a folder that holds their index."""
+    """Whether a corpus is prepared shards: a URL, or a folder with their index."""
     return "://" in corpus or os.path.isfile(os.path.join(corpus, INDEX))
 
 
 def prepare(
     config: DataConfig, out: str, shard_samples: int = 4096, workers: int = 0, progress: bool = True
 ) -> ShardIndex:
-    """Write a corpus as shards; one that was killed goes on, and ends with the same bytes.
-
-    The corpus is tokenised into the token cache, which is kept: it is what a killed call goes on from.
+    """Write a corpus as shards; a call after a kill goes on from the token cache, and ends with the same
+    bytes.
 
     Args:
         config: corpus, tokenizer, held-out share and sequence length.
         out: folder or fsspec URL.
         shard_samples: most sequences a shard.
         workers: processes that make shards; 0 takes one a core.
-        progress: show it (on standard error).
+        progress: show progress on standard error.
 
     Raises:
         ConfigError: shard_samples is not above 0 or makes shards too large to be read, or workers is below 0.
@@ -81,7 +80,7 @@ def prepare(
         if value < least:
             raise ConfigError(f"{name} {value} is not allowed: it must be {least} or more")
     if is_prepared(config.corpus):
-        raise DataError(f"corpus {config.corpus!r} is prepared already; give the text it was made of")
+        raise DataError(f"corpus {config.corpus!r} is prepared already; give its text")
     cache = load_cache(config, progress)
     plan, jobs = _plan(config, cache, shard_samples)
     with _writing(out):
@@ -109,11 +108,11 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Job:
-    """One shard to be made, by any process that sees the token cache."""
+    """One shard to make, in any process that sees the token cache."""
 
     cache: Path
     seed: str
-    """The shards' fingerprint."""
+    """Fingerprint of the shards."""
     split: str
     number: int
     samples: int
@@ -125,7 +124,7 @@ class _Job:
 
 
 def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
-    """The index without its shards, and the shards to make."""
+    """Index without shards, and the shards to make."""
     most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
     layout = {}
     for split, tokens in cache.tokens.items():
@@ -167,10 +166,10 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
 
 
 def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
-    """The index where these very shards are all there; None where they are to be made.
+    """Index of these shards if all are there; None if some are to be made.
 
     Raises:
-        DataError: other shards, finished or begun, are in the way.
+        DataError: the folder holds other shards, finished or begun.
     """
     there = out.names()
     for name in (INDEX, _PLAN):
@@ -186,7 +185,7 @@ def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
 
 
 def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
-    """Make the shards that are missing in processes, and write them in threads: a process lacks memory://."""
+    """Make missing shards in processes, and write them in threads: a process lacks memory://."""
     made: dict[str, Shard] = {}
     bar = Progress(
         TextColumn("writing shards"),
@@ -225,7 +224,7 @@ def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) ->
 
 @contextmanager
 def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
-    """`_shard_bytes`, run in one of several processes; in this one where one is all there is."""
+    """`_shard_bytes` in one of several processes; a single worker is this process."""
     if workers == 1:
         yield _shard_bytes
         return
@@ -234,7 +233,7 @@ def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
 
 
 def _shard_bytes(job: _Job) -> bytes:
-    """The tar file of a shard: the same bytes for the same tokens."""
+    """Content of a shard's tar file: the same bytes for the same tokens."""
     tokens = np.load(job.cache / f"{job.split}.npy", mmap_mode="r")
     t = job.sequence_length
     order = _order(job.seed, job.split, (len(tokens) - 1) // t)
@@ -254,14 +253,14 @@ def _shard_bytes(job: _Job) -> bytes:
 
 @lru_cache(maxsize=2)
 def _order(seed: str, split: str, sequences: int) -> np.ndarray:
-    """Order in which the sequences of a split are dealt to its shards."""
+    """Random order of a split's sequences in its shards."""
     key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
     return np.random.Generator(np.random.Philox(key)).permutation(sequences)
 
 
 @contextmanager
 def _writing(out: str) -> Iterator[None]:
-    """Errors of writing as one sentence."""
+    """Raise errors of writing as one sentence."""
     try:
         yield
     except OSError as error:

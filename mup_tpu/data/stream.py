@@ -1,9 +1,9 @@
 """Batches streamed from prepared shards, each read whole and once an epoch, ahead of its use.
 
-The order of the samples is a function of (data seed, epoch, hosts, host) and of the index alone. In an epoch
-the shards are permuted and dealt to the hosts; a host permutes the samples of SHUFFLE_SHARDS of its own
-together, which is the shuffle buffer. So the sample at any step is known without reading what came before it:
-resuming reads the shards of that step and nothing else. How many threads read changes nothing.
+The order of the samples depends on (data seed, epoch, hosts, host) and the index alone. In an epoch the
+shards are permuted and dealt to the hosts. The shuffle buffer of a host is SHUFFLE_SHARDS of its shards,
+whose samples are permuted together. So the sample at any step is known without reading earlier ones, and
+resuming reads the shards of that step alone. The number of reading threads changes nothing.
 
 Shapes: N batches, B sequences, T tokens.
 """
@@ -25,15 +25,15 @@ from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
 SHUFFLE_SHARDS = 4
-"""Shards whose samples are permuted together. Part of the order of the batches: not to be changed."""
+"""Shards whose samples are permuted together. Another number would change the order of all batches."""
 
 READERS = 4
-"""Shards of one host that are read at a time."""
+"""Shards that one host reads at a time."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Number of the hosts that read one stream together, and index of this host."""
+    """Hosts that read one stream together: their number, and the index of this host."""
 
     hosts: int = 1
     host: int = 0
@@ -47,9 +47,9 @@ class ShardDataset:
     """Batches of prepared shards, for one host.
 
     Args:
-        config: batch size (of all hosts together), data seed, and the sequence length they were prepared for.
-        world: the hosts that read together. Each gets as many samples an epoch, of shards of its own; what
-            does not divide is left out, other shards in every epoch.
+        config: batch size of all hosts together, data seed, and sequence length of the shards.
+        world: hosts that read together. Each gets equally many samples an epoch, from shards of its own; a
+            rest of the shards is left out, another one in every epoch.
 
     Raises:
         DataError: the shards are of another sequence length, fewer than hosts, or shorter than one batch, or
@@ -68,8 +68,8 @@ class ShardDataset:
         self.tokens_per_step = config.batch_size * config.sequence_length
         if config.sequence_length != index.sequence_length:
             raise DataError(
-                f"sequence_length {config.sequence_length} is not that of the shards in {folder.url}: "
-                f"{index.sequence_length}; use that, or prepare others"
+                f"sequence_length {config.sequence_length} is not the {index.sequence_length} of the shards "
+                f"in {folder.url}: use {index.sequence_length}, or prepare other shards"
             )
         if config.batch_size % world.hosts:
             raise DataError(f"batch_size {config.batch_size} does not divide over {world.hosts} hosts")
@@ -97,7 +97,7 @@ class ShardDataset:
         self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B / hosts, T + 1) of a step, int64. An epoch ends with its last whole batch.
+        """Tokens (B / hosts, T + 1) of a step, int64; an epoch ends with its last whole batch.
 
         Raises:
             DataError: a shard is missing, corrupted, or cannot be read after all retries.
@@ -111,11 +111,10 @@ class ShardDataset:
         return np.stack([self._sample(epoch, place) for place in places]).astype(np.int64)
 
     def validation_batches(self, count: int) -> np.ndarray:
-        """Held-out tokens (N, B / hosts, T + 1), int64, the same ones always.
+        """Held-out tokens (N, B / hosts, T + 1), int64, the same in each call.
 
-        The first of the held-out shards, so that few need be read: sequences were dealt to them at random.
-        Fewer than `count` batches where the held-out text is shorter; where it does not fill one batch, one
-        batch of fewer sequences.
+        They are the first held-out shards, so that few are read: the sequences in them are random. Short
+        held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
         """
         hosts, host = self.world.hosts, self.world.host
         per_shard, samples = self._index.validation.samples_per_shard, self._index.validation.samples
@@ -129,7 +128,7 @@ class ShardDataset:
         return np.stack(chosen).astype(np.int64).reshape(n, hosts, b, -1)[:, host]
 
     def _buffer(self, epoch: int, number: int) -> list[int]:
-        """The shards that this host shuffles together; none after an epoch's last."""
+        """Shards that this host shuffles together; none after the last of an epoch."""
         order = _permutation(len(self._index.train.shards), self.config.data_seed, epoch)
         own = order[self.world.host :: self.world.hosts][: self._shards]
         return own[number * SHUFFLE_SHARDS : (number + 1) * SHUFFLE_SHARDS].tolist()
@@ -139,7 +138,7 @@ class ShardDataset:
         per_shard = self._index.train.samples_per_shard
         number, position = divmod(place, SHUFFLE_SHARDS * per_shard)
         shards = self._buffer(epoch, number)
-        # Never 0 where the key of the shards' order ends: a seed is the same with zeros after it.
+        # The third entry is never 0: a seed with zeros after it is the same seed as the shards' order has.
         key = (self.config.data_seed, epoch, 1 + self.world.host, number)
         shard, row = divmod(int(_permutation(len(shards) * per_shard, *key)[position]), per_shard)
         return self._train.get(shards[shard])[row]
@@ -154,9 +153,9 @@ def _permutation(size: int, *key: int) -> np.ndarray:
 
 
 class _Reader:
-    """Shards read ahead by threads, held while they are asked for.
+    """Shards that threads read ahead.
 
-    The threads are no executor's: at its exit Python would wait for one that still tries a server long gone.
+    An executor will not do: at its exit Python would wait for a thread that still tries a lost server.
     """
 
     def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
@@ -167,7 +166,7 @@ class _Reader:
             weakref.finalize(self, self._asked.put, None)
 
     def hold(self, shards: Iterable[int]) -> None:
-        """Begin to read those of these shards that are not held yet, in this order, and drop all others."""
+        """Begin to read new shards, in this order, and drop all shards that are not named."""
         wanted = dict.fromkeys(shards)
         for shard in [shard for shard in self._held if shard not in wanted]:
             self._held.pop(shard).cancel()
@@ -177,12 +176,12 @@ class _Reader:
                 self._asked.put((shard, self._held[shard]))
 
     def get(self, shard: int) -> np.ndarray:
-        """A shard that is held, once it has been read."""
+        """Samples of a held shard; waits until it has been read."""
         return self._held[shard].result()
 
 
 def _serve(asked: _Asked, read: Callable[[int], np.ndarray]) -> None:
-    """Read the shards that are asked for, until the reader is gone."""
+    """Read requested shards until the reader is gone."""
     while (job := asked.get()) is not None:
         shard, future = job
         if not future.set_running_or_notify_cancel():

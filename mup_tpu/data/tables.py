@@ -13,18 +13,18 @@ from mup_tpu.data import hub
 from mup_tpu.errors import DataError, reason
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
-"""File name's ending -> builder of `datasets`."""
+"""Builders of `datasets` by the ending of a file's name."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 
 
 def is_hub_name(corpus: str) -> bool:
-    """Whether a corpus could be on the hub: name, owner/name or owner/name/configuration, no file name."""
+    """Whether a corpus can be on the hub: name, owner/name or owner/name/configuration, not a file name."""
     return bool(_HUB_NAME.fullmatch(corpus)) and Path(corpus).suffix not in {".txt", *BUILDERS}
 
 
 def file_texts(files: list[Path], column: str) -> Iterator[str]:
-    """Texts of local files of one format, read as they are asked for.
+    """Texts of local files of one format, read when they are needed.
 
     Raises:
         DataError: a file is not of its format, or has no such column.
@@ -38,19 +38,19 @@ def file_texts(files: list[Path], column: str) -> Iterator[str]:
         yield from _texts(rows, column, where)
     except DataError:
         raise
-    except Exception as error:  # each builder has errors of its own for a file that is not of its format
+    except Exception as error:  # each builder has errors of its own
         raise DataError(f"{where} cannot be read as {builder}: {reason(error)}") from None
 
 
 def hub_texts(corpus: str, column: str, max_documents: int) -> Iterator[tuple[str, str]]:
-    """Split and text of a data set of the hub: its training split, then its validation split if it has one.
+    """Split and text of each document in a data set of the hub: first training, then validation.
 
-    With `max_documents`, so many of each split are streamed; else the data set is downloaded to HF_HOME once.
-    The split is "" where the data set has no validation split, so that one must be made.
+    The split is "" if the data set has no validation split. A data set is downloaded to HF_HOME once, or with
+    `max_documents`, the most of each split, streamed.
 
     Raises:
-        DataError: the hub is unreachable and HF_HOME does not hold it, it is not there, it has no training
-            split or no such column.
+        DataError: the data set is not there, or neither in HF_HOME nor within reach; it has no training split
+            or no such column.
     """
     splits = _load(corpus, streaming=max_documents > 0)
     if "train" not in splits:
@@ -85,7 +85,7 @@ def _load(corpus: str, streaming: bool) -> Any:
 
 
 def _readings(corpus: str) -> list[tuple[str, str | None]]:
-    """What a name can mean: owner/name, and name/configuration of a data set that has no owner."""
+    """Meanings of a name: owner/name, or name/configuration of a data set without an owner."""
     parts = corpus.split("/")
     if len(parts) == 3:
         return [(f"{parts[0]}/{parts[1]}", parts[2])]
@@ -93,7 +93,7 @@ def _readings(corpus: str) -> list[tuple[str, str | None]]:
 
 
 def _texts(rows: Any, column: str, where: str) -> Iterator[str]:
-    """The texts of a column, a text a row; blank ones are passed over."""
+    """Texts of a column, one a row, without blank ones."""
     for batch in rows.iter(batch_size=256):
         if column not in batch:
             raise DataError(f"{where} has no column {column!r}; its columns are {', '.join(batch)}")

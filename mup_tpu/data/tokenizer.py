@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     separator: int
-    """The token that ends each document."""
+    """Token that ends each document."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Tokens of each text."""
@@ -30,14 +30,14 @@ class Tokenizer(Protocol):
         """Text of tokens."""
 
     def to_json(self) -> str | None:
-        """What `load_tokenizer` needs besides the separator, if anything."""
+        """Content for `load_tokenizer` besides the separator, if any."""
 
     def stock(self) -> Any:
-        """The same as a `tokenizers.Tokenizer`, which adds no tokens of its own to a text."""
+        """The same as a `tokenizers.Tokenizer`; it adds no tokens to a text."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes; byte 0, which no text holds, stands between documents."""
+    """UTF-8 bytes. Byte 0 is in no text and stands between documents."""
 
     vocab_size = 256
     separator = 0
@@ -54,10 +54,10 @@ class ByteTokenizer:
         """Nothing is needed."""
 
     def stock(self) -> Any:
-        """A byte-level BPE without merges, whose token of a byte is that byte.
+        """A byte-level BPE without merges: each byte is its own token.
 
-        Byte 0 goes by U+0000 in place of the alphabet's U+0100: as a special token it is looked for in texts,
-        which may well hold that letter.
+        Byte 0 is U+0000 in place of the alphabet's U+0100: a special token is looked for in texts, and a text
+        may contain U+0100.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -75,11 +75,11 @@ class ByteTokenizer:
 
 
 class SubwordTokenizer:
-    """One of the `tokenizers` library: a byte-level BPE (Radford et al. 2019, section 2.2), or another.
+    """A tokenizer of the `tokenizers` library: byte-level BPE (Radford et al. 2019, section 2.2), or another.
 
     Args:
-        tokenizer: the library's.
-        separator: the token that ends a document.
+        tokenizer: the library's tokenizer.
+        separator: token that ends a document.
     """
 
     def __init__(self, tokenizer: Any, separator: int) -> None:
@@ -89,7 +89,7 @@ class SubwordTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-        """Learn the merges of a BPE from texts; deterministic."""
+        """A BPE with merges learned from texts; deterministic."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -106,11 +106,11 @@ class SubwordTokenizer:
 
     @classmethod
     def pretrained(cls, name: str) -> SubwordTokenizer:
-        """One of the hub or of a local folder, by transformers' AutoTokenizer.
+        """A tokenizer of the hub or a local folder, by transformers' AutoTokenizer.
 
         Raises:
-            DataError: it is not there, the hub is unreachable and HF_HOME does not hold it, or it has no form
-                that the `tokenizers` library runs, or no token to end a text.
+            DataError: the tokenizer is not there, or neither in HF_HOME nor within reach; the `tokenizers`
+                library cannot run it; or it has no token to end a text.
         """
         from transformers import AutoTokenizer
 
@@ -119,18 +119,16 @@ class SubwordTokenizer:
         try:
             with contextlib.nullcontext() if online else hub.only_cached():
                 loaded = AutoTokenizer.from_pretrained(name)
-        except Exception as error:  # transformers raises whatever a broken or missing file happens to cause
+        except Exception as error:  # transformers raises errors of any kind for broken or missing files
             if local or online:
                 raise DataError(f"tokenizer {name!r} cannot be loaded: {reason(error)}") from None
             raise DataError(
                 f"tokenizer {name!r} is neither 'bytes', 'bpe' nor a local folder, and the Hugging Face hub "
                 f"is unreachable ({hub.endpoint()}): use 'bytes', 'bpe', a folder that holds a tokenizer, or "
-                "what is in HF_HOME already"
+                "one that is in HF_HOME already"
             ) from None
         if not loaded.is_fast:
-            raise DataError(
-                f"tokenizer {name!r} is not one that the `tokenizers` library runs; convert it first"
-            )
+            raise DataError(f"tokenizer {name!r} cannot be run by the `tokenizers` library; convert it first")
         ends = (loaded.eos_token_id, loaded.sep_token_id, loaded.bos_token_id)
         separator = next((token for token in ends if token is not None), None)
         if separator is None:
@@ -140,15 +138,8 @@ class SubwordTokenizer:
         tokenizer.no_padding()
         return cls(tokenizer, separator)
 
-    @classmethod
-    def from_json(cls, content: str, separator: int) -> SubwordTokenizer:
-        """One that `to_json` wrote."""
-        from tokenizers import Tokenizer
-
-        return cls(Tokenizer.from_str(content), separator)
-
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Tokens of each text, without special ones."""
+        """Tokens of each text, without special tokens."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [np.asarray(e.ids, np.uint32) for e in encoded]
 
@@ -157,11 +148,11 @@ class SubwordTokenizer:
         return self._tokenizer.decode(np.asarray(tokens).tolist())
 
     def to_json(self) -> str:
-        """The library's tokenizer.json."""
+        """Content of the library's tokenizer.json."""
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:
-        """The library's, without what a pretrained one may put around a text: training had none of it."""
+        """The library's tokenizer without tokens around a text, as in training."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.to_json())
@@ -170,10 +161,10 @@ class SubwordTokenizer:
 
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer of a configuration; a BPE sees the training documents alone.
+    """Tokenizer of a configuration; a BPE is trained on the training documents alone.
 
     Raises:
-        DataError: a pretrained one cannot be used.
+        DataError: a pretrained tokenizer cannot be used.
     """
     if config.tokenizer == "bytes":
         return ByteTokenizer()
@@ -183,19 +174,23 @@ def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokeniz
 
 
 def load_tokenizer(content: str | None, separator: int) -> Tokenizer:
-    """The tokenizer that was kept with tokens: what its `to_json` gave, and its separator."""
-    return ByteTokenizer() if content is None else SubwordTokenizer.from_json(content, separator)
+    """Tokenizer from its `to_json` and its separator."""
+    if content is None:
+        return ByteTokenizer()
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    return SubwordTokenizer(LibraryTokenizer.from_str(content), separator)
 
 
 def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None:
-    """Write what transformers' AutoTokenizer loads; its special tokens are all the one that ends a document.
+    """Write files for transformers' AutoTokenizer; all special tokens are the one that ends a document.
 
-    As plain files: `save_pretrained` of transformers 5 names a class that transformers 4 has not.
+    `save_pretrained` will not do: transformers 5 writes the name of a class that transformers 4 lacks.
 
     Args:
-        tokenizer: the trained model's.
+        tokenizer: tokenizer of the trained model.
         sequence_length: most tokens that the model takes.
-        folder: that of its config.json.
+        folder: folder of the model's config.json.
     """
     stock = tokenizer.stock()
     stock.save(str(folder / "tokenizer.json"))
@@ -205,7 +200,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
         "bos_token": ends,
         "eos_token": ends,
         "pad_token": ends,
-        "padding_side": "left",  # or a text shorter than others of a batch would go on after padding
+        "padding_side": "left",  # else padding would stand between a text and its continuation
         "model_max_length": sequence_length,
         "clean_up_tokenization_spaces": False,
     }
@@ -213,7 +208,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
 
 
 def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:
-    """Facts that decide the tokens of a text; the name of the tokenizer's folder is none."""
+    """Facts that decide the tokens of a text; the name of the tokenizer's folder is not among them."""
     if config.tokenizer == "bytes":
         return ["bytes", 256]
     if config.tokenizer == "bpe":

@@ -1,13 +1,13 @@
 """Rules of scaling for a module of your own: any `torch.nn.Module` that a function builds at any width.
 
-Factors are worked out from what the function builds and are kept by parameter name, outside of the module, so
-that deepcopy, `.to()`, `torch.compile`, FSDP and a round trip of the state dict lose none:
+Factors are kept by parameter name, outside of the module, so that deepcopy, `.to()`, `torch.compile`, FSDP
+and a round trip of the state dict lose none:
 
     mup = parametrize(build, width=1024, base_width=128)
     module = mup.init_(build(1024))
     optimizer = torch.optim.AdamW(mup.param_groups(module, lr=2**-8, weight_decay=0.1))
 
-`docs/your_own_model.md` says what can be told of a module, and what must be said.
+`docs/your_own_model.md` lists the facts that a module tells by itself, and those that the caller must give.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Coordinate check of a module: size of each layer's output, and of its change, along the width.
 
-Yang et al. 2022 (Tensor Programs V), appendix D.1. Its figure is `mup_tpu.plots.coordinate_check_figure`, its
-exponents `mup_tpu.analysis.coord_check.slopes`; `diagnosis` says them in words.
+Yang et al. 2022 (Tensor Programs V), appendix D.1. `mup_tpu.plots.coordinate_check_figure` draws it,
+`mup_tpu.analysis.coord_check.slopes` fits exponents, and `diagnosis` puts them into words.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CoordinateCheck:
     """Measurements of a coordinate check, and its conclusions."""
 
     table: pd.DataFrame = field(repr=False)
-    """parametrization, width, seed, step, layer, quantity ("activation", or "update" since init), rms; steps
-    count the updates made. A layer is the end of a submodule's name and the numbers in it."""
+    """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
+    "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
     sentences: tuple[str, ...]
     """For each rule: the layer that grows first and the factor that it likely lacks, or that none grows."""
 
@@ -58,14 +58,14 @@ def coord_check(
         loss: function of a module and the batch; a scalar.
         widths: at least two; three octaves and more show an exponent well.
         base_width: width of the tuning.
-        lr: learning rate at the base; the one that you train with, or somewhat more.
+        lr: learning rate at the base, as in your training or somewhat more.
         rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         optimizer: "adamw" or "sgd".
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
         probes: patterns of submodules to measure; by default submodules with a matrix of their own, and
             members of nn.ModuleLists.
-        options: other arguments of `parametrize`.
+        options: depth, base_depth, roles, branches, by_hand and delta_width of `parametrize`.
 
     Raises:
         ConfigError: as `parametrize`, or a readout's module is never called.
@@ -110,9 +110,9 @@ class _Training:
         outputs: dict[str, Tensor] = {}
         for name in _probed(module, self.probes):
             module.get_submodule(name).register_forward_hook(_keep(outputs, name))
-        called: set[str] = set()
-        for name in (readouts := {f.module: f.factor for f in scaled.forward if f.place == "input"}):
-            module.get_submodule(name).register_forward_hook(_note(called, name))
+        readouts, called = {f.module: f.factor for f in scaled.forward if f.place == "input"}, set[str]()
+        for name in readouts:
+            module.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
         start: dict[str, Tensor] = {}
         rows = []
         for step in range(self.steps + 1):
@@ -132,7 +132,7 @@ class _Training:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """Short labels of submodules, for legends: "mlp.c_proj 0" for "transformer.h.0.mlp.c_proj"."""
+    """Short labels of submodules for legends: "mlp.c_proj 0" for "transformer.h.0.mlp.c_proj"."""
     parts = {name: [part for part in name.split(".") if not part.isdecimal()] for name in names}
     labels: dict[str, str] = {}
     for name in names:
@@ -172,7 +172,7 @@ def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
 
 
 def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
-    """Hook that keeps a module's (first) output; outputs are in the order of the last calls."""
+    """Hook that keeps a module's first output; outputs are in the order of the last calls."""
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         while not isinstance(output, Tensor):
@@ -183,13 +183,8 @@ def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
     return keep
 
 
-def _note(called: set[str], name: str) -> Callable[..., None]:
-    """Hook that notes a call of a module."""
-    return lambda module, inputs, output: called.add(name)
-
-
 def _require_called(readouts: Mapping[str, float], called: set[str]) -> None:
-    """Refuse a forward pass that goes around a module with a factor, as F.linear of its weight does."""
+    """Refuse a forward pass that bypasses a module with a factor, as F.linear with its weight does."""
     for name, factor in readouts.items():
         if name not in called:
             raise ConfigError(

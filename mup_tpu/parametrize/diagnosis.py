@@ -1,7 +1,7 @@
-"""A coordinate check in words: the layer that grows first, and the factor that it likely lacks.
+"""A coordinate check in words: the first layer that grows, and the factor that it likely lacks.
 
-What grows makes all behind it grow, so that the first in the forward pass is named. What it lacks is told by
-holding its factors to μP's.
+A layer that grows makes all layers behind it grow, so only the first one is named. Its factors are compared
+with μP's.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mup_tpu.analysis.coord_check import slopes
 from mup_tpu.parametrize.module import ModuleParametrization
 
 GROWS = 0.2
-"""Exponent of width from which a layer grows: one that lacks a factor of μP has about 1/2 or 1."""
+"""Least exponent of width of a layer that grows; a missing factor of μP makes it about 1/2 or 1."""
 
 
 def sentences(
     table: pd.DataFrame, scaled: Mapping[str, ModuleParametrization], mup: ModuleParametrization
 ) -> list[str]:
-    """What a coordinate check says, a sentence or two a rule.
+    """Conclusions of a coordinate check, a sentence or two a rule.
 
     Args:
-        table: as `mup_tpu.parametrize.coord_check` measures.
-        scaled: each rule's factors at the largest width.
-        mup: those of μP there.
+        table: measurements of `mup_tpu.parametrize.coord_check`.
+        scaled: factors of each rule at the largest width.
+        mup: factors of μP at the largest width.
     """
     last, widest, found = int(table["step"].max()), int(table["width"].max()), []
     for rule, own in scaled.items():
@@ -67,21 +67,21 @@ def _flat(rows: list[dict[Any, Any]]) -> str:
     top = max(rows, key=lambda row: row["slope"])
     return (
         f"no layer grows with width (most of all the {top['quantity']} of {top['layer']}, ∝ "
-        f"width^{top['slope']:.2f}); if a wide model diverges all the same, width is not why: look at the "
-        "base's learning rate and warm-up, at depth, and at what a few steps do not show (attention logits, "
-        "Adam's ε)"
+        f"width^{top['slope']:.2f}); if a wide model diverges all the same, the width is not the reason: "
+        "look at the base's learning rate and warm-up, at depth, at attention logits and Adam's ε, which a "
+        "few steps do not show"
     )
 
 
 def _elsewhere(
     table: pd.DataFrame, own: ModuleParametrization, mup: ModuleParametrization, widest: int
 ) -> str:
-    """Why a layer may grow whose own factors are μP's: inputs and gradients come from others."""
+    """Reason outside of a layer that grows with μP's factors: its inputs and gradients come from others."""
     for layer in dict.fromkeys(table["layer"]):
         if lacks := _lacking(layer, own, mup, ("logits", "learning rate", "init")):
-            return f"its own factors are μP's, but not those of {layer}: {lacks} at width {widest}"
+            return f"its own factors are μP's, but {layer} has others: {lacks} at width {widest}"
     return (
-        "all factors are μP's, so look at its forward pass (a sum over the width where a mean is meant, "
+        "all factors are μP's, so look at its forward pass (a sum over the width in place of a mean, "
         "attention by 1/√d with a growing head size) and at weights that init_ did not see"
     )
 
@@ -89,7 +89,7 @@ def _elsewhere(
 def _shrinks(
     row: Mapping[Any, Any], own: ModuleParametrization, mup: ModuleParametrization, widest: int
 ) -> str | None:
-    """What is wrong with a layer that learns less the wider it is, where its learning rate is not μP's."""
+    """Sentence about a layer that learns less at larger widths, as its learning rate is below μP's."""
     if row["quantity"] != "update" or row["slope"] > -GROWS or row["high"] > 0:
         return None
     lacks = _lacking(row["layer"], own, mup, ("learning rate",), too_small=True)
@@ -109,21 +109,17 @@ def _lacking(
     kinds: tuple[str, ...],
     too_small: bool = False,
 ) -> str | None:
-    """The first of a layer's factors that is larger than μP's (or too small), with both."""
+    """First factor of a layer that is larger than μP's (or smaller), with both values."""
     parameter = own.matrix_of(layer)
-    factors: dict[str, tuple[float, float]] = {}
-    logits = [
+    logits, mup_logits = (
         {f.module: f.factor for f in of.forward if f.place == "input"}.get(layer, 1.0) for of in (own, mup)
-    ]
-    factors["logits"] = (logits[0], logits[1])
+    )
+    factors = {"logits": (logits, mup_logits)}
     if parameter:
-        drawn, mups = (of.init_ratios()[parameter] for of in (own, mup))
-        init = mup.scalings[parameter].init
-        factors["init"] = (init * drawn / mups, init)
-        factors["learning rate"] = (
-            own.scalings[parameter].learning_rate,
-            mup.scalings[parameter].learning_rate,
-        )
+        scaling, mup_scaling = (of.scalings[parameter] for of in (own, mup))
+        drawn, mup_drawn = (of.init_ratios()[parameter] for of in (own, mup))
+        factors["init"] = (mup_scaling.init * drawn / mup_drawn, mup_scaling.init)
+        factors["learning rate"] = (scaling.learning_rate, mup_scaling.learning_rate)
     for kind in kinds:
         ours, theirs = factors.get(kind, (1.0, 1.0))
         if not math.isclose(ours, theirs, rel_tol=1e-3) and (ours < theirs) == too_small:

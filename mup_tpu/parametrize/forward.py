@@ -1,7 +1,7 @@
-"""Factors of the forward pass, as plain numbers in hooks and attributes of the modules that have them.
+"""Factors of the forward pass, as plain numbers in hooks and attributes of modules.
 
-Neither buffers nor parameters: the state dict stays that of the module as built, no cast rounds a factor,
-and a module that was built on the meta device and got its memory later keeps them.
+They are neither buffers nor parameters: the state dict does not change, no cast rounds a factor, and a module
+that was built on the meta device keeps its factors when it gets memory.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class ForwardFactor:
     """One factor of the forward pass."""
 
     module: str
-    """The submodule that has it."""
+    """Submodule with the factor."""
     place: Place
-    """What it multiplies: the module's input or output, or its attribute `scaling` (attention logits)."""
+    """Place of the factor: input or output of the module, or its attribute `scaling` (attention logits)."""
     factor: float
     """1 at the base."""
     parameter: str = ""
-    """Of a readout: its matrix."""
+    """Matrix of a readout."""
     scaling: float = 1.0
-    """Of attention: the attribute's value, factor and all."""
+    """Value of attention's attribute, with the factor."""
 
 
 class _Scale:
-    """A hook that multiplies; of a class, so that it can be copied, pickled and found again."""
+    """A hook that multiplies. It is an object, so that it can be copied, pickled and found again."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -63,11 +63,11 @@ class _ScaleOutput(_Scale):
 
 
 def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Have a module compute with its factors; again is the same as once.
+    """Have a module compute with its factors; a second call changes nothing.
 
     Args:
         module: as built, or a copy; not yet wrapped or compiled.
-        factors: all of its factors.
+        factors: all factors of the module.
     """
     for factor in factors:
         if factor.place == "by hand":
@@ -93,21 +93,21 @@ def readout_factors(
     logits: Mapping[str, float],
     by_hand: Sequence[str],
 ) -> list[ForwardFactor]:
-    """The logits' factor of each readout, tied ones too, before its matrix (as mup.MuReadout).
+    """Factor of each readout's logits, tied ones too, applied before the matrix (as mup.MuReadout).
 
     Args:
         found: parameters by name.
-        parameters: their declarations.
-        logits: the factor, by parameter.
+        parameters: declarations by name.
+        logits: factors by name of the parameter.
         by_hand: modules (or patterns) whose factor the user applies.
 
     Raises:
-        ConfigError: it cannot be applied from outside.
+        ConfigError: a factor cannot be applied from outside.
     """
     factors = []
     for name, parameter in parameters.items():
         owners = found[name].owners
-        if parameter.is_embedding:  # readouts that are tied to it
+        if parameter.is_embedding:  # tied readouts
             owners = tuple(o for o in owners if len(owners) > 1 and is_linear(o.module))
         elif parameter.role != "readout":
             continue
@@ -116,8 +116,8 @@ def readout_factors(
             if place == "input" and logits[name] != 1 and not is_linear(owner.module):
                 raise ConfigError(
                     f"the readout {name!r} lies in a {type(owner.module).__name__}, whose logits cannot be "
-                    f"scaled from outside: multiply what {name!r} is multiplied with by {logits[name]:g} in "
-                    f"your code (base width / width), and say by_hand=[{owner.name!r}]"
+                    f"scaled from outside: multiply the input of {name!r} by {logits[name]:g} in your code "
+                    f"(base width / width), and say by_hand=[{owner.name!r}]"
                 )
             factors.append(ForwardFactor(owner.name, place, logits[name], parameter=name))
     return factors
@@ -126,16 +126,16 @@ def readout_factors(
 def attention_factors(
     base: nn.Module, module: nn.Module, rule: Any, by_hand: Sequence[str]
 ) -> list[ForwardFactor]:
-    """The attention logits' factor of each module that says its head size as `head_dim`.
+    """Factor of the attention logits of each module with an attribute `head_dim`.
 
     Args:
         base: the module at the base width.
-        module: at the width to train.
-        rule: from growth of the head size to `ForwardScaling`.
+        module: the module at the width to train.
+        rule: function from growth of the head size to `ForwardScaling`.
         by_hand: modules (or patterns) whose factor the user applies.
 
     Raises:
-        ConfigError: there is one to apply, and the module has no attribute `scaling`.
+        ConfigError: a module has a factor and no attribute `scaling`.
     """
     factors = []
     for name, part in module.named_modules():
@@ -163,16 +163,16 @@ def attention_factors(
 def branch_factors(
     module: nn.Module, branches: Sequence[str], residual: float, rule: str
 ) -> list[ForwardFactor]:
-    """The factor of each residual branch, after its last layer.
+    """Factor of each residual branch, after its last layer.
 
     Args:
-        module: at the size to train.
-        branches: its last layers, as patterns of submodule names (`layers.*.mlp.down_proj`).
+        module: the module at the size to train.
+        branches: last layers of branches, as patterns of submodule names (`layers.*.mlp.down_proj`).
         residual: the factor.
         rule: key of the rule, for the message.
 
     Raises:
-        ConfigError: there is one to apply, and no branch is named.
+        ConfigError: the factor is not 1, and no branch is named.
     """
     names = [name for name, _ in module.named_modules()]
     for pattern in branches:

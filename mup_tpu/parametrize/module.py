@@ -1,4 +1,4 @@
-"""The factors of a module's parameters by name, and how they come to act on it."""
+"""Factors of a module's parameters by name, and their application to it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModuleParametrization:
-    """What `parametrize` found: all by name, nothing on the module or its tensors."""
+    """Factors of a module by parameter name; nothing lies on the module or its tensors."""
 
     rule: str
     """Key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`."""
     optimizer: str
-    """Update rule that it is for."""
+    """Update rule."""
     width: int
-    """Width that it is for."""
+    """Width to train at."""
     parameters: Mapping[str, Parameter]
     """Declaration of each parameter."""
     multipliers: Mapping[str, float]
-    """m of each parameter, by mup's shape inference; 1 where none of its axes grows."""
+    """Width multiplier m of each parameter, by mup's shape inference; 1 if none of its axes grows."""
     scalings: Mapping[str, Scaling]
     """Factors of each parameter."""
     forward: tuple[ForwardFactor, ...]
     """Factors of the forward pass."""
     init_ratios: Callable[[], Mapping[str, float]] = field(repr=False)
-    """Factor on what build drew of each parameter, worked out when it is asked for."""
+    """Function for the factor on the drawn weights of each parameter; it builds the module twice."""
     _initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet, repr=False)
 
     @torch.no_grad()
@@ -51,17 +51,17 @@ class ModuleParametrization:
         """Give a fresh module the rule's init, in place, and the rule's forward factors.
 
         Args:
-            module: as `build` made it. Its weights, as they were drawn, are scaled: to the standard deviation
-                that build has at the base width, times the rule's factor. A rule without factors on init
-                (such as "sp") leaves them.
-            std: draw anew instead: matrices and embeddings normal, of this standard deviation at the base;
-                biases 0, norms' gains 1. For modules that got memory on a device without values.
+            module: module as `build` made it. Its drawn weights are scaled to the standard deviation of build
+                at the base width, times the rule's factor. A rule without factors on init (such as "sp")
+                leaves them.
+            std: standard deviation at the base of newly drawn matrices and embeddings; biases become 0 and
+                norms' gains 1. For modules whose memory has no values yet.
 
         Returns:
             The module.
 
         Raises:
-            ConfigError: it is another module than build's, or was initialized before.
+            ConfigError: the module is not build's, or was initialized before.
         """
         found = by_name(module, self.parameters)
         for name, parameter in self.parameters.items():
@@ -86,7 +86,7 @@ class ModuleParametrization:
         return self.forward_(module)
 
     def forward_(self, module: Module) -> Module:
-        """Give a module the forward factors alone, as for weights that a state dict brings; returns it."""
+        """Give a module the forward factors alone, as for weights from a state dict; returns the module."""
         forward.apply(module, self.forward)
         return module
 
@@ -105,7 +105,7 @@ class ModuleParametrization:
         group["lr"] = schedule(step) * group["lr_factor"]. Schedulers of torch need nothing.
 
         Args:
-            module: as built, or as wrapped by FSDP, DDP or torch.compile.
+            module: module as built, or wrapped by FSDP, DDP or torch.compile.
             lr: learning rate at the base.
             weight_decay: λ at the base.
             eps: Adam's ε at the base; groups for SGD have none.
@@ -113,7 +113,7 @@ class ModuleParametrization:
                 times the schedule.
 
         Raises:
-            ConfigError: a value is not allowed, or the module has other parameters than build's.
+            ConfigError: a value is not allowed, or the module is not build's.
         """
         config = OptimizerConfig(
             optimizer=self.optimizer,  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ class ModuleParametrization:
         return list(groups.values())
 
     def matrix_of(self, module: str) -> str | None:
-        """Name of the matrix that a submodule holds, if it has one; of a tied readout the embedding's."""
+        """Name of a submodule's matrix, if it has one; for a tied readout, the embedding's."""
         tied = [f.parameter for f in self.forward if f.module == module and f.parameter]
         own = [
             name for name, p in self.parameters.items()

@@ -1,9 +1,8 @@
-"""How large the init of a module's parameters is, exactly and without drawing: their third quartiles.
+"""Size of the init of a module's parameters, exact and without a draw: third quartiles.
 
-While a module is built, each random draw is replaced by the third quartile of its distribution. Whatever an
-init does with it element by element (scales, shifts, truncates) takes quartiles to quartiles. So the ratio of
-a parameter's values at two widths is the ratio of the standard deviations, whichever init it has, with no
-noise from the draw.
+While a module is built, each random draw is replaced by the third quartile of its distribution. Operations on
+single elements (scales, shifts, truncation) take quartiles to quartiles. So the ratio of a parameter's values
+at two widths is the ratio of the standard deviations for any init, with no noise from the draw.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ _DRAWS: Mapping[Any, tuple[tuple[float, float], Callable[[float, float], float]]
     _aten.normal_.default: ((0.0, 1.0), lambda mean, std: mean + _NORMAL * std),
     _aten.uniform_.default: ((0.0, 1.0), lambda low, high: low + 0.75 * (high - low)),
 }
-"""In-place draws: default arguments, and the quartile of what is given."""
+"""In-place draws: default arguments, and the quartile as a function of the arguments."""
 
 
 class _Quartiles(TorchDispatchMode):
-    """Draws are third quartiles."""
+    """Puts third quartiles in place of draws."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _DRAWS:  # what is left out of args is at its default
+        if func in _DRAWS:  # arguments that are missing are at their defaults
             default, quartile = _DRAWS[func]
             return args[0].fill_(quartile(*args[1:], *default[len(args) - 1 :]))
         drawn = func(*args, **(kwargs or {}))
@@ -46,9 +45,9 @@ class _Quartiles(TorchDispatchMode):
 
 
 def init_sizes(build: Build, width: int, depth: int | None) -> dict[str, float]:
-    """Size of each parameter's init at one size of the module, by name; only ratios of them mean anything.
+    """Size of each parameter's init at one size of the module, by name; only ratios have a meaning.
 
-    An init that mixes elements, such as an orthogonal one, is drawn once, and its root mean square taken.
+    An init that mixes elements, such as an orthogonal one, is drawn once; its root mean square is taken.
 
     Raises:
         ConfigError: build fails.
@@ -66,7 +65,7 @@ def init_sizes(build: Build, width: int, depth: int | None) -> dict[str, float]:
 
 @torch.no_grad()
 def _quartile(parameter: nn.Parameter) -> float | None:
-    """The value that most elements have (not rows that stay 0, as for padding), if it is one that tells."""
+    """Value of most elements, without rows that stay 0, as for padding; None if elements differ."""
     if not parameter.numel():
         return 0.0
     values = parameter.abs().flatten()

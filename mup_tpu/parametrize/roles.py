@@ -1,7 +1,7 @@
-"""From a module to the declaration of each of its parameters: role by module type and by growing axes.
+"""Declaration of each parameter of a module: role by module type and by growing axes.
 
-As Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Table 8, reads a network: what maps a growing axis
-to a growing one is hidden, to a finite one a readout, and from a finite one an input layer (an embedding).
+Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Table 8: a matrix with two growing axes is hidden;
+with growing inputs alone it is a readout, with growing outputs alone an input layer (an embedding).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _MATRICES = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module's output is linear in its input but for a bias, so that a factor can go before it."""
+    """Whether a module is linear up to a bias, so that a factor may go before it."""
     return isinstance(module, nn.Linear | _ConvNd) or _is_conv1d(module)
 
 
 def outputs_first(found: Found, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A parameter's shape with its axis of outputs first, as in torch's Linear and as mup takes it."""
-    owner = found.owners[-1].module  # of a tied embedding the readout
+    owner = found.owners[-1].module  # the readout, if an embedding is tied
     inputs_lead = _is_conv1d(owner) or isinstance(owner, _ConvTransposeNd)
     return (shape[1], shape[0], *shape[2:]) if inputs_lead and len(shape) >= 2 else shape
 
@@ -47,17 +47,17 @@ def declared(
     in_block: bool = False,
     init_depth_exponent: float = 0.0,
 ) -> Parameter:
-    """The declaration of one parameter.
+    """Declaration of one parameter.
 
     Args:
         found: the parameter.
-        axes: its axes, outputs first, and which of them grow.
-        roles: what is known of it otherwise, by name or by a pattern of names (`layers.*.gamma`).
-        in_block: whether it lies in a block.
-        init_depth_exponent: the power of depth that the standard deviation of its init follows.
+        axes: axes, outputs first, and which of them grow.
+        roles: roles by name or by a pattern of names (`layers.*.gamma`), before the module's own.
+        in_block: whether the parameter lies in a block.
+        init_depth_exponent: power of depth in the standard deviation of the init.
 
     Raises:
-        ConfigError: its role cannot be told, or the one that is given cannot be.
+        ConfigError: the role cannot be told, or the given one is not allowed.
     """
     given = [role for pattern, role in roles.items() if any(fnmatchcase(n, pattern) for n in found.names)]
     if given and given[0] not in ROLES:
@@ -65,8 +65,8 @@ def declared(
     if given and given[0] == "readout" and _embedding_of(found):
         raise ConfigError(
             f"{found.names[-1]!r} is the same matrix as the embedding {found.names[0]!r}, so that it cannot "
-            "have a readout's factors of its own; leave it out of roles: the matrix has the embedding's, and "
-            "the logits have their 1/m all the same"
+            "have a readout's factors of its own; leave it out of roles: the matrix has the embedding's "
+            "factors, and the logits have their 1/m all the same"
         )
     role: Role = given[0] if given else _role(found, axes)  # type: ignore[assignment]
     sizes = [dim.dim for dim in axes]
@@ -83,7 +83,7 @@ def declared(
 
 
 def require_used(roles: Mapping[str, str], parameters: Mapping[str, Found]) -> None:
-    """Raise where roles speak of a parameter that is not there."""
+    """Refuse roles of a parameter that is not there."""
     names = [name for found in parameters.values() for name in found.names]
     for pattern in roles:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -104,7 +104,7 @@ def _role(found: Found, axes: InfShape) -> Role:
         return "bias"
     if sum(grows) == 2:
         return "hidden"
-    if not any(grows):  # nothing of it grows, so that no factor of width depends on this
+    if not any(grows):  # no factor of width depends on this
         return "hidden" if len(grows) >= 2 else "bias"
     if (
         len(grows) >= 2
@@ -114,7 +114,7 @@ def _role(found: Found, axes: InfShape) -> Role:
         if grows[1]:
             return "readout"
         if grows[0]:
-            # A kernel for each channel is no input layer: what comes into the module grows.
+            # A kernel for each channel is no input layer: the module's input grows.
             grouped = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
             return "hidden" if grouped else "token_embedding"
     raise ConfigError(
@@ -125,13 +125,13 @@ def _role(found: Found, axes: InfShape) -> Role:
 
 
 def _embedding_of(found: Found) -> Owner | None:
-    """The embedding that a parameter is the table of."""
+    """Embedding whose table a parameter is, if any."""
     tables = [o for o in found.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
     return tables[0] if tables else None
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, a linear layer that is stored (inputs, outputs)."""
+    """Whether a module is transformers' Conv1D, a linear layer that is stored (inputs, outputs)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 

@@ -1,4 +1,4 @@
-"""From a function that builds a module to the factors of a rule, by parameter name."""
+"""Factors of a rule by parameter name, derived from a function that builds a module."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -42,7 +43,7 @@ def parametrize(
     by_hand: Sequence[str] = (),
     delta_width: int | None = None,
 ) -> ModuleParametrization:
-    """Work out a rule's factors for every parameter of a module.
+    """Factors of a rule for every parameter of a module.
 
     Examples:
         >>> from torch import nn
@@ -67,7 +68,7 @@ def parametrize(
         base_depth: number of blocks of the tuning.
         rule: key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS` (docs/rules.md).
         optimizer: update rule, "adamw" (and whatever divides by the gradient's size) or "sgd".
-        roles: roles of parameters by name or pattern, for those that cannot be told:
+        roles: roles of parameters by name or pattern, where the module does not tell:
             {"layers.*.gamma": "norm"}.
         branches: patterns of submodules that end a residual branch, for rules with a factor on branches.
         by_hand: patterns of submodules whose forward factor your own code applies.
@@ -75,40 +76,30 @@ def parametrize(
 
     Raises:
         ConfigError: build fails, parameters change names with width, no axis grows, a role cannot be told, a
-            forward factor cannot be applied, or the rule has none for the optimizer.
+            forward factor cannot be applied, or the rule has no factors for the optimizer.
     """
-    sizes = _Sizes(width, base_width, delta_width or 2 * base_width, depth, base_depth)
-    said = _Said(roles, branches, by_hand)
-    _require_rule(rule, optimizer, sizes)
-    base, delta, target = (build_on_meta(build, w, depth) for w in (base_width, sizes.delta_width, width))
-    found = parameters_of(target)
-    require_used(roles, found)
-    axes = _axes(found, parameters_of(base), parameters_of(delta), sizes)
-    parameters = _declarations(build, target, found, axes, sizes, said)
-    axes = {
-        name: _as_hidden(shape) if _said_hidden(parameters[name], shape) else shape
-        for name, shape in axes.items()
-    }
-    config = OptimizerConfig(optimizer=optimizer)  # type: ignore[arg-type]
-    scalings = {
-        name: scaling(rule, update_rule_of(config, p).scaled_as(config), p, axes[name], sizes.growth)
-        for name, p in parameters.items()
-    }
-    multipliers = {name: float(shape.width_mult()) for name, shape in axes.items()}
-    factors = _forward_factors(rule, base, target, found, parameters, multipliers, sizes, said)
-    ratios = functools.partial(_init_ratios, build, sizes, scalings, rule)
-    return ModuleParametrization(rule, optimizer, width, parameters, multipliers, scalings, factors, ratios)
+    derivation = _Derivation(
+        build, width, base_width, delta_width or 2 * base_width, depth, base_depth, rule, optimizer, roles,
+        branches, by_hand,
+    )  # fmt: skip
+    return derivation.result()
 
 
 @dataclass(frozen=True)
-class _Sizes:
-    """Sizes of the module to train, of the base, and of a second width that tells which axes grow."""
+class _Derivation:
+    """Derivation of a module's factors, step by step; fields as the arguments of `parametrize`."""
 
+    build: Build
     width: int
     base_width: int
     delta_width: int
     depth: int | None
     base_depth: int | None
+    rule: str
+    optimizer: str
+    roles: Mapping[str, str]
+    branches: Sequence[str]
+    by_hand: Sequence[str]
 
     def __post_init__(self) -> None:
         if (self.depth is None) != (self.base_depth is None):
@@ -117,6 +108,42 @@ class _Sizes:
             size = getattr(self, name)
             if size is not None and size <= 0:
                 raise ConfigError(f"{name} {size} is not allowed: it must be above 0")
+        if self.optimizer not in _OPTIMIZERS:
+            raise ConfigError(
+                f"optimizer {self.optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are for "
+                "one optimizer of torch"
+            )
+        if self.rule not in PARAMETRIZATIONS:
+            raise ConfigError(f"rule {self.rule!r} is not one of {', '.join(PARAMETRIZATIONS)}")
+        if self.depth is None and "depth" in PARAMETRIZATIONS[self.rule].follows:
+            raise ConfigError(
+                f"rule {self.rule!r} follows depth: give depth and base_depth, and build(width, depth)"
+            )
+
+    def result(self) -> ModuleParametrization:
+        """Factors of every parameter, and of the forward pass."""
+        require_used(self.roles, self.found)
+        axes = self._axes()
+        parameters = self._declarations(axes)
+        for name, shape in axes.items():
+            if _said_hidden(parameters[name], shape):
+                axes[name] = _as_hidden(shape)
+        config = OptimizerConfig(optimizer=self.optimizer)  # type: ignore[arg-type]
+        scalings = {
+            name: scaling(self.rule, update_rule_of(config, p).scaled_as(config), p, axes[name], self.growth)
+            for name, p in parameters.items()
+        }
+        multipliers = {name: float(shape.width_mult()) for name, shape in axes.items()}
+        return ModuleParametrization(
+            self.rule,
+            self.optimizer,
+            self.width,
+            parameters,
+            multipliers,
+            scalings,
+            self._forward_factors(parameters, multipliers),
+            functools.partial(self._init_ratios, scalings),
+        )
 
     @property
     def growth(self) -> Growth:
@@ -124,129 +151,113 @@ class _Sizes:
         depth = 1.0 if self.depth is None or self.base_depth is None else self.depth / self.base_depth
         return Growth(width=self.width / self.base_width, depth=depth)
 
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The module at the base width, at the second width that tells which axes grow, and at its own."""
+        widths = (self.base_width, self.delta_width, self.width)
+        return tuple(build_on_meta(self.build, width, self.depth) for width in widths)
 
-@dataclass(frozen=True)
-class _Said:
-    """Hints of the user; names and patterns as in `parametrize`."""
+    @cached_property
+    def found(self) -> dict[str, Found]:
+        """Parameters of the module to train."""
+        return parameters_of(self.modules[-1])
 
-    roles: Mapping[str, str]
-    branches: Sequence[str]
-    by_hand: Sequence[str]
-
-
-def _require_rule(rule: str, optimizer: str, sizes: _Sizes) -> None:
-    if optimizer not in _OPTIMIZERS:
-        raise ConfigError(
-            f"optimizer {optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are for one "
-            "optimizer of torch"
-        )
-    if rule not in PARAMETRIZATIONS:
-        raise ConfigError(f"rule {rule!r} is not one of {', '.join(PARAMETRIZATIONS)}")
-    if sizes.depth is None and "depth" in PARAMETRIZATIONS[rule].follows:
-        raise ConfigError(f"rule {rule!r} follows depth: give depth and base_depth, and build(width, depth)")
-
-
-def _declarations(
-    build: Build,
-    target: nn.Module,
-    found: Mapping[str, Found],
-    axes: Mapping[str, InfShape],
-    sizes: _Sizes,
-    said: _Said,
-) -> dict[str, Parameter]:
-    """Declaration of each parameter."""
-    blocks: tuple[str, ...] = ()
-    exponents: dict[str, float] = {}
-    if sizes.depth is not None:
-        blocks = blocks_of(target, build_on_meta(build, sizes.width, 2 * sizes.depth))
-        if sizes.growth.depth != 1:
-            exponents = _init_depth_exponents(build, sizes, tuple(found), blocks)
-    return {
-        name: declared(f, axes[name], said.roles, name.startswith(blocks), exponents.get(name, 0.0))
-        for name, f in found.items()
-    }
-
-
-def _forward_factors(
-    rule: str,
-    base: nn.Module,
-    target: nn.Module,
-    found: Mapping[str, Found],
-    parameters: Mapping[str, Parameter],
-    multipliers: Mapping[str, float],
-    sizes: _Sizes,
-    said: _Said,
-) -> tuple[ForwardFactor, ...]:
-    """Factors of attention logits, residual branches and readouts."""
-    forward = PARAMETRIZATIONS[rule].forward
-    growth = sizes.growth
-    logits = {name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()}
-    return (
-        *attention_factors(base, target, lambda grown: forward(Growth(head_size=grown)), said.by_hand),
-        *branch_factors(target, said.branches, forward(growth).residual, rule),
-        *readout_factors(found, parameters, logits, said.by_hand),
-    )
-
-
-def _axes(
-    target: Mapping[str, Found],
-    base: Mapping[str, Found],
-    delta: Mapping[str, Found],
-    sizes: _Sizes,
-) -> dict[str, InfShape]:
-    """Axes of each parameter, outputs first, and which of them grow, by mup's shape inference."""
-    width, base_width, delta_width = sizes.width, sizes.base_width, sizes.delta_width
-    for other, at in ((base, base_width), (delta, delta_width)):
-        if target.keys() != other.keys():
-            name = sorted(target.keys() ^ other.keys())[0]
-            there, missing = (width, at) if name in target else (at, width)
-            raise ConfigError(
-                f"parameter {name!r} is there at width {there}, but not at {missing}; the names of "
-                "parameters must not change with width"
-            )
-    shapes = [{n: outputs_first(target[n], f.shape) for n, f in of.items()} for of in (base, delta, target)]
-    if shapes[0] == shapes[1]:
-        raise ConfigError(
-            f"build({base_width}) and build({delta_width}) make parameters of the same shapes, so no axis "
-            "would grow; build must make its module as wide as it is told, and delta_width differ from "
-            "base_width"
-        )
-    axes = infer_infshapes(*shapes)
-    for name, shape in axes.items():
-        for i, dim in enumerate(shape):
-            before = shapes[0][name][i]
-            if not dim.isinf() and dim.dim != before:
+    def _axes(self) -> dict[str, InfShape]:
+        """Axes of each parameter, outputs first, and which of them grow, by mup's shape inference."""
+        base, delta = (parameters_of(module) for module in self.modules[:-1])
+        for other, at in ((base, self.base_width), (delta, self.delta_width)):
+            if self.found.keys() != other.keys():
+                name = sorted(self.found.keys() ^ other.keys())[0]
+                there, missing = (self.width, at) if name in self.found else (at, self.width)
                 raise ConfigError(
-                    f"parameter {name!r} has an axis of {before} at widths {base_width} and {delta_width}, "
-                    f"but {dim.dim} at {width}; give a delta_width at which that axis has grown"
+                    f"parameter {name!r} is there at width {there}, but not at {missing}; the names of "
+                    "parameters must not change with width"
                 )
-    return axes
+        shapes = [
+            {name: outputs_first(self.found[name], f.shape) for name, f in of.items()}
+            for of in (base, delta, self.found)
+        ]
+        if shapes[0] == shapes[1]:
+            raise ConfigError(
+                f"build({self.base_width}) and build({self.delta_width}) make parameters of the same shapes, "
+                "so no axis would grow; build must make its module as wide as it is told, and delta_width "
+                "differ from base_width"
+            )
+        axes = infer_infshapes(*shapes)
+        for name, shape in axes.items():
+            for dim, before in zip(shape, shapes[0][name], strict=True):
+                if not dim.isinf() and dim.dim != before:
+                    raise ConfigError(
+                        f"parameter {name!r} has an axis of {before} at widths {self.base_width} and "
+                        f"{self.delta_width}, but {dim.dim} at {self.width}; give a delta_width at which "
+                        "that axis has grown"
+                    )
+        return axes
+
+    def _declarations(self, axes: Mapping[str, InfShape]) -> dict[str, Parameter]:
+        """Declaration of each parameter."""
+        blocks: tuple[str, ...] = ()
+        exponents: dict[str, float] = {}
+        if self.depth is not None:
+            blocks = blocks_of(self.modules[-1], build_on_meta(self.build, self.width, 2 * self.depth))
+            if self.growth.depth != 1:
+                exponents = self._init_depth_exponents(blocks)
+        return {
+            name: declared(f, axes[name], self.roles, name.startswith(blocks), exponents.get(name, 0.0))
+            for name, f in self.found.items()
+        }
+
+    def _init_depth_exponents(self, blocks: tuple[str, ...]) -> dict[str, float]:
+        """Power of depth in the init of each parameter of a block, from both depths at the base width."""
+        deep, shallow = (
+            init_sizes(self.build, self.base_width, depth) for depth in (self.depth, self.base_depth)
+        )
+        exponents = {}
+        for name in self.found:
+            if not name.startswith(blocks) or not deep[name]:
+                continue
+            if before := shallow.get(_in_base(name, blocks, shallow)):
+                exponents[name] = round(math.log(deep[name] / before) / math.log(self.growth.depth), 5)
+        return exponents
+
+    def _forward_factors(
+        self, parameters: Mapping[str, Parameter], multipliers: Mapping[str, float]
+    ) -> tuple[ForwardFactor, ...]:
+        """Factors of attention logits, residual branches and readouts."""
+        forward, growth = PARAMETRIZATIONS[self.rule].forward, self.growth
+        logits = {
+            name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()
+        }
+        base, _, target = self.modules
+        return (
+            *attention_factors(base, target, lambda grown: forward(Growth(head_size=grown)), self.by_hand),
+            *branch_factors(target, self.branches, forward(growth).residual, self.rule),
+            *readout_factors(self.found, parameters, logits, self.by_hand),
+        )
+
+    def _init_ratios(self, scalings: Mapping[str, Scaling]) -> dict[str, float]:
+        """Factor on each weight from build: the rule's factor × size at the base / size at the width."""
+        is_base = self.width == self.base_width and all(s.init == 1 for s in scalings.values())
+        if is_base or _leaves_init(self.rule):
+            return dict.fromkeys(scalings, 1.0)
+        base, own = (init_sizes(self.build, width, self.depth) for width in (self.base_width, self.width))
+        ratios = {}
+        for name, factors in scalings.items():
+            ratio = factors.init * base[name] / own[name] if own[name] else 1.0
+            ratios[name] = 1.0 if abs(ratio - 1) < 1e-5 else ratio  # rounding of float32
+        return ratios
 
 
 def _said_hidden(parameter: Parameter, axes: InfShape) -> bool:
-    """Whether a matrix has growing inputs only, like a readout, and the user calls it hidden."""
+    """Whether a matrix has growing inputs only, like a readout, but is hidden by the user's roles."""
     return parameter.role == "hidden" and axes.ninf() == 1 and len(axes) >= 2 and axes[1].isinf()
 
 
 def _as_hidden(axes: InfShape) -> InfShape:
-    """Axes whose outputs count as growing, by a factor of 1, so that rules see a hidden matrix."""
+    """Axes whose outputs count as growing by a factor of 1, so that rules see a hidden matrix."""
     from mup.infshape import InfDim, InfShape
 
     return InfShape([InfDim(axes[0].dim, axes[0].dim), *axes[1:]])
-
-
-def _init_depth_exponents(
-    build: Build, sizes: _Sizes, names: Sequence[str], blocks: Sequence[str]
-) -> dict[str, float]:
-    """Power of depth in the init of each parameter of a block, from both depths at the base width."""
-    deep, shallow = (init_sizes(build, sizes.base_width, depth) for depth in (sizes.depth, sizes.base_depth))
-    exponents = {}
-    for name in names:
-        if not name.startswith(tuple(blocks)) or not deep[name]:
-            continue
-        if before := shallow.get(_in_base(name, blocks, shallow)):
-            exponents[name] = round(math.log(deep[name] / before) / math.log(sizes.growth.depth), 5)
-    return exponents
 
 
 def _in_base(name: str, blocks: Sequence[str], shallow: Mapping[str, float]) -> str:
@@ -257,18 +268,6 @@ def _in_base(name: str, blocks: Sequence[str], shallow: Mapping[str, float]) -> 
         if block + name.removeprefix(own) in shallow:
             return block + name.removeprefix(own)
     return name
-
-
-def _init_ratios(build: Build, sizes: _Sizes, scalings: Mapping[str, Scaling], rule: str) -> dict[str, float]:
-    """Factor on each weight that build draws: the rule's factor × size at the base / size at the width."""
-    if sizes.width == sizes.base_width and all(s.init == 1 for s in scalings.values()) or _leaves_init(rule):
-        return dict.fromkeys(scalings, 1.0)
-    base, own = (init_sizes(build, width, sizes.depth) for width in (sizes.base_width, sizes.width))
-    ratios = {}
-    for name, factors in scalings.items():
-        ratio = factors.init * base[name] / own[name] if own[name] else 1.0
-        ratios[name] = 1.0 if abs(ratio - 1) < 1e-5 else ratio  # rounding of float32
-    return ratios
 
 
 def _leaves_init(rule: str) -> bool:

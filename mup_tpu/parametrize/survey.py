@@ -1,4 +1,4 @@
-"""What a function builds: its parameters by name, the modules that own them, its blocks."""
+"""Survey of a module: its parameters by name, the modules that own them, its blocks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import nn
 from mup_tpu.errors import ConfigError, first_line
 
 Build = Callable[..., nn.Module]
-"""Makes a module at a width, and at a depth where that is given: build(width) or build(width, depth)."""
+"""Function that makes a module at a width, or at a width and depth: build(width) or build(width, depth)."""
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
-"""What FSDP, torch.compile and activation checkpointing put into names."""
+"""Parts of names from FSDP, torch.compile and activation checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Owner:
     name: str
     module: nn.Module
     attribute: str
-    """What the module calls the parameter."""
+    """Name of the parameter in the module."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Found:
 
     shape: tuple[int, ...]
     owners: tuple[Owner, ...]
-    """Several where it is tied."""
+    """Several if the parameter is tied."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names, the one in `named_parameters` first."""
+        """Names of the parameter, the one in `named_parameters` first."""
         return tuple(f"{o.name}.{o.attribute}".removeprefix(".") for o in self.owners)
 
 
 def parameters_of(module: nn.Module) -> dict[str, Found]:
-    """The parameters of a module, by the name that `named_parameters` has for them."""
+    """Parameters of a module, by their names in `named_parameters`."""
     tensors: dict[int, nn.Parameter] = {}
     owners: dict[int, list[Owner]] = {}
     for name, owner in module.named_modules():
@@ -55,20 +55,20 @@ def parameters_of(module: nn.Module) -> dict[str, Found]:
 
 
 def build_on_meta(build: Build, width: int, depth: int | None) -> nn.Module:
-    """What is built at a size, without memory for its weights.
+    """A module at a size, without memory for its weights.
 
     Raises:
-        ConfigError: it fails, or builds no module.
+        ConfigError: build fails, or returns no module.
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return call(build, width, depth)
 
 
 def call(build: Build, width: int, depth: int | None) -> nn.Module:
-    """What is built at a size, on the current device.
+    """A module at a size, on the current device.
 
     Raises:
-        ConfigError: it fails, or builds no module.
+        ConfigError: build fails, or returns no module.
     """
     said = f"build({width})" if depth is None else f"build({width}, {depth})"
     try:
@@ -85,10 +85,10 @@ def call(build: Build, width: int, depth: int | None) -> nn.Module:
 
 
 def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
-    """Names of the blocks of the first module, each with its dot: members of the lists that grow with depth.
+    """Names of a module's blocks, each with its dot: members of lists that are longer in a deeper module.
 
     Raises:
-        ConfigError: no list does.
+        ConfigError: no list is longer.
     """
     lengths = {
         name: len(m) for name, m in deep.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)
@@ -108,11 +108,11 @@ def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
 
 
 def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.Parameter]:
-    """The parameters of a module, wrapped or not, by their names as built.
+    """Parameters of a module, wrapped or not, by their names as built.
 
     Args:
-        module: as built, or what FSDP, DDP, torch.compile or activation checkpointing made of it.
-        expected: the names as built.
+        module: module as built, or wrapped by FSDP, DDP, torch.compile or activation checkpointing.
+        expected: names as built.
 
     Raises:
         ConfigError: names are missing, or others are there.

@@ -1,6 +1,6 @@
 """Folders of packs' checkpoints, beside the rows: kept until every trial of the pack has its row.
 
-A checkpoint that longer runs go on from (`--continue-to`) is kept for good.
+Checkpoints for longer runs (`--continue-to`) are kept for good.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class CheckpointFolders:
 
     Args:
         results: results folder.
-        trial_id: finds a trial's name.
-        run: says whether packs are checkpointed.
+        trial_id: function from a trial to its name.
+        run: options, with the steps between checkpoints.
     """
 
     def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
@@ -31,7 +31,7 @@ class CheckpointFolders:
         self._trial_id = trial_id
 
     def of(self, pack: list[Trial]) -> str | None:
-        """Folder of a pack; None where packs are not checkpointed."""
+        """Folder of a pack; None if packs are not checkpointed."""
         return str(self._root / self._name(pack)) if self._root else None
 
     def _name(self, pack: list[Trial]) -> str:
@@ -53,13 +53,13 @@ class CheckpointFolders:
         self._root.remove(*(closed if len(closed) < len(steps) else [name]))
 
     def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
-        """Remove checkpoints of packs that an earlier, killed call made of these trials.
+        """Remove checkpoints of an earlier, killed call whose trials all have rows.
 
-        A pack with a trial that has no row keeps its checkpoints: another driver may be training it.
+        A pack without the row of a trial keeps its checkpoints: another driver may be training it.
 
         Args:
-            trials: trials whose packs are looked at.
-            stored: finds trial_ids that have a row; called only where there are checkpoints.
+            trials: trials of the packs.
+            stored: function for the trial_ids with a row; called only if packs are checkpointed.
         """
         if self._root is None:
             return
@@ -71,10 +71,10 @@ class CheckpointFolders:
                 if self._trial_ids(name) <= done:
                     self._remove(name)
             if self._root.is_local:
-                os.rmdir(self._root.path)  # only if it is empty; a bucket has no empty folders
+                os.rmdir(self._root.path)  # succeeds only on an empty folder; a bucket has none
 
     def _trial_ids(self, name: str) -> set[str]:
-        """Names of a pack's trials; none where no checkpoint of it is whole."""
+        """Names of a pack's trials; none without a whole checkpoint."""
         assert self._root is not None
         for step in (self._root / name).names():
             with contextlib.suppress(KeyError, TypeError):

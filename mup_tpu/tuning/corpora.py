@@ -12,7 +12,7 @@ class Corpora:
     """Datasets of trials, which may differ in batches or in text; each is loaded once.
 
     Args:
-        trials: trials whose data is loaded now, so that its errors come first.
+        trials: trials whose data is loaded at once, so that errors come first.
     """
 
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
@@ -21,7 +21,7 @@ class Corpora:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
-        """Data that a trial trains on."""
+        """Data of a trial."""
         if trial.data not in self._datasets:
             self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that packs would run on, as far as a forecast needs it."""
+    """Machine for packs, as far as a forecast needs it."""
 
     name: str
     flops: float
@@ -69,7 +69,7 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
 
 
 def tpu(chips: Target) -> Machine:
-    """TPU of one type; each pack is spread over all of its chips."""
+    """TPU of one type; each pack is spread over all chips."""
     from mup_tpu.devices.tpus import generation
 
     kind = generation(chips.accelerator_type)
@@ -91,13 +91,13 @@ def forecast(
     """Forecast for each size of a sweep, the smallest first.
 
     Args:
-        trials: trials that would run.
+        trials: trials to run.
         scale: fields that tell sizes apart.
-        vocab_size: finds the vocabulary size of a trial's data.
+        vocab_size: function from a trial to the vocabulary size of its data.
         machine: machine to run on.
         utilisation: share of the peak that training reaches.
-        where: options that set the size of packs.
-        micro_batches: parts in which a batch goes through the network.
+        where: options with the size of packs.
+        micro_batches: parts of a batch in memory, one after the other.
     """
     from mup_tpu.devices.base import MeshShape
     from mup_tpu.devices.mesh import choose_mesh

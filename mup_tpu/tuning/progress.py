@@ -23,29 +23,29 @@ _UNSTARTED = "waiting for a worker"
 
 @dataclass
 class _Running:
-    """Pack that a worker has."""
+    """Pack on a worker."""
 
     pack: list[Trial]
     doing: str = "starting"
-    """Its preparation, before the first report."""
+    """Preparation before the first report."""
     report: Report | None = None
 
     @property
     def trained(self) -> float:
-        """Share of steps that are done."""
+        """Share of the steps that are done."""
         return self.report.step / self.report.steps if self.report else 0.0
 
 
 class SweepProgress:
-    """Trials of each size that are done or diverged, the rate, and the time left.
+    """Number of done and diverged trials of each size, rate, and time left.
 
     The length of a bar is the share of steps that are done; the number beside it counts stored trials. Before
-    the first report of a size, its line says what that waits for.
+    the first report of a size, its line names the work that goes before.
 
     Args:
         trials: trials to run.
         scale: fields that tell sizes apart.
-        console: where progress is shown; without a terminal, each finished pack has a line.
+        console: console for bars; without a terminal, each finished pack has a line.
     """
 
     def __init__(self, trials: list[Trial], scale: Sequence[str], console: Console) -> None:
@@ -95,7 +95,7 @@ class SweepProgress:
         self._refresh(size)
 
     def preparing(self, job: PackJob, doing: str) -> None:
-        """Show what the first report of a pack waits for."""
+        """Show the work before the first report of a pack."""
         running = self._running[job]
         running.doing = doing
         self._refresh(describe(running.pack[0], self._scale))

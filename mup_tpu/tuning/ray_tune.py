@@ -1,4 +1,4 @@
-"""A search as Ray Tune runs it: algorithm, scheduler and resources."""
+"""A search for Ray Tune: algorithm, scheduler and resources."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class TuneSearch:
         self._scheduler = _scheduler(options)
 
     def was_halted(self, trial: TuneTrial) -> bool:
-        """Whether the scheduler stopped a trial; the end of a search stops others."""
+        """Whether the scheduler stopped a trial, not the end of the search."""
         return trial.trial_id in getattr(self._scheduler, "halted", ())
 
     def tuner(self, count: int, scratch: str, callbacks: Sequence[tune.Callback]) -> tune.Tuner:
-        """Ray Tune's tuner for this number of trials, on the connected cluster.
+        """Ray Tune's tuner on the connected cluster.
 
         Args:
             count: trials to run.
-            scratch: folder of Tune's own files.
-            callbacks: told of each event.
+            scratch: folder for Tune's own files.
+            callbacks: callbacks for each event.
         """
-        # Our progress is shown; Tune's loggers would write every row again.
+        # Progress is shown by this package, and Tune's loggers would write every row again.
         os.environ |= {
             "RAY_AIR_NEW_OUTPUT": "0",
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -90,7 +90,7 @@ class TuneSearch:
 
 
 class _Halving(ASHAScheduler):
-    """ASHA that records the trials it stopped; the end of a search stops others."""
+    """ASHA with a record of the trials that it stopped; the end of a search stops others."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,7 +1,7 @@
-"""Searches: Ray Tune proposes and stops trials; the training loop, the store and resuming are ours.
+"""Searches: Ray Tune proposes and stops trials; training, store and resuming are this package's.
 
-The memory of a search is its log (`search_log`). Its set-up for Ray Tune is in `ray_tune`, its trials are in
-`trainable`.
+The memory of a search is its log (`search_log`). `ray_tune` sets it up for Ray Tune, `trainable` has its
+trials.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class SearchOutcome:
     counts: Counter[str]
     """Trials of this call by status."""
     unfinished: int
-    """Trials that remain for a resumed search."""
+    """Trials left for a resumed search."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
+    """Whether Ctrl-C ended the call."""
 
 
 def run_search(
@@ -60,8 +60,8 @@ def run_search(
         results: results folder or fsspec URL.
         options: algorithm, scheduler, limits, and where trials run.
         run: how each trial is run.
-        resume: go on with the search that the folder holds.
-        console: for progress.
+        resume: go on with the search in the folder.
+        console: console for progress.
 
     Raises:
         ConfigError: the folder holds a search and resume is false, or the reverse; there is no cluster; a
@@ -131,14 +131,14 @@ class _Keeper(tune.Callback):
         """Trials by how they ended."""
         self._tuned, self._store, self._tracking = tuned, store, tracking
         self.error: StoreError | None = None
-        """Why nothing can be stored any more."""
+        """Error after which nothing can be stored."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Empty state: Tune pickles its callbacks for a restore that is never done here."""
         return {}
 
     def on_trial_complete(self, iteration: int, trials: list, trial: TuneTrial, **info: Any) -> None:
-        """Store a trial that finished, diverged, or was stopped by the scheduler, not by Ctrl-C or budget."""
+        """Store a trial that finished, diverged or was stopped by the scheduler, not by Ctrl-C or budget."""
         result = trial.last_result or {}
         if "row" not in result:
             return
@@ -171,8 +171,8 @@ class _Keeper(tune.Callback):
 def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
     """Handle Ctrl-C: the first lets Tune stop, so that running trials checkpoint; the second ends at once.
 
-    Yields a list that is empty until Ctrl-C is pressed. Tune's own handler would do the first, but its notice
-    goes to a log that is silent here; SIGUSR1 asks Tune for the same.
+    Yields a list that is empty until Ctrl-C is pressed. Tune's own handler is not used, as its notice goes to
+    a silent log; SIGUSR1 asks Tune for the same stop.
     """
     interrupted: list[bool] = []
 
@@ -203,7 +203,7 @@ def _reason(trial: TuneTrial) -> str:
 def _only_one(folder: Folder) -> Iterator[None]:
     """Refuse a second search in the same folder: both would propose the same keys.
 
-    A bucket cannot be locked: there the log refuses the second writer.
+    A bucket cannot be locked; there the log refuses the second writer.
 
     Raises:
         StoreError: another search is running.

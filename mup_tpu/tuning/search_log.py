@@ -1,10 +1,10 @@
-"""Log of a search, beside the store: its proposals and how each ended.
+"""Log of a search, beside the store: proposals and their ends.
 
-In a local folder it is search.jsonl, a line for each event. Objects of a bucket cannot be appended to: there
+In a local folder the log is search.jsonl, a line for each event. In a bucket, where nothing can be appended,
 it is search/00000000.json and so on, an object for each event.
 
-A resumed search replays the log into a fresh algorithm with the same seed, then goes on with the trials that
-had not ended, from their checkpoints. Tune's own state on disk is never read: it is pickled.
+A resumed search replays the log into a fresh algorithm with the same seed, then goes on with unfinished
+trials from their checkpoints. Tune's own state on disk is never read: it is pickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 from mup_tpu.tuning.search_progress import KEY
 
 _AT_ONCE = 16
-"""Objects of a log that are read in parallel."""
+"""Objects of a log to read in parallel."""
 
 
 class SearchLog:
@@ -46,7 +46,7 @@ class SearchLog:
         self.error: StoreError | None = None
         """Error after which nothing can be added."""
         self._in_line = False
-        """Whether a local log ends in mid-line, as after a kill."""
+        """Whether a local log ends within a line, as after a kill."""
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         try:
             self._read_file() if folder.is_local else self._read_objects()
@@ -80,21 +80,21 @@ class SearchLog:
             ConfigError: the log was begun with others.
         """
         space = {name: asdict(domain) for name, domain in search.space.items()}
-        what = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
-        what |= {"base": search.base.to_dict()}
+        own: dict[str, Any] = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
+        own["base"] = search.base.to_dict()
         begun = next((e for e in self.events if e["event"] == "begun"), None)
         if begun is None:
-            self._add({"event": "begun", **what})
+            self._add({"event": "begun", **own})
             return
         begun = begun | {"base": stored_trial(begun["base"]).to_dict()}  # new fields have their defaults
-        for name, value in what.items():
+        for name, value in own.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(
-                    f"{name} of the search is not that of {self.path}; a search is resumed as it was begun"
+                    f"{name} of the search differs from {self.path}; a search is resumed as it was begun"
                 )
 
     def propose(self, point: dict[str, float]) -> int:
-        """Note a new proposal, and return its number."""
+        """Note a new proposal; returns its number."""
         key = len(self.proposals)
         self.proposals[key] = point
         self._add({"event": "proposed", "key": key, "point": point})
@@ -120,7 +120,7 @@ class SearchLog:
         self.events.append(event)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Write the next object, unless another search has written it."""
+        """Write the next object; refuse if another search has written it."""
         name = f"{LOG_OBJECTS}/{len(self.events):08}.json"
         try:
             patiently(lambda: self._folder.create(name, json.dumps(event).encode()))
@@ -141,7 +141,7 @@ class ReplayedSearcher(Searcher):
 
     Args:
         algorithm: a fresh algorithm, with its space, metric and seed.
-        log: earlier events, which are replayed into the algorithm in order.
+        log: log whose events are replayed into the algorithm.
         metric: name of the value to minimise.
     """
 
@@ -157,7 +157,7 @@ class ReplayedSearcher(Searcher):
         self._waiting = [key for key in log.proposals if key not in log.ended]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Proposals that had not ended, then new ones of the algorithm."""
+        """Next unfinished proposal of the log; after the last one, new ones of the algorithm."""
         if self._waiting:
             key = self._waiting.pop(0)
         else:

@@ -13,7 +13,7 @@ from rich.table import Table
 from mup_tpu.config.columns import write
 
 KEY = "_key"
-"""Name under which a proposal carries its number in the log."""
+"""Key of a proposal's number in its configuration."""
 
 _SHOWN = 20
 
@@ -27,9 +27,9 @@ class SearchProgress(tune.Callback):
     """Table of trials with node, hyperparameters, step and loss, and the best trial so far.
 
     Args:
-        console: where the table is shown.
+        console: console for the table.
         total: trials of the whole search.
-        before: trials that had ended before this call.
+        before: trials that ended before this call.
     """
 
     def __init__(self, console: Console, total: int, before: int) -> None:

@@ -1,7 +1,7 @@
-"""Sequences: runs are bought where they decide, look by look, until each verdict is settled.
+"""Sequences: deciding runs are bought, look by look, until each verdict is settled.
 
-The store is the only state. Each row holds the number of its purchase. Looks are counted from the rows, and a
-purchase that was cut off is planned again from the rows before it.
+The store is the only state. Each row holds the number of its purchase. Looks are counted from the rows, and
+an interrupted purchase is planned again from the rows before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mup_tpu.tuning.sweep import check_alike, measured
 from mup_tpu.tuning.trial_runner import TrialRunner
 
 _SAME_X = 1e-6
-"""Octaves within which a value counts as one that was run already."""
+"""Octaves within which two values count as the same."""
 
 
 def run_until_settled(
@@ -47,24 +47,24 @@ def run_until_settled(
     run: RunOptions,
     console: Console,
 ) -> Counter[str]:
-    """Buy runs of a sweep, batch after batch, until every verdict is settled or is not worth its cost.
+    """Buy runs of a sweep, batch after batch, until every verdict is settled or not worth its cost.
 
     Args:
-        sweep: its scales are planned; its values of the hyperparameter are the start.
-        results: results folder or fsspec URL; rows that are there count.
-        until: budget of time.
+        sweep: planned scales, and first values of the hyperparameter.
+        results: results folder or fsspec URL; stored rows count.
+        until: time budget.
         options: where packs run.
         run: how each pack is run.
-        console: for the table of looks, the next purchase, and progress.
+        console: console for the table of looks, the next purchase, and progress.
 
     Returns:
-        Trials of this call by how they ended; empty where none was bought.
+        Number of this call's trials by status; empty if none was bought.
 
     Raises:
         ConfigError: a trial is not allowed, the hyperparameter is no real number above 0, there are fewer
             than three scales, or the device or cluster is not there.
-        StoreError: the results folder cannot be written, holds another experiment, other axes, runs of
-            another kind, or a sequence with scales that this sweep lacks, or does not ask about all scales.
+        StoreError: the results folder cannot be written, or does not fit the sweep: another experiment, other
+            axes, runs of another kind, more scales, or a question about fewer.
         DataError: the corpus cannot be used.
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
@@ -108,12 +108,12 @@ class _Plan:
     name: str
     looks: tuple[LookTaken, ...]
     batch: Batch | None
-    """None where it is settled."""
+    """Next batch; None after a settled verdict."""
     stops: str
-    """Why the batch is not bought; "" where it is."""
+    """Reason not to buy the batch; "" if it is bought."""
     purchase: int
     trials: tuple[Trial, ...]
-    """Trials of the batch; none where it is not bought."""
+    """Trials of the batch, if it is bought."""
 
 
 class _Buyer:
@@ -139,7 +139,7 @@ class _Buyer:
             for point in sweep.compare_axis.points
         }
         self._known = np.empty(0)
-        """Values of the hyperparameter in the grid or in rows; the grid has one above 0."""
+        """Values of the hyperparameter above 0, from the grid and the rows."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
     def plans(self) -> list[_Plan]:
@@ -175,7 +175,7 @@ class _Buyer:
     def _next(
         self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
     ) -> Batch | None:
-        """Batch after some looks; None where the last one settled it."""
+        """Batch after some looks; None if the last one settled the verdict."""
         if not looks:
             return self._first(name)
         if looks[-1].decision != "INCONCLUSIVE":
@@ -185,7 +185,7 @@ class _Buyer:
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: str, purchase: int
     ) -> _Plan:
-        """Plan with the trials of its batch; a value that no trial may have ends the sequence."""
+        """Plan with the trials of a batch; a value that trials do not allow ends the sequence."""
         trials: list[Trial] = []
         if batch is not None and not stops:
             try:
@@ -197,26 +197,26 @@ class _Buyer:
     def _trials(self, name: str, cell: Cell) -> list[Trial]:
         at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
         near = float(self._known[np.abs(np.log2(self._known) - cell.x).argmin()])
-        # A value that differs in its last digit would be another trial.
+        # Rounding in the last digit would make another trial.
         value = near if abs(math.log2(near) - cell.x) < _SAME_X else 2.0**cell.x
         tuned = {self._sweep.tune_axis.field: value}
         one = self._sweep.base.replace(**at, **self._compared[name], **tuned)
         return [one.replace(seed=one.train.seed + seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        """Rest of the budget at this call's pace, in units of cost; inf before anything was bought."""
+        """Rest of the budget at this call's pace, in units of cost; inf before the first purchase."""
         new = stored.loc[~stored["trial_id"].isin(self._before), self.columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
     def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
-        """Values of the hyperparameter in the grid or in rows."""
+        """Values of the hyperparameter above 0, from the grid and the rows."""
         values = [*self._sweep.tune_axis.values, *stored[self.columns.hyperparameter].unique()]
         return np.array([value for value in values if value > 0], dtype=float)
 
 
 def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
-    """Check for three scales, as a verdict needs, and a hyperparameter that is a real number above 0."""
+    """Refuse fewer scales than a verdict needs, and a hyperparameter that is no real number above 0."""
     if len(points) < NEEDED:
         name = label(sweep.scale_axis.column)
         raise ConfigError(f"the sweep has {len(points)} {name}s: until_settled needs {NEEDED} at least")
@@ -230,7 +230,7 @@ def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
 
 
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
-    """Refuse scales that the folder's stored conditions exclude: their rows are never analysed."""
+    """Refuse scales that the folder's stored conditions exclude: their rows would never be analysed."""
     column = sweep.scale_axis.column
     asked = [condition for condition in load_question(results) if condition.column == column]
     if lacking := sorted(set(points) - set(selected_scales(points, column, asked))):

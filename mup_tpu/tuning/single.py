@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """Files and folders for what a trial leaves."""
+    """Files and folders for the products of a trial."""
 
     results: Folder | None = None
     """Results folder (or fsspec URL) for the row and the learning curve."""
     checkpoints: Folder | None = None
     """Folder (or fsspec URL) for checkpoints, every tenth of the run unless --checkpoint-every; the same
-    command goes on from the last. Each trial has a folder in it, with the last two, and the best of those
-    that --eval-every evaluated."""
+    command goes on from the last. Each trial has a folder in it, with the last two checkpoints, and the best
+    one at an evaluation of --eval-every."""
     export: File | None = None
     """Folder for the trained model and its tokenizer, as transformers' AutoModelForCausalLM and AutoTokenizer
     load them."""
@@ -42,7 +42,7 @@ class Kept:
         """Make folders for export and profile, so that a bad path ends the command before training.
 
         Raises:
-            ConfigError: one cannot be written.
+            ConfigError: a folder cannot be written.
         """
         for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
             try:
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trial that has ended."""
+    """A trial that has been trained."""
 
     result: PackResult
     exported: Path | None = None
@@ -64,7 +64,7 @@ class Trained:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Its row of the run table."""
+        """Row of the run table."""
         return self.result.rows[0]
 
 
@@ -74,15 +74,15 @@ def train_one(
     """Train a trial, store its row, then export it.
 
     Args:
-        trial: what to train.
-        run: how.
-        kept: where rows, checkpoints and exports go.
-        console: for a live line of progress, or log lines where it is no terminal.
-        shorter: the same trial with fewer steps, whose checkpoint it goes on from.
+        trial: the trial.
+        run: how the trial is run.
+        kept: files and folders for row, checkpoints, export and profile.
+        console: console for a live line of progress; without a terminal, for log lines.
+        shorter: the same trial with fewer steps, whose checkpoint is the start.
 
     Raises:
         ConfigError: an export or a profile cannot be written, or the trial is not allowed.
-        Preempted: by SIGTERM; the row is stored and checkpoints are kept.
+        Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
     kept.prepare()
     checkpoints = kept.checkpoints
@@ -102,7 +102,7 @@ def train_one(
 
 
 def _folder_of(trial: Trial, checkpoints: str) -> str:
-    """A trial's folder in the folder of all checkpoints; earlier versions used the latter itself."""
+    """Folder of a trial in the folder of all checkpoints; earlier versions wrote into the latter itself."""
     from mup_tpu import data
     from mup_tpu.training.checkpoint import load_latest
 
@@ -113,7 +113,7 @@ def _folder_of(trial: Trial, checkpoints: str) -> str:
 
 
 def _begin(root: str, shorter: Trial, trial: Trial, folder: str) -> bool:
-    """Whether a trial can go on from a checkpoint of the same trial with fewer steps, now in its folder."""
+    """Put a checkpoint of the same trial with fewer steps into a folder; returns whether there is one."""
     from mup_tpu import data
     from mup_tpu.files import Folder
     from mup_tpu.training.continuation import begin
@@ -155,13 +155,13 @@ def _train(
 
 
 def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None) -> tuple[Path, str]:
-    """Write a stock model and its tokenizer; returns its folder, and which checkpoint it is.
+    """Write a stock model and its tokenizer; returns their folder, and step and loss of the checkpoint.
 
     Args:
-        trial: what was trained.
-        result: with its last weights.
-        path: folder of the model.
-        checkpoints: folder whose best checkpoint is exported if it is better than the last weights.
+        trial: trial that was trained.
+        result: result with the last weights.
+        path: folder for the model.
+        checkpoints: folder of checkpoints; the best is exported if it is better than the last weights.
     """
     from mup_tpu import data
     from mup_tpu.data.tokenizer import save_stock
@@ -183,7 +183,7 @@ def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | Non
 
 @contextlib.contextmanager
 def _log_lines(console: Console, results: str | None) -> Iterator[None]:
-    """Lines at every log point: to the console where it is no terminal, and to the logs of the results."""
+    """Log lines in the results' logs, and on a console that is no terminal."""
     from mup_tpu.training.host_log import attached, host_log
 
     with contextlib.ExitStack() as stack:
@@ -196,7 +196,7 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
-    """Trace the third and fourth interval between calls of the yielded function; None traces nothing."""
+    """Trace the third and fourth interval between calls of the yielded function; without a file, nothing."""
     if file is None:
         yield lambda: None
         return

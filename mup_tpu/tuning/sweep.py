@@ -36,15 +36,14 @@ def run_sweep(
 
     Args:
         sweep: grid of trials.
-        results: results folder or fsspec URL; trials that have a row there are not run again.
+        results: results folder or fsspec URL; trials with a row are not run again.
         options: where packs run.
         run: how each pack is run.
-        console: for progress.
-        continue_to: steps of the trials in place of the sweep's; they go on from checkpoints of the shorter
-            ones.
+        console: console for progress.
+        continue_to: steps in place of the sweep's; trials go on from checkpoints of the shorter ones.
 
     Returns:
-        Trials of this call by how they ended; empty where none was missing.
+        Number of this call's trials by status; empty if none was missing.
 
     Raises:
         ConfigError: a trial of the grid is not allowed or cannot go on, two points of the scale measure the
@@ -69,7 +68,7 @@ def run_sweep(
 
 
 def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
-    """Check that trials can go on to more steps, as far as `longer` does not check it.
+    """Check that trials can go on to more steps, besides the checks of `longer`.
 
     Raises:
         ConfigError: an axis sets the steps, packs are not checkpointed, or trials are halved.
@@ -83,11 +82,7 @@ def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
-    """Trials that `run_sweep` would train now, and their data; nothing is written.
-
-    Raises:
-        ConfigError, StoreError, DataError: as `run_sweep`.
-    """
+    """Missing trials of a sweep, and their data; nothing is written. Errors are those of `run_sweep`."""
     trials = sweep.trials()
     corpora, done = Corpora(trials), set[str]()
     measured(sweep, corpora)
@@ -107,14 +102,14 @@ def run_trials(
     run: RunOptions,
     console: Console,
 ) -> Counter[str]:
-    """Run the missing ones of any trials, as `run_sweep` does; fields of `scale` tell sizes apart."""
+    """Run missing trials, as `run_sweep` does; fields of `scale` tell sizes apart."""
     store = Store(results, experiment)
     with TrialRunner(store, Corpora(trials), scale, options, run, console) as runner:
         return runner.run(trials)
 
 
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
-    """Points of the scale by their measure. An analysis would take two of the same measure for one.
+    """Points of the scale by their measure. Two of the same measure are refused: an analysis would join them.
 
     Raises:
         ConfigError: two points measure the same.
@@ -144,7 +139,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
-    """Check that stored runs are of the sweep's kind: an analysis refuses runs of two kinds.
+    """Refuse a sweep of another kind than stored runs: an analysis refuses a mixture.
 
     Args:
         sweep: sweep to run.
@@ -166,5 +161,5 @@ def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
             raise StoreError(
                 f"results folder {store.folder} holds runs with {label(column)} {write(column, others[0])}, "
                 f"and this sweep has {write(column, value)}; an analysis compares runs of one kind: give "
-                f"another --results, or look at what is there with --where {column}={others[0]}"
+                f"another --results, or analyse the stored runs with --where {column}={others[0]}"
             )

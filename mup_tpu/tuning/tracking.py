@@ -1,8 +1,8 @@
 """Copies of stored trials in trackers: TensorBoard, Weights & Biases, MLflow.
 
 The store stays the record. A tracker gets each trial when it ends: its configuration as hyperparameters, and
-its curve. A run there is named by its trial_id, so that a command that goes on sends it once. A tracker that
-fails causes a warning and loses no row.
+its curve. The trial_id names the copy, so that each trial is sent once. A failing tracker causes a warning
+and loses no row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import pandas as pd
 
 from mup_tpu.config.columns import CONFIGURED
+from mup_tpu.config.options import TrackerName
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
@@ -34,10 +34,10 @@ class Tracker(Protocol):
     """Tracker of experiments."""
 
     def known(self) -> set[str]:
-        """Names of the trials that it has."""
+        """trial_ids of the trials in the tracker."""
 
     def forget(self, trial_id: str) -> None:
-        """Remove a trial, which is sent again."""
+        """Remove a trial before it is sent again."""
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
         """Send a trial that has ended."""
@@ -50,7 +50,7 @@ class TensorBoard:
         self._folder = folder / "tensorboard"
 
     def known(self) -> set[str]:
-        """Trials that have a folder with a file in it."""
+        """Trials with a folder that is not empty."""
         return {name for name in self._folder.names() if (self._folder / name).names()}
 
     def forget(self, trial_id: str) -> None:
@@ -86,11 +86,11 @@ class WandB:
         self._experiment = experiment
 
     def known(self) -> set[str]:
-        """Trials that have a folder here; runs that were sent have one too."""
+        """Trials with a folder here; sent runs have one too."""
         return {path.name.rpartition("-")[2] for path in self._where.glob("wandb/*run-*-*")}
 
     def forget(self, trial_id: str) -> None:
-        """Remove the trial's folders; a run that was sent is overwritten by the next run of its id."""
+        """Remove the trial's folders; the next run of the same id overwrites a sent one."""
         for folder in self._where.glob(f"wandb/*run-*-{trial_id}"):
             shutil.rmtree(folder)
 
@@ -118,7 +118,7 @@ class WandB:
 
 
 class MLflow:
-    """Runs of the experiment of that name, at MLFLOW_TRACKING_URI or where MLflow keeps them by default."""
+    """Runs of the experiment of the same name, at MLFLOW_TRACKING_URI or MLflow's default place."""
 
     def __init__(self, folder: Folder, experiment: str) -> None:
         import mlflow
@@ -131,7 +131,7 @@ class MLflow:
         self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
 
     def known(self) -> set[str]:
-        """Trials that are named by a tag of a run."""
+        """Trials in tags of runs."""
         told, page = set[str](), None
         while page is None or page:
             runs = self._client.search_runs([self._experiment], page_token=page)
@@ -152,9 +152,9 @@ class MLflow:
         now = int(1000 * time.time())
         points = [*curve, ("loss", int(row["steps_done"]), _loss(row))]
         self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
-        for start in range(0, len(points), 1000):  # its limit for one call
+        for start in range(0, len(points), 1000):  # MLflow's limit for one call
             part = [
-                # Its databases store inf as the largest finite number, which would look like a loss.
+                # MLflow's databases store inf as the largest finite number, which would look like a loss.
                 Metric(tag, value if math.isfinite(value) else math.nan, now, step)
                 for tag, step, value in points[start : start + 1000]
             ]
@@ -163,34 +163,33 @@ class MLflow:
         self._client.set_terminated(run, "FINISHED" if row["status"] != "stopped" else "KILLED")
 
 
-TRACKERS: Mapping[str, Callable[[Folder, str], Tracker]] = MappingProxyType(
-    {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
-)
-"""Trackers by the name of their package, and of the extra that installs it."""
+_TRACKERS: dict[TrackerName, Callable[[Folder, str], Tracker]] = {
+    "tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow,
+}  # fmt: skip
 
 
 class Tracking:
-    """Sends trials of a store to trackers: first the stored ones that they lack, then each that ends.
+    """Sends trials of a store to trackers: first missing ones, then each that ends.
 
     Args:
         names: names of trackers.
         store: store of the trials.
     """
 
-    def __init__(self, names: Sequence[str], store: Store) -> None:
+    def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
         self._trackers: dict[str, Tracker] = {}
         self._told: dict[str, set[str]] = {}
         for name in dict.fromkeys(names):
             with self._or_without(name):
-                self._trackers[name] = TRACKERS[name](store.folder, store.experiment)
+                self._trackers[name] = _TRACKERS[name](store.folder, store.experiment)
                 self._told[name] = self._trackers[name].known()
         if self._trackers:
             self._tell_untold(store)
 
     def add(self, rows: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> None:
-        """Send trials that have ended for good, not those that the command trains again.
+        """Send trials with a result; failed ones, which are trained again, are not sent.
 
-        A trial that was stopped early, sent, and trained again replaces its earlier copy.
+        A trial that is trained again after it was stopped early replaces its earlier copy.
 
         Args:
             rows: rows of the run table.
@@ -199,7 +198,7 @@ class Tracking:
         self._tell(rows, curves, again=True)
 
     def _tell_untold(self, store: Store) -> None:
-        """Send stored trials that a tracker lacks."""
+        """Send stored trials to each tracker that lacks them."""
         told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
         table = store.results()
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
@@ -233,24 +232,20 @@ class Tracking:
 
     @contextlib.contextmanager
     def _or_without(self, name: str) -> Iterator[None]:
-        """Drop a tracker that raises any error: this command sends it nothing more."""
+        """Drop a tracker that raises an error: this command sends it nothing more."""
         try:
             yield
         except Exception as error:
             self._trackers.pop(name, None)
             warnings.warn(
-                f"{name} is told of no more trials: {reason(error)}; the same command, when it can be "
-                "reached, tells it of all that are stored",
+                f"{name} is told of no more trials: {reason(error)}; the same command tells it of all stored "
+                "trials when it can be reached",
                 stacklevel=2,
             )
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Check that the packages of trackers are there.
-
-    Raises:
-        ConfigError: a package is not installed.
-    """
+    """Refuse a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"track {name!r} needs its package: pip install 'mup_tpu[{name}]'")
@@ -262,6 +257,6 @@ def _loss(row: Mapping[str, Any]) -> float:
 
 
 def _without_nothing(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Row of a table with plain Python values, and None in empty cells."""
+    """A table's row with plain Python values, and None in empty cells."""
     plain = {str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()}
     return {k: None if pd.isna(v) else v for k, v in plain.items()}

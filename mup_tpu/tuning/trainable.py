@@ -1,4 +1,4 @@
-"""Trial of a search as Ray Tune runs it. Only its worker imports torch, so that the driver starts soon."""
+"""Trial of a search for Ray Tune. Only its worker imports torch, so that the driver starts soon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mup_tpu.training.loop import PackRun
 
 RESULT = "loss"
-"""Name of the value that Tune minimises."""
+"""Name of the value to minimise."""
 
 _LAST_BREATH_S = 30
 
@@ -37,7 +37,7 @@ def checkpoints_of(folder: str, key: int) -> str:
 
 
 class TrialTrainable(tune.Trainable):
-    """Trial as Tune sees it: each step trains to the next evaluation; our own loop checkpoints."""
+    """Trial for Tune: each step trains to the next evaluation; the training loop writes checkpoints."""
 
     def setup(  # type: ignore[override]
         self,
@@ -52,14 +52,14 @@ class TrialTrainable(tune.Trainable):
         os.environ |= environment
         take_chips(run.placement)
         self._search, self._options, self._run_options, self._folder = search, options, run, folder
-        self._thread = ThreadPool(1)  # at its end the process does not wait for a thread that hangs
+        self._thread = ThreadPool(1)  # the process can end while the thread hangs
         self._run: PackRun | None = None
         self._logging = contextlib.ExitStack()
         self._logging.enter_context(host_log(folder, capture_warnings=True))
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Begin another trial in the same process, which has imported everything."""
+        """Begin another trial in the same process, without new imports."""
         self._begin(new_config)
         return True
 
@@ -85,7 +85,7 @@ class TrialTrainable(tune.Trainable):
         try:
             return self._thread.apply_async(self._advance).get(timeout=self._options.heartbeat)
         except multiprocessing.TimeoutError:
-            self._run = None  # no checkpoint: the thread that would write it hangs
+            self._run = None  # no checkpoint, as the thread hangs
             raise TimeoutError from None
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class TrialTrainable(tune.Trainable):
         """Do nothing: see `save_checkpoint`."""
 
     def cleanup(self) -> None:
-        """Checkpoint the trial, unless it hangs: Ctrl-C may have ended the search."""
+        """Checkpoint the trial, as Ctrl-C may have ended the search; a hanging one has none."""
         if self._run is not None:
             with contextlib.suppress(multiprocessing.TimeoutError, StoreError):
                 self._thread.apply_async(self._run.save).get(timeout=_LAST_BREATH_S)
@@ -114,7 +114,7 @@ class TrialTrainable(tune.Trainable):
     def _report(self, result: PackResult, done: bool) -> dict[str, Any]:
         row = result.rows[0]
         share = 100 * row["steps_done"] // row["steps_planned"] if not done else 100
-        worst = 2 * self._chance  # searchers and schedulers need a number where a trial diverged
+        worst = 2 * self._chance  # a number for diverged trials: searchers and schedulers need one
         loss = min(row["loss"], worst) if math.isfinite(row["loss"]) else worst
         return {
             RESULT: loss,

@@ -1,4 +1,4 @@
-"""Runs the trials that a store misses, and stores each pack as it ends."""
+"""Runner of missing trials; it stores each pack as it ends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from mup_tpu.tuning.tracking import Tracking, require_packages
 
 
 class TrialRunner:
-    """Runs trials of one results folder: all that sweeps, sequences and transfers have in common.
+    """Runner of one results folder's trials, for sweeps, sequences and transfers.
 
     Workers stay from one `run` to the next; they end with the `with` block.
 
     Args:
-        store: where rows go.
+        store: store for the rows.
         corpora: data of the trials.
         scale: fields that tell sizes of trials apart.
         options: where trials run.
         run: how each pack is run.
-        console: for progress.
+        console: console for progress.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class TrialRunner:
         deadline: float = math.inf,
         steps_before: int | None = None,
     ) -> Counter[str]:
-        """Run the trials that have no row yet.
+        """Run trials without a row.
 
         Args:
-            trials: in any order.
-            purchase: number of the purchase of a sequence that a trial belongs to; None without one.
-            deadline: time by `time.monotonic` at which packs that have not ended are given up.
-            steps_before: steps of the same trials whose checkpoints are gone on from; None goes on from none.
+            trials: trials in any order.
+            purchase: function from a trial to the number of its purchase in a sequence, or None.
+            deadline: time by `time.monotonic` at which unfinished packs are given up.
+            steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
 
         Returns:
-            How many trials ended how in this call; empty where none was missing.
+            Number of this call's trials by status; empty if none was missing.
         """
         store, run, console = self.store, self.run_options, self.console
         missing = missing_trials(trials, store.done(stopped=run.halving), self.corpora.trial_id)
@@ -118,7 +118,7 @@ class TrialRunner:
         return keeper.outcome
 
     def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
-        """Have packs go on from checkpoints of their trials with fewer steps, and say which cannot."""
+        """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
         at_start = 0
         for pack in packs:
             shorter = [trial.replace(steps=steps_before) for trial in pack]
@@ -135,11 +135,11 @@ class TrialRunner:
 
 
 class _Keeper:
-    """Shows events of packs, and stores their rows.
+    """Taker of events: it shows progress, and stores rows.
 
     Args:
-        runner: store, data and options.
-        progress: shown meanwhile.
+        runner: runner with store, data and options.
+        progress: progress to show.
         purchase: number of the purchase, or None, by trial_id.
     """
 

@@ -1,8 +1,8 @@
-"""Zero-shot transfer: the best trials of a search at a small scale, and the same ones at the target.
+"""Zero-shot transfer: a target's trials with the hyperparameters of the best trials of a small search.
 
 μP transfers learning rate, schedule, init and multipliers across width. It does not transfer regularisation
 (weight decay, dropout), which depends on model and data size: Yang et al. 2022 (Tensor Programs V), table 2.
-Other parametrizations name the scales along which their optimum stays.
+Other parametrizations declare the scales along which their optimum stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOVES = {
     "width": "without a rule for width the best learning rate falls with it",
     "depth": "a rule for width says nothing of depth",
     "steps": "training time moves the optimum, by less in μP than in SP, but it moves",
-    "batch_size": "the best learning rate depends on the batch size, and μP says nothing of it",
+    "batch_size": "the best learning rate depends on the batch size, which μP leaves out",
     "sequence_length": "the sequence length changes the batch in tokens",
     "corpus": "another corpus may have another optimum",
 }
@@ -91,8 +91,8 @@ def target_trials(
 
     Args:
         found: trials to transfer from.
-        target: fields that grow, with their values there, such as {"width": 256} or {"depth": 8}.
-        parametrizations: "mup" for the transfer; others, with the same hyperparameters, to compare it with.
+        target: growing fields with their values at the target, such as {"width": 256} or {"depth": 8}.
+        parametrizations: "mup" for the transfer; others, with the same hyperparameters, for comparison.
         num_seeds: seeds of each trial.
         changes: other fields to change; None changes nothing.
 
@@ -103,7 +103,7 @@ def target_trials(
         found[0].trial.replace(**{name: value})  # checks name and value
         small = max(f.trial.flat()[name] for f in found)
         if not value > small:
-            raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give the target's")
+            raise ConfigError(f"{name} {value} is not above the search's {name} {small}; give a larger one")
     if (count := len(found) * len(parametrizations) * num_seeds) > MOST_TRIALS:
         raise ConfigError(
             f"num_seeds {num_seeds} makes {count:,} trials; at most {MOST_TRIALS:,} are planned"
@@ -118,7 +118,7 @@ def target_trials(
 
 
 def _bases(source: Trial, parametrization: str) -> dict[str, int]:
-    """Depth, batch size and steps of the source as bases, where it has none and rules follow them.
+    """Missing bases for rules of depth, batch size and steps: the source's own values.
 
     Without them the target would be its own base, and nothing would be scaled.
     """
@@ -133,7 +133,7 @@ def _bases(source: Trial, parametrization: str) -> dict[str, int]:
 
 
 def transfer_warnings(source: Trial, target: Trial) -> list[str]:
-    """Sentences on changes from source to target that the parametrization does not cover, with reasons."""
+    """Sentences about changes from source to target that the parametrization does not cover."""
     warnings = []
     rule = PARAMETRIZATIONS[source.model.parametrization]
     if not rule.transfers:
@@ -197,7 +197,7 @@ class Target:
     width: int | None = None
     """Width of the target; short for --to width=WIDTH."""
     to: tuple[str, ...] = ()
-    """Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8."""
+    """Growing fields with their values at the target: --to depth=8, or --to width=512 depth=8."""
     top: int = 1
     """Number of best trials to transfer."""
     num_seeds: int = 1
@@ -207,7 +207,7 @@ class Target:
     batch_size: int | None = None
     """Batch size at the target in place of the search's."""
     parametrizations: tuple[str, ...] = ("mup", "sp")
-    """Rules at the target: mup is the transfer; sp, with the same hyperparameters, is the comparison."""
+    """Parametrizations at the target: mup for the transfer; sp, with the same hyperparameters, to compare."""
 
     def __post_init__(self) -> None:
         require_above_zero("top", self.top)
@@ -219,10 +219,10 @@ class Target:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Fields that grow, with their values.
+        """Growing fields with their values.
 
         Raises:
-            ConfigError: there are none, or a value is not allowed.
+            ConfigError: no field was given, or a value is not allowed.
         """
         found: dict[str, Any] = {} if self.width is None else {"width": self.width}
         for text in self.to:
@@ -238,11 +238,11 @@ class Target:
 
 
 class Transfer:
-    """Best trials of a search, and the same hyperparameters at a target.
+    """Best trials of a search, and trials with the same hyperparameters at a target.
 
     Args:
         path: results folder of the search (or of a sweep).
-        target: where they go.
+        target: scale and trials of the target.
         sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
 
     Raises:
@@ -259,7 +259,7 @@ class Transfer:
         self.trials = target_trials(found, self._fields, target.parametrizations, target.num_seeds, **changes)
         self.source = found[0]
         if sweep is not None:
-            best_of_sweep(sweep)  # whether it is a sweep is checked before anything trains
+            best_of_sweep(sweep)  # raises before anything trains
 
     @property
     def warnings(self) -> list[str]:
@@ -272,7 +272,7 @@ class Transfer:
         return describe(self.source.trial, tuple(self._fields)), describe(self.trials[0], tuple(self._fields))
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
-        """Run what is missing; returns how many trials ended how."""
+        """Run missing trials; returns their number by status."""
         from mup_tpu.tuning.sweep import run_trials
 
         return run_trials(self._name, self.trials, tuple(self._fields), results, where, run, console)
@@ -285,5 +285,5 @@ class Transfer:
         return runs.sort_values("loss")
 
     def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
-        """Regret of each parametrization against the sweep; none without one."""
+        """Regret of each parametrization against the sweep, if there is one."""
         return [] if self.sweep is None else regret_against_sweep(runs, self.sweep)

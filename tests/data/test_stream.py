@@ -114,7 +114,7 @@ def test_worlds_that_do_not_fit(config):
         load(config, world=World(24, 0))
     with pytest.raises(DataError, match="batch_size 24 does not divide over 7 hosts"):
         load(config, world=World(7, 0))
-    with pytest.raises(DataError, match="sequence_length 64 is not that of the shards in .*: 32; use that"):
+    with pytest.raises(DataError, match="sequence_length 64 is not the 32 of the shards in .*: use 32"):
         load(DataConfig(corpus=config.corpus, sequence_length=64))
     with pytest.raises(DataError, match="is shorter than one batch"):
         load(DataConfig(corpus=config.corpus, sequence_length=32, batch_size=10**6))

@@ -425,7 +425,7 @@ def test_a_search_keeps_its_log_in_a_bucket(s3, search):
     again.begin(search, SearchOptions())
     assert again.proposals == log.proposals and again.ended == log.ended == set(range(20))
     assert len((folder / "search").names()) == 42 and is_search(str(folder))
-    with pytest.raises(ConfigError, match=f"seed of the search is not that of {folder}/search"):
+    with pytest.raises(ConfigError, match=f"seed of the search differs from {folder}/search"):
         SearchLog(folder).begin(search, SearchOptions(seed=1))
 
 

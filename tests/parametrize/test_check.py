@@ -116,9 +116,7 @@ def test_sp_lacks_the_hidden_matrixs_learning_rate():
 def test_with_sgd_what_grows_behind_is_told():
     (said,) = check_of(Net, rules=["sp"], optimizer="sgd", lr=0.5).sentences
     assert "the first layer that grows is hidden" in said
-    assert (
-        "its own factors are μP's, but not those of head: its outputs are × 1, where μP has × 0.0156" in said
-    )
+    assert "its own factors are μP's, but head has others: its outputs are × 1, where μP has × 0.0156" in said
 
 
 def test_an_unscaled_readout_lacks_the_factor_of_its_logits():

@@ -184,7 +184,7 @@ def deep(width, depth):
         (fails, {}, r"build\(64\) fails \(.*nowhere.*\); it must build its module at the width to train"),
         (lambda w: w, {}, r"build\(16\) returns int; it must return a torch.nn.Module"),
         (tied, {"roles": {"lm_head.weight": "readout"}}, "same matrix as the embedding 'transformer.wte"),
-        (FunctionalReadout, {"roles": {"readout": "readout"}}, r"multiplied with by 0.25.*by_hand=\[''\]"),
+        (FunctionalReadout, {"roles": {"readout": "readout"}}, r"by 0.25 in your code.*by_hand=\[''\]"),
         (lambda w: Growing(w, False), {}, r"grows from 8 to 32.*number of heads.*scale=.*by_hand=\[''\]"),
         (deep, {"rule": "completep"}, "rule 'completep' follows depth: give depth and base_depth"),
         (deep, {"depth": 2}, "depth and base_depth go together"),

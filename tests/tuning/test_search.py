@@ -97,9 +97,9 @@ def test_a_log_of_another_search_is_refused(search, tiny, tmp_path):
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions(num_samples=99))
     other = Search("small_search", tiny, SPACE | {"warmup": Domain("uniform", 0.1, 0.4)})
-    with pytest.raises(ConfigError, match="space of the search is not that of .*log"):
+    with pytest.raises(ConfigError, match="space of the search differs from .*log"):
         SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
-    with pytest.raises(ConfigError, match="algorithm of the search is not that of"):
+    with pytest.raises(ConfigError, match="algorithm of the search differs from"):
         SearchLog(Folder(tmp_path)).begin(search, SearchOptions(algorithm="random"))
 
 
@@ -180,7 +180,7 @@ def test_a_search_from_before_a_field_existed_goes_on(search, tmp_path):
     (tmp_path / "search.jsonl").write_text(json.dumps(event) + "\n")
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     other = dataclasses.replace(search, base=search.base.replace(base_depth=4))
-    with pytest.raises(ConfigError, match="base of the search is not that of"):
+    with pytest.raises(ConfigError, match="base of the search differs from"):
         SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
 
 

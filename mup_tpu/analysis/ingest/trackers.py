@@ -14,8 +14,6 @@ import pandas as pd
 
 from mup_tpu.errors import TableError, reason
 
-TRACKERS = ("wandb", "mlflow")
-"""Trackers whose runs are named `TRACKER:…`."""
 _EVENTS = "events.out.tfevents"
 _OFFLINE = "offline-run-*/*.wandb"
 _OURS = ("store.json", "search.jsonl")
@@ -42,8 +40,7 @@ def read_tracked(path: str | Path) -> pd.DataFrame:
         TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
     """
     tracker, colon, name = str(path).partition(":")
-    readers = {"wandb": _wandb, "mlflow": _mlflow}
-    table = readers[tracker](name) if colon and tracker in readers else _tensorboard(Path(str(path)))
+    table = TRACKERS[tracker](name) if colon and tracker in TRACKERS else _tensorboard(Path(str(path)))
     if table.empty:
         raise TableError(f"{path} holds no runs")
     return table
@@ -100,6 +97,10 @@ def _mlflow(experiment: str) -> pd.DataFrame:
             there = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
             raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {there}")
         return mlflow.search_runs(experiment_names=[experiment])
+
+
+TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}
+"""Readers of trackers whose runs are named `TRACKER:…`."""
 
 
 def _tensorboard(folder: Path) -> pd.DataFrame:
