@@ -1,11 +1,12 @@
-"""What breaks transfer, and by how much: common mistakes, each a small sweep beside μP as it is meant.
+"""Common mistakes that break transfer, and their costs: each is a small sweep beside correct μP.
 
-python experiments/ablations.py --until-settled --budget 10m          buys each sweep's runs where they decide
-python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of some
+python experiments/ablations.py --until-settled --budget 10m          buys the runs that decide
+python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of two sweeps
 python experiments/ablations.py --widths 128 512 2048 --num-seeds 3 --results results/ablations_h200
-                                                                  on such a GPU, where more should break
+                                                                  needs an H200; more should break there
 
-Init and multipliers are those of quickstart.py: at plain ones seeds differ by more than mistakes cost.
+Init and multipliers come from quickstart.py; with default ones, seeds would differ by more than mistakes
+cost.
 """
 
 from quickstart import SWEEP as QUICKSTART
@@ -15,7 +16,7 @@ from mup_tpu.config import Sweep
 
 GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}
 WIDER = ("growing_head_size", "sqrt_attention", "unscaled_readout", "hidden_embedding")
-"""What six times the base width does not tell yet, and what it is held against: these go to ten times."""
+"""Sweeps to ten times the base width: six times does not tell these mistakes from their reference."""
 
 ABLATIONS = {
     name: Sweep(
@@ -29,24 +30,25 @@ ABLATIONS = {
     for name, parametrization, changes in (
         ("mup", "mup", {}),
         ("sp", "sp", {}),
-        # Attention 1/√d instead of 1/d, which only a growing head size can tell apart.
+        # Attention 1/√d instead of 1/d; only a growing head size shows a difference.
         ("growing_head_size", "mup", GROWING_HEAD_SIZE),
         ("sqrt_attention", "mup_sqrt_attention", GROWING_HEAD_SIZE),
         # μP's init and learning rates, but logits that grow with width.
         ("unscaled_readout", "mup_unscaled_readout", {}),
-        # Embeddings have one axis that grows; many scale them by hand as if both did.
+        # Embeddings have one growing axis; a common mistake scales them like matrices with two.
         ("hidden_embedding", "mup_hidden_embedding", {}),
-        # A deepcopy, or weights loaded into a new model, drops what the optimizer reads: m = 1 for it.
+        # A deepcopy, or weights loaded into a new model, loses attributes of tensors: m = 1 for the
+        # optimizer.
         ("lost_multipliers", "mup_lost_multipliers", {}),
         ("untied", "mup", {"tied": False}),
-        # A readout of zeros first has to grow: after 100 steps it is still far behind, and noisy.
+        # A zero readout has to grow first: after 100 steps its loss is still far behind, and noisy.
         ("untied_zero_readout", "mup", {"tied": False, "readout_zero_init": True, "steps": 400}),
-        # A step shrinks weights by lr·λ (coupled) or by λ whatever the learning rate (independent): these two
-        # agree at lr 2^-7.
+        # A step shrinks weights by lr·λ (coupled) or by λ at any learning rate (independent); both agree at
+        # lr 2^-7.
         ("decay_coupled", "mup", {"weight_decay": 0.5}),
         ("decay_independent", "mup", {"weight_decay": 0.5 * 2.0**-7, "decay_mode": "independent"}),
         ("warmup_0.9", "mup", {"warmup": 0.9}),
-        # μP's gradients shrink with width, Adam's ε does not.
+        # Gradients shrink with width in μP, and Adam's ε does not.
         ("eps_1e-5", "mup", {"eps": 1e-5}),
     )
 }

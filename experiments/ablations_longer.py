@@ -1,9 +1,8 @@
-"""Which of the mistakes of ablations.py show in a longer training, of those that a short one leaves open?
+"""Mistakes of ablations.py that a short training leaves open: does a longer one show them?
 
 python experiments/ablations_longer.py --until-settled
 
-Heads grow along the width: where they do not, attention has nothing to scale. Else as ablations.py, for
-four times as many steps.
+Four times the steps of ablations.py. The head size grows with the width, so that attention has a factor.
 """
 
 import dataclasses

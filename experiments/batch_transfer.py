@@ -2,9 +2,8 @@
 
 python experiments/batch_transfer.py --until-settled
 
-Learning rates are those of the base, batch 16. Rules of the learning rate alone only shift the axis, so that
-"none" says what they will. Held-out text is the same for all, and nothing is clipped, since the norm of a
-gradient follows its batch.
+The base has batch size 16. Rules for the learning rate alone shift the axis, so that "none" predicts them.
+Held-out text is the same for all, and nothing is clipped, since the norm of a gradient follows its batch.
 """
 
 from lr_transfer import SWEEP as TUNED

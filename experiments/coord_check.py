@@ -1,6 +1,6 @@
 """The coordinate check of AdamW and SGD, with tied and untied readout: no layer may grow with width in μP.
 
-python experiments/coord_check.py                    widths 64 to 2048; what is stored is not measured again
+python experiments/coord_check.py                    widths 64 to 2048; stored points are not measured again
 python experiments/coord_check.py --widths 64 128 256
 """
 
@@ -12,7 +12,7 @@ TRIALS = [
     update_rule.replace(tied=tied)
     for update_rule in (
         BASE.replace(optimizer="adamw", learning_rate=2.0**-8),
-        # Without clipping: the norm of all gradients, unlike Adam's updates, changes with width.
+        # Without clipping: the norm of gradients changes with width, and SGD's updates with it.
         BASE.replace(optimizer="sgd", learning_rate=2.0**-3, grad_clip=0.0),
     )
     for tied in (True, False)

@@ -1,13 +1,13 @@
-"""The coordinate check along depth: what each block adds and learns, in SP, μP and CompleteP.
+"""The coordinate check along depth: output and update of each block in SP, μP and CompleteP.
 
-python experiments/coord_check_depth.py                  depths 2 to 64; what is stored is not measured again
+python experiments/coord_check_depth.py                  depths 2 to 64; stored points are not measured again
 python experiments/coord_check_depth.py --scale depth=2,4,8
 """
 
 from mup_tpu.cli import run_coord_checks
 from mup_tpu.config import Axis, Trial
 
-# Width 64 is twice its base, so that SP and μP differ here too.
+# Width 64 is twice the base width, so that SP and μP differ.
 TRIALS = [
     Trial().replace(
         width=64,

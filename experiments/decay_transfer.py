@@ -2,7 +2,7 @@
 
 python experiments/decay_transfer.py --until-settled
 
-In μP, at μP's best learning rate. At one batch size and length a constant timescale is the rule "linear".
+In μP at its best learning rate. At one batch size and length, a constant timescale is the rule "linear".
 """
 
 from lr_transfer import SWEEP as TUNED

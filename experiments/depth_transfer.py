@@ -2,8 +2,8 @@
 
 python experiments/depth_transfer.py --until-settled
 
-At the base width SP is μP, so that one of them stands for both. 1.5 million tokens, since at a tenth of that
-all rules look alike and deeper is worse. Init and multipliers are those of lr_transfer.py.
+At the base width SP is μP, so that one run stands for both. Trials see 1.5 million tokens: at a tenth, all
+rules look alike and deeper is worse. Init and multipliers come from lr_transfer.py.
 """
 
 from lr_transfer import SWEEP as TUNED

@@ -1,8 +1,8 @@
-"""Is the learning rate of embeddings what μP gains over SP? Two rules beside those of quickstart.py.
+"""Does μP gain over SP by the learning rate of embeddings? Two more rules on the grid of quickstart.py.
 
 python experiments/embedding_rate.py --until-settled
 
-"sp_embedding" is SP with embeddings that learn m times faster; "completedp" is along the width μP with ε/m.
+"sp_embedding" is SP with embeddings that learn m times faster; "completedp", along the width, is μP with ε/m.
 """
 
 import dataclasses

@@ -2,9 +2,9 @@
 
 python experiments/horizon_transfer.py --until-settled
 
-Learning rates are those of the base, 500 steps. Rules of the learning rate alone only shift the axis,
-so that "none" says what they will. Nothing is clipped, as by the authors of "completedp".
-Shorter trainings, where the answer is another one: horizon_transfer_short.py.
+The base has 500 steps. Rules for the learning rate alone shift the axis, so that "none" predicts them.
+Nothing is clipped, as by the authors of "completedp". Shorter trainings have another answer:
+horizon_transfer_short.py.
 """
 
 from lr_transfer import SWEEP as TUNED

@@ -1,4 +1,4 @@
-"""What of horizon_transfer.py holds of trainings of 125 to 500 steps, where each token is still worth much?
+"""Is the answer of horizon_transfer.py the same from 125 to 500 steps, where each token is worth more?
 
 python experiments/horizon_transfer_short.py --until-settled
 """

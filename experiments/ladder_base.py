@@ -1,8 +1,8 @@
-"""Which learning rate and weight decay suit the lowest rung of the ladder, from which they are taken upwards?
+"""Learning rate and weight decay of the ladder's lowest rung, from which rules take them upwards.
 
 python experiments/ladder_base.py
 
-There m is 1 along every way of growing, so that all rules are one: what is found is the base of both ladders.
+There m is 1 along every scale, so that all rules are the same: the optimum is the base of both ladders.
 """
 
 import dataclasses

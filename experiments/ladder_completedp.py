@@ -2,9 +2,9 @@
 
 python experiments/ladder_completedp.py --learning-rates 2^-7 2^-6 2^-5 2^-4
 
-Seven rungs of constant tokens a parameter, 8 times as many of both from the first to the last, which takes
-about 60 times the FLOPs. ladder_mup.py asks the same of μP, which knows of the width alone. The weight decay
-is as good as any on the lowest rung (ladder_base.py).
+Seven rungs of constant tokens a parameter. The last has 8 times the parameters of the first, and takes about
+60 times the FLOPs. ladder_mup.py asks the same of μP, whose rule is for the width alone. No weight decay is
+better on the lowest rung (ladder_base.py).
 """
 
 from quickstart import SWEEP as QUICKSTART

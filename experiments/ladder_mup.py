@@ -2,7 +2,7 @@
 
 python experiments/ladder_mup.py --until-settled
 
-The rungs of ladder_completedp.py, with one rule for the width and none for the rest.
+Rungs as in ladder_completedp.py, with a rule for the width alone.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What does a search on the ladder's top rung find in μP, that its lowest rung did not tell?
+"""A search on the ladder's top rung in μP: does it beat the lowest rung's optimum?
 
 python experiments/ladder_top_mup.py --num-samples 24
 """

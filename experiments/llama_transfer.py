@@ -2,8 +2,7 @@
 
 python experiments/llama_transfer.py --until-settled
 
-RMS norms, rotary positions, gated MLPs; all else is as in quickstart.py, whose init and multipliers were
-tuned for GPT-2.
+RMS norms, rotary positions, gated MLPs; all else as in quickstart.py, with init and multipliers of GPT-2.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """Does the best learning rate of a narrow GPT-2 stay the best of a wide one, in SP and in μP?
 
 python experiments/lr_transfer.py --width 128     runs one width; each trial is stored as its pack finishes
-python experiments/lr_transfer.py                 runs all widths, or whatever of them is missing
-python experiments/lr_transfer.py --preset h200   the same question on one such GPU, 128 to 2048 in bf16
+python experiments/lr_transfer.py                 runs all missing trials
+python experiments/lr_transfer.py --preset h200   the same question on one H200, 128 to 2048 in bf16
 
-Init, warm-up and multipliers are those of the best trial of results/tune_small (width 64), rounded.
+Init, warm-up and multipliers come from the best trial of results/tune_small (width 64), rounded.
 """
 
 import dataclasses

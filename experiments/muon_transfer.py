@@ -3,8 +3,8 @@
 python experiments/muon_transfer.py --until-settled
 python experiments/muon_transfer.py --compare muon_scale=spectral,match_rms_adamw    both scales, in μP
 
-With updates as large as AdamW's, which μP scales by 1/√m. Embeddings, norms and biases are AdamW's at the
-same learning rate. All else is as in quickstart.py, whose init and multipliers were tuned for AdamW.
+Updates are as large as AdamW's, and μP scales them by 1/√m. AdamW trains embeddings, norms and biases at the
+same learning rate. All else as in quickstart.py, with init and multipliers of AdamW.
 """
 
 import dataclasses

@@ -1,12 +1,13 @@
 """A published experiment repeated on other text: nanoGPT-mup's learning-rate transfer on shakespeare_char.
 
 python experiments/nanogpt_mup.py --width 256        runs one width
-python experiments/nanogpt_mup.py                    runs what is missing of all widths
+python experiments/nanogpt_mup.py                    runs all missing trials
 
 The setting of EleutherAI/nanoGPT-mup, mup_examples/mutransfer_lr_shakespeare_char: 2 layers, heads of 64,
 base width 256, tied readout, AdamW (β 0.9 and 0.95, weight decay 0.1, clipping at 1), a constant learning
-rate, 122 iterations of 8 sequences, the training loss averaged over the run. Theirs are 1024 characters long
-and up to 2048 wide; here, for two CPU cores, 256 bytes and up to 512 wide. On one H200, in full:
+rate, 122 iterations of 8 sequences, the training loss averaged over the run. The original has sequences of
+1024 characters and widths to 2048; this one, for two CPU cores, 256 bytes and widths to 512. In full, on one
+H200:
 
 python experiments/nanogpt_mup.py --preset h200
 """

@@ -1,8 +1,8 @@
 """Why does SP end better than μP at width 512 in nanogpt_mup? The same μP runs from weights twice as large.
 
-python experiments/nanogpt_mup_init.py            runs what is missing
+python experiments/nanogpt_mup_init.py
 
-Its σ = 0.02 is small for such widths, and SP leaves it as it is where μP divides it by √2.
+σ = 0.02 is small for such widths; SP leaves it, and μP divides it by √2.
 """
 
 import dataclasses

@@ -3,9 +3,9 @@
 python experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
 python experiments/quickstart.py                     runs the whole grid
 
-Trials see 51,200 bytes of text each, so that two CPU cores settle it in about four minutes: enough to see
-where the optimum lies at each width, not to train a good model. Init and multipliers are those of
-lr_transfer.py, the longer form: at plain ones a few short runs are too noisy to tell.
+Each trial sees 51,200 bytes of text, and two CPU cores need about four minutes: enough to see the optimum at
+each width, not to train a good model. Init and multipliers come from lr_transfer.py, the longer form; with
+default ones a few short runs are too noisy to tell.
 """
 
 from mup_tpu.cli import run_experiment

@@ -1,4 +1,4 @@
-"""Does quickstart.py, in full, from other seeds and another order of batches, come to the same verdicts?
+"""Does quickstart.py come to the same verdicts from other seeds and another order of batches?
 
 python experiments/quickstart_again.py --until-settled
 """

@@ -1,6 +1,6 @@
-"""Tune learning rate, warm-up, init and multipliers of a narrow GPT-2 in μP, to transfer the best zero-shot.
+"""Search for learning rate, warm-up, init and multipliers of a narrow GPT-2 in μP, for zero-shot transfer.
 
-python experiments/tune_small.py              search; once stopped or killed, go on with --resume
+python experiments/tune_small.py              searches; after a stop, --resume goes on
 mup-tpu transfer results/tune_small --width 256 --sweep results/lr_transfer
 """
 

@@ -1,4 +1,4 @@
-"""Commands that check: layers that blow up (coord-check), and what this machine lacks (doctor)."""
+"""Commands that check: layers that blow up (coord-check), and this machine (doctor)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def coord_check(
 ) -> None:
     """Train a few steps at several widths; plot each layer's activation and update size against width.
 
-    In μP no slope is far above 0; in SP some are: these layers blow up as the model grows. Another scale,
+    In μP no slope is far above 0. In SP some are: these layers blow up as the model grows. Another scale,
     such as --scale depth=2,4,8,16, is measured in the same way.
 
     Args:
         results: Folder for the table and the figures; stored points are not measured again. By default
             results/coord_check, or results/coord_check_depth and so on.
-        trial: Trial at each point of the scale; the scale, --parametrizations and a constant schedule
-            replace its own. Without a base along the scale, the smallest value is the base.
+        trial: Trial at each point, with the scale's values, --parametrizations and a constant schedule.
+            Without a base along the scale, the smallest value is the base.
         scale: Another scale, any number of a trial: depth=2,4,8,16,32,64.
         widths: Widths to compare, by default 64 to 1024; short for --scale width=...
         parametrizations: Parametrizations to compare.
@@ -44,7 +44,7 @@ def coord_check(
 
 
 def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:
-    """The scale of a check, by default the usual one.
+    """Scale of a check.
 
     Raises:
         ConfigError: the short form and the long form were both given, or the scale is not allowed.
@@ -71,55 +71,45 @@ def coord_checks(
     num_seeds: int = 3,
     check_steps: int = 4,
 ) -> None:
-    """Check several trials, each of its own optimizer or tying, into one table; draw and print it once."""
-    from mup_tpu.cli import replay
+    """Measure missing points of several trials into one table, draw it and print it.
 
-    require_above_zero("num_seeds", num_seeds)
-    if not parametrizations:
-        raise ConfigError("parametrizations is empty: give at least one")
-    for trial in trials:
-        _coord_check(results, trial, scale, parametrizations, num_seeds, check_steps)
-    replay.show(results)
-
-
-def _coord_check(
-    results: str,
-    trial: Trial,
-    scale: Axis,
-    parametrizations: tuple[str, ...],
-    num_seeds: int,
-    check_steps: int,
-) -> None:
-    """Measure and store the missing points of one check."""
+    Trials differ in optimizer or tying.
+    """
     import pandas as pd
     import pyarrow as pa
 
+    from mup_tpu.cli import replay
     from mup_tpu.cli.results import CHECK_FILE
     from mup_tpu.files import Folder
     from mup_tpu.training.coord_check import measure
 
+    require_above_zero("num_seeds", num_seeds)
+    if not parametrizations:
+        raise ConfigError("parametrizations is empty: give at least one")
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
     folder = Folder(results)
     try:
-        stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
-        with Console().status("measuring") as status:
-            for table in measure(trial, scale, parametrizations, num_seeds, stored, status.update):
-                if len(table):
-                    with folder.writing(CHECK_FILE) as file:
-                        table.to_parquet(file, index=False)
+        for trial in trials:
+            trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
+            stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
+            with Console().status("measuring") as status:
+                for table in measure(trial, scale, parametrizations, num_seeds, stored, status.update):
+                    if len(table):
+                        with folder.writing(CHECK_FILE) as file:
+                            table.to_parquet(file, index=False)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
+    replay.show(results)
 
 
 def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
-    """Report this machine's means for training, and how to mend whatever will not work.
+    """Report packages, devices, folders and services for training, with a remedy for each problem.
 
     Args:
-        results: Results folder (or fsspec URL) that will be written.
-        tpu: Compile packs for a TPU of this type (such as v4-8, or all) instead, on this machine and with the
-            TPU's own compiler: memory, collectives and estimated cycles of each.
+        results: Results folder (or fsspec URL) to write to.
+        tpu: Type of TPU (such as v4-8, or all): instead, compile packs for it with the TPU's own compiler on
+            this machine, and report memory, collectives and estimated cycles of each.
     """
     from mup_tpu.cli.doctor import examine, examine_tpu
 

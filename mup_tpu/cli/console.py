@@ -1,7 +1,7 @@
-"""The console of commands: all text from outside goes through it, and no failing output ends the work.
+"""The console of commands: it shows foreign text safely, and failing output does not end the work.
 
 Names and paths are shown as they are, never as Rich's markup; control characters are shown as escapes. Output
-that cannot be written is noted, and `guard` says so when the work is done.
+that cannot be written is noted, and `guard` reports it when the work is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys in place of showing them, and halves of characters."""
+"""Control characters of terminals, and halves of characters."""
 
 
 def visible(text: str) -> str:
@@ -35,7 +35,7 @@ class Console(rich.console.Console):
     """Shows `[/b]`, `:smile:` and escape characters as they are; lines of text are never wrapped."""
 
     failure: OSError | None = None
-    """First error of standard output in this process; what is printed after it is lost."""
+    """First error of standard output in this process; later output is lost."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -56,7 +56,7 @@ class Console(rich.console.Console):
             self._fail(error)
 
     def status(self, status: Any, **options: Any) -> Status:
-        """A live line on a terminal. Elsewhere none: on a full disk it would end the work."""
+        """A live line on a terminal. Elsewhere there is none: on a full disk it would end the work."""
         if not self.is_terminal:
             return rich.console.Console(quiet=True).status(status, **options)
         return super().status(Text(status), **options)
@@ -67,15 +67,15 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text of a string or of a table's cell, escaped before its width is measured."""
+        """Text of a string or a table's cell, escaped before its width is measured."""
         return super().render_str(visible(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Leave a closed pipe to `print`: Rich would end the process."""
+        """Raise the error of a closed pipe again: Rich would end the process."""
         raise  # noqa: PLE0704 (called where the error is handled)
 
     def _fail(self, error: OSError) -> None:
-        """Note that output is lost, and send what follows nowhere."""
+        """Note that output is lost, and discard later output."""
         if self.stderr:
             return
         Console.failure = Console.failure or error
@@ -83,16 +83,16 @@ class Console(rich.console.Console):
 
 
 def discard_output() -> None:
-    """Send standard output nowhere from now on, or Python would fail again when it ends."""
+    """Discard standard output from now on; else Python would fail again when it ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare_streams() -> None:
-    """Make standard streams fit for any text, and warnings and log lines visible.
+    """Make standard streams fit for any text, and control characters in warnings and log lines visible.
 
-    A stream that was closed at the start leads nowhere, or the next file that is opened would take its
-    number. Characters that the terminal's encoding lacks become escapes.
+    A closed stream is opened to nowhere; else the next file would take its number. Characters that the
+    terminal's encoding lacks become escapes.
     """
     for number in range(3):
         try:
@@ -104,7 +104,7 @@ def prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            with contextlib.suppress(OSError):  # what was written before may have no reader
+            with contextlib.suppress(OSError):  # earlier output may have no reader
                 stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = _format_warning
     if logging.lastResort is not None:

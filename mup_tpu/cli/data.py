@@ -23,8 +23,8 @@ def prepare(
 ) -> None:
     """Write a corpus as tokenised shards that training streams (train --corpus FOLDER_OR_URL).
 
-    The shards are WebDataset tar files with an index. After a kill the same command goes on, and ends with
-    the same bytes.
+    Shards are WebDataset tar files with an index. After a kill the same command goes on, and ends with the
+    same bytes.
 
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).
@@ -53,7 +53,7 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     Args:
         data: Corpus or prepared shards; a corpus is tokenised on first use.
         texts: Held-out sequences to show, decoded.
-        verify: Read every prepared shard: check its checksum, and type, length and number of its sequences.
+        verify: Read every prepared shard, and check its checksum, and type, length and number of sequences.
     """
     from mup_tpu.data import cache, shard_folder, shards
 
@@ -98,7 +98,7 @@ def _split_line(split: dict[str, Any]) -> str:
 
 
 def _verify(corpus: str, console: Console) -> None:
-    """Read every shard, several at a time; the first that contradicts the index is an error."""
+    """Read every shard, several at a time; a shard that contradicts the index is an error."""
     from mup_tpu.data import shard_folder, shards, stream
 
     if not shards.is_prepared(corpus):

@@ -1,4 +1,4 @@
-"""What this machine has for training, and in one sentence each what will not work and how to mend it."""
+"""Findings about this machine: packages, devices, folders and services, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -23,20 +23,16 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """One finding."""
 
     subject: str
     found: str
     problem: str = ""
-    """What will not work, and how to mend it; "" where all is well."""
+    """Problem with its remedy, in one sentence; "" if there is none."""
 
 
 def examine(results: str = "results") -> Iterator[Finding]:
-    """Look at packages, machine, devices, Ray, text and folders, in that order.
-
-    Args:
-        results: results folder, or its fsspec URL, that is to be written.
-    """
+    """Look at packages, machine, devices, Ray, text and folders, in that order."""
     versions = {name: _version(name) for name in PACKAGES}
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
@@ -58,10 +54,10 @@ def examine(results: str = "results") -> Iterator[Finding]:
 
 
 def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
-    """Compile packs for a type of TPU that need not be here, or for each that is known ("all").
+    """Compile packs for a type of TPU, here or not, or for each known type ("all").
 
     Raises:
-        ConfigError: the type is not known, or what compiles for it is missing.
+        ConfigError: the type is unknown, or its compiler is missing.
     """
     from mup_tpu.tpu_compiler import TARGETS, check, listed, target
 
@@ -79,7 +75,7 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
 
 
 def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
-    """Whether torch_xla was built for this torch: their first two numbers must agree."""
+    """Finding if torch_xla was built for another torch: the first two numbers of versions must agree."""
     if torch is None or torch_xla is None:
         return
     if torch.split(".")[:2] != torch_xla.split(".")[:2]:
@@ -93,7 +89,7 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
 
 
 def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]:
-    """Whether libtpu, which drives TPUs, is the one that torch_xla's own metadata ask for."""
+    """Finding if libtpu, the driver of TPUs, is of another version than torch_xla's metadata require."""
     if torch_xla is None:
         return
     pinned = [found[1] for r in importlib.metadata.requires("torch_xla") or [] if (found := _LIBTPU.match(r))]
@@ -110,9 +106,9 @@ _LIBTPU = re.compile(r"libtpu==([\w.]+)")
 
 
 def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
-    """TPU chips, the processes that hold them, and the environment that torch_xla and Ray read."""
+    """TPU chips, their processes, and the environment for torch_xla and Ray."""
     pjrt = environment.get("PJRT_DEVICE")
-    problem = ""  # where PJRT_DEVICE is not set, torch_xla looks for chips itself
+    problem = ""  # without PJRT_DEVICE, torch_xla looks for chips itself
     if chips and pjrt not in ("TPU", None):
         problem = f"PJRT_DEVICE={pjrt} hides {len(chips)} TPU chips; export PJRT_DEVICE=TPU"
     elif not chips and pjrt == "TPU":
@@ -130,7 +126,7 @@ def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Findin
 
 
 def held_by(device: Path) -> int | None:
-    """The process that has a device file open, or None (or one that is not ours to see)."""
+    """Process with an open device file; None without one, or if this user may not see it."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if link.readlink() == device and int(link.parts[2]) != os.getpid():
@@ -141,19 +137,19 @@ def held_by(device: Path) -> int | None:
 
 
 def check_folder(subject: str, folder: Path) -> Finding:
-    """Whether a folder can be written, or made."""
+    """Finding about a folder: whether it can be written or created."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     if place.is_dir() and os.access(place, os.W_OK):
         free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize / 2**30
-        full = "no room is left there; free some, or give another" if free < 0.1 else ""
+        full = f"{subject} {folder} has no room left; free some, or give another" if free < 0.1 else ""
         return Finding(subject, f"{folder}, {free:.0f} GiB free", full)
     return Finding(subject, str(folder), f"{subject} {folder} cannot be written; give one that can")
 
 
 def check_url(results: str) -> Finding:
-    """Whether a results folder at an fsspec URL answers."""
+    """Finding about a results folder at an fsspec URL: whether it answers."""
     try:
         folder = Folder(results)
         folder.require_bucket()
@@ -188,7 +184,7 @@ def _cuda() -> Finding:
 
 
 def _ray(note: Path, address: str | None) -> Finding:
-    """A cluster that a driver here would join with --address auto."""
+    """Finding about the cluster that --address auto means here."""
     address = address or (note.read_text().strip() if note.exists() else None)
     if address is None:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")

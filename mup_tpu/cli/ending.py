@@ -1,4 +1,4 @@
-"""The end of a command: errors that the user can mend become one sentence and an exit code."""
+"""The end of a command: an error that the user can mend becomes one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mup_tpu.errors import MupTpuError, not_installed, reason
 
 
 def guard(call: Callable[[], Any]) -> None:
-    """Run a command; errors that are the user's to mend become one sentence and exit code 2."""
+    """Run a command; an error that the user can mend becomes one sentence and an exit code."""
     prepare_streams()
     Console.failure = None
     try:
         call()
-        sys.stdout.flush()  # here, where what goes wrong becomes a sentence
+        sys.stdout.flush()  # while errors still become sentences
         if Console.failure is not None:
             raise Console.failure
     except MupTpuError as error:
@@ -33,21 +33,21 @@ def guard(call: Callable[[], Any]) -> None:
         _fail(f"this command {not_installed(missing)}", 2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", style="yellow")
-        with contextlib.suppress(OSError):  # Ctrl-C reaches a reader of ours too
+        with contextlib.suppress(OSError):  # Ctrl-C ends a reader of the output too
             sys.stdout.flush()
-        # What libraries do at exit waits for threads, which an interrupt may have left without partners.
+        # At exit libraries would wait for threads, and the interrupt may have left those hanging.
         os._exit(130)
     except OSError as error:
         _end_for_the_system(error)
 
 
 def _end_for_the_system(error: OSError) -> None:
-    """End for an error of the system that no command has turned into a sentence; raise any other again."""
+    """End for a closed pipe, a full disk, a long name or a missing folder; raise any other error again."""
     if error.errno == errno.EPIPE:
-        discard_output()  # its reader has read enough
+        discard_output()  # the reader has read enough
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         discard_output()
-        _fail(f"{reason(error)}; what was stored before is kept, the same command goes on", 2)
+        _fail(f"{reason(error)}; stored results are kept, and the same command goes on", 2)
     elif error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
         shown = name if len(name) <= 80 else f"{name[:77]}..."
@@ -67,16 +67,16 @@ def _is_there(folder: str) -> bool:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    """End with a sentence on stderr; the disk that it goes to may be full too."""
+    """End with a sentence on stderr."""
     Console(stderr=True).print(f"error: {sentence}", style="red")
     sys.exit(code)
 
 
 def _is_for_training(package: str) -> bool:
-    """Whether the extra `train` installs a package: it is imported by the package's own name."""
+    """Whether the extra `train` installs a package that is imported by its own name."""
     try:
         asked = importlib.metadata.requires("mup_tpu") or []
-    except importlib.metadata.PackageNotFoundError:  # of a checkout that was not installed
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return package != "mup_tpu"
     return package in {
         re.split(r"\W", line, maxsplit=1)[0] for line in asked if "extra == 'train'" in line.replace('"', "'")

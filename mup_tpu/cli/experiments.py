@@ -1,4 +1,4 @@
-"""Command lines of experiments: a script names what to run, its options narrow or extend it."""
+"""Command lines of experiments: a script gives its grid, and options narrow or extend it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from mup_tpu.errors import ConfigError
 
 
 def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
-    """Command line of an experiment: run what is missing of its sweep, then show verdict and figures.
+    """Command line of an experiment: run missing trials of its sweep, then show verdict and figures.
 
     Args:
-        sweep: the experiment's grid, for a few CPU cores; options narrow or extend it.
-        description: the script's docstring, shown by --help.
-        h200: the grid for one such GPU, an experiment of its own.
+        sweep: grid for a few CPU cores.
+        description: docstring of the script, for --help.
+        h200: grid for one H200, an experiment of its own.
     """
     presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
@@ -54,7 +54,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
             run: How each trial is run.
             where: Where the sweep runs.
             until: Whether runs are bought until the verdict is settled.
-            dry: Whether to print what would run in place of running it.
+            dry: Whether to print the missing runs in place of running them.
         """
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
@@ -67,11 +67,11 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
 
 
 def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
-    """Command line of an experiment of several sweeps: run what is missing, then compare them.
+    """Command line of an experiment of several sweeps: run missing trials, then compare the sweeps.
 
     Args:
-        sweeps: by name, which is each one's folder in the results folder.
-        description: the script's docstring, shown by --help.
+        sweeps: sweeps by name; each has a folder of this name in the results folder.
+        description: docstring of the script, for --help.
     """
 
     def experiment(
@@ -114,12 +114,12 @@ def run_coord_checks(
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     check_steps: int = 4,
 ) -> None:
-    """Command line of several coordinate checks into one table, each of its own optimizer or tying.
+    """Command line of several coordinate checks into one table.
 
     Args:
-        trials: one for each check.
-        description: the script's docstring, shown by --help.
-        usual: the scale, unless options give another.
+        trials: one trial a check; they differ in optimizer or tying.
+        description: docstring of the script, for --help.
+        usual: scale, unless options give another.
         parametrizations: rules to compare.
         check_steps: optimizer steps.
     """
@@ -152,7 +152,7 @@ def run_search_experiment(search: Search, description: str | None) -> None:
 
     Args:
         search: base trial and space.
-        description: the script's docstring, shown by --help.
+        description: docstring of the script, for --help.
     """
 
     def experiment(

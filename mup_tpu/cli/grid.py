@@ -33,7 +33,7 @@ class GridOptions:
     """Number of seeds of every cell, from 0."""
 
     def change(self, sweep: Sweep) -> Sweep:
-        """The sweep with these axes in place of its own.
+        """Sweep with these axes in place of its own.
 
         Raises:
             ConfigError: short and long form of an axis were both given, or an axis is not allowed.

@@ -1,7 +1,7 @@
-"""Ctrl-C in the middle of an import ends the process at once; imported before all that takes long to import.
+"""Handler of Ctrl-C during imports: it ends the process at once. This module is imported before all slow
+ones.
 
-As an exception it comes out of an import as that pleases: before the command has begun as a traceback, and
-out of numpy's or torch's as another error, or not at all.
+An import may turn KeyboardInterrupt into a traceback, into another error (numpy, torch), or swallow it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            with contextlib.suppress(Exception):  # whatever it has come in the middle of
+            with contextlib.suppress(Exception):  # the interrupted code may hold the stream
                 sys.stdout.flush()
                 os.write(2, b"stopped\n")
             os._exit(130)

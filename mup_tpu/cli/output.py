@@ -1,4 +1,4 @@
-"""Files that commands write: figures, tables for spreadsheets, JSON; in a folder or at an fsspec URL."""
+"""Files of commands: figures, tables for spreadsheets, JSON; in a folder or at an fsspec URL."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def write_file(what: str, path: Path | str, content: str | bytes) -> None:
     """Put a file into its place, whole.
 
     Args:
-        what: name of the file or of its option, for the error.
+        what: name of the file or its option in the error.
         path: local path or fsspec URL.
-        content: text is written as UTF-8.
+        content: bytes, or text for UTF-8.
 
     Raises:
-        TableError: it cannot be written.
+        TableError: the file cannot be written.
     """
     folder, slash, name = str(path).rpartition("/")
     try:
@@ -50,7 +50,7 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
 
 
 def to_csv(table: pd.DataFrame, **options: Any) -> str:
-    """CSV whose text no spreadsheet takes for a formula: a quote goes before =, +, -, @ and tabs."""
+    """CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab in front."""
 
     def quoted(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
@@ -60,7 +60,7 @@ def to_csv(table: pd.DataFrame, **options: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON without the tokens NaN and Infinity, which it does not have: nan is null, infinities are text."""
+    """Valid JSON: nan is null, infinities are text."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, dict):

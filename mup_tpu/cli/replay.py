@@ -26,8 +26,8 @@ def runs(path: Where, csv: File | None = None, compact: bool = False, where: tup
     Args:
         path: Results folder (or fsspec URL).
         where: Rows to show or export, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
-        csv: File to export the rows to, with every column; a quote goes before text that a spreadsheet would
-            take for a formula.
+        csv: File for the rows, with every column; a quote goes before text that a spreadsheet would take for
+            a formula.
         compact: Merge the folder's parts into one file each, for example before committing it.
     """
     from mup_tpu.analysis.rows import select
@@ -74,7 +74,7 @@ def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
 
     Args:
         path: Results folder (or fsspec URL).
-        where: Conditions on its rows, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: width>=64.
+        where: Conditions on rows, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: width>=64.
         all: Use all rows again.
     """
     from mup_tpu.analysis.rows import select
@@ -94,7 +94,7 @@ def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
 def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Print the optimum of every width, its drift and regret, and the verdict: does it transfer?
 
-    For a search, its best trials; for a folder of sweeps, all beside each other.
+    A search shows its best trials; a folder of sweeps shows all sweeps beside each other.
 
     Args:
         path: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
@@ -156,10 +156,9 @@ def show(path: str, table: TableOptions = TableOptions()) -> None:
 
 
 def report(path: Where, out: File | None = None, table: TableOptions = TableOptions()) -> None:
-    """Write one self-contained HTML file: verdict, figures, tables, how the runs were made, warnings.
+    """Write one self-contained HTML file: verdict, figures, tables, origin of the runs, warnings.
 
-    Its figures answer to the pointer: a point shows its loss, seeds and trials; a click on the key hides a
-    curve.
+    Figures react to the pointer: a point shows its loss, seeds and trials; a click on the key hides a curve.
 
     Args:
         path: Results folder (or fsspec URL) of a sweep, a search or a coordinate check; or a folder of
@@ -177,8 +176,8 @@ def referee(path: Where = "results", out: File | None = None) -> None:
 
     Args:
         path: Folder of results folders.
-        out: File to write the page to, in Markdown, in place of printing it; its figure, referee.png and
-            referee.svg, is written beside it.
+        out: Markdown file for the page, in place of printing it; the figure, referee.png and referee.svg, is
+            written beside it.
     """
     from mup_tpu.analysis.referee import page, rulings
 

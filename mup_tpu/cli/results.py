@@ -1,7 +1,7 @@
-"""The content of a path as one object: analysed, shown, drawn and reported.
+"""Content of a path as one object: analysed, shown, drawn and reported.
 
-A path holds a run table (of a sweep's folder, a file or a tracker), several sweeps in folders of their own, a
-search, or a coordinate check. `open_results` tells which.
+A path holds a run table (in a sweep's folder, a file or a tracker), several sweeps in folders of their own, a
+search, or a coordinate check.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
-    """The content of a path; an unknown one is read as a table."""
+    """Content of a path; an unknown kind is read as a table."""
     if _sweeps_in(path):
         return SeveralSweeps(path, options)
     if is_search(path):
@@ -48,7 +48,7 @@ class Results:
 
     Args:
         path: results folder, table or tracker.
-        options: how the table is read.
+        options: columns, rows and limits of the verdict.
     """
 
     def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
@@ -56,7 +56,7 @@ class Results:
 
     @cached_property
     def table(self) -> RunTable:
-        """The checked run table."""
+        """Checked run table."""
         return self.options.load(self.path)
 
     @cached_property
@@ -66,7 +66,7 @@ class Results:
 
     @property
     def is_folder(self) -> bool:
-        """Whether files about it belong into the path itself."""
+        """Whether figures and report belong into the path itself."""
         return self.table.stored is not None
 
     def show(self, console: Console) -> None:
@@ -120,15 +120,15 @@ class Results:
         return plots.transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
-        """The numbers behind the figures: content by the name of a file."""
+        """Numbers behind the figures: content by the name of a file."""
         return {"analysis.json": to_json(self.analysis.to_dict()) + "\n"}
 
     def page(self) -> rendering.Page:
-        """The report."""
+        """Report."""
         return rendering.sweep_page(self.analysis, self.table)
 
     def draw(self, folder: Path | str | None = None) -> list[str]:
-        """Write figures and their numbers, by default beside the results; returns the paths of PNG files."""
+        """Write figures and their numbers, by default beside the results; returns paths of the PNG files."""
         folder = folder or self.figures_folder
         written = write_figures(self.figures(), folder)
         for name, content in self.numbers().items():
@@ -145,7 +145,7 @@ class Results:
 
     @property
     def figures_folder(self) -> str:
-        """The folder `figures` in a results folder, or beside a file."""
+        """Folder `figures` in a results folder, or beside a file."""
         if "://" not in self.path:
             source = Path(self._local_path)
             return str((source if source.is_dir() else source.parent) / "figures")
@@ -155,13 +155,13 @@ class Results:
 
     @property
     def _local_path(self) -> str:
-        """The path, or for a tracker its last part: files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
+        """Path; for a tracker its last part, as files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
         tracker, colon, runs = self.path.partition(":")
         return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
 
 
 class SeveralSweeps(Results):
-    """Sweeps beside each other, each in a folder of the path."""
+    """Several sweeps, each in a folder of the path."""
 
     is_folder = True
 
@@ -171,7 +171,7 @@ class SeveralSweeps(Results):
         return compare({folder.name: Results(str(folder)).analysis for folder in _sweeps_in(self.path)})
 
     def show(self, console: Console) -> None:
-        """Print α, regret, best loss and verdict of each."""
+        """Print α, regret, best loss and verdict of each sweep."""
         shown = Table(title=f"{self.name}: {len(self.compared)} sweeps, the worst regret first")
         for heading in ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict"):
             shown.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
@@ -193,11 +193,11 @@ class SeveralSweeps(Results):
         return {"ablations": plots.ablations_figure(self.compared)}
 
     def numbers(self) -> Mapping[str, str]:
-        """The compared sweeps as CSV."""
+        """Compared sweeps as CSV."""
         return {"ablations.csv": to_csv(self.compared, float_format="%.4f")}
 
     def page(self) -> rendering.Page:
-        """The report of all sweeps."""
+        """Report of all sweeps."""
         return rendering.ablations_page(self.name, self.compared)
 
 
@@ -230,7 +230,7 @@ class SearchResults(Results):
         return {}
 
     def page(self) -> rendering.Page:
-        """The report of the search."""
+        """Report of the search."""
         return rendering.search_page(self.name, load_runs(self.path))
 
 
@@ -245,11 +245,11 @@ class CoordinateCheck(Results):
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """The tidy table of `mup_tpu.training.coord_check.measure`."""
+        """Tidy table of `mup_tpu.training.coord_check.measure`."""
         return pd.read_parquet(Path(self.path) / CHECK_FILE)
 
     def show(self, console: Console) -> None:
-        """Print exponents and their sentences for each optimizer and tying."""
+        """Print exponents and sentences for each optimizer and tying."""
         for setting, table in coord_check.by_setting(self.measured).items():
             self._show_slopes(console, table, setting)
 
@@ -264,7 +264,7 @@ class CoordinateCheck(Results):
         quantities = [q for q in dict.fromkeys(r["quantity"] for r in rows) if q in coord_check.SIZES]
         title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
         parametrizations = list(dict.fromkeys(r["parametrization"] for r in rows))
-        for i in range(0, len(parametrizations), 2):  # more would not fit beside each other
+        for i in range(0, len(parametrizations), 2):  # three would be too wide for a terminal
             headings = [(p, q) for p in parametrizations[i : i + 2] for q in quantities]
             shown = Table("layer", title=title)
             for parametrization, quantity in headings:
@@ -282,16 +282,16 @@ class CoordinateCheck(Results):
         return plots.coordinate_check_figures(self.measured)
 
     def numbers(self) -> Mapping[str, str]:
-        """None: the table lies beside them."""
+        """None: the table is stored already."""
         return {}
 
     def page(self) -> rendering.Page:
-        """The report of the checks."""
+        """Report of the checks."""
         return rendering.coordinate_check_page(self.name, self.measured)
 
 
 def _sweeps_in(path: str) -> list[Path]:
-    """Stores in the folders of a folder that is no store itself."""
+    """Folders with a store in a folder that is no store itself."""
     if (Path(path) / "store.json").exists() or not Path(path).is_dir():
         return []
     return sorted(file.parent for file in Path(path).glob("*/store.json"))

@@ -1,4 +1,4 @@
-"""Options that say how a table is read."""
+"""Options for reading a table of runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class TableOptions:
     """Columns of a table, rows to take, and limits of the verdict."""
 
     width_col: str | None = None
-    """Column of the width. By default width, or another usual name such as d_model; in a results folder its
-    sweep's scale."""
+    """Column of the width. By default width, or another usual name such as d_model; for a results folder the
+    scale of its sweep."""
     lr_col: str | None = None
-    """Column of the learning rate (plain, not log2). By default lr, or another usual name; in a results
-    folder its sweep's tuned hyperparameter."""
+    """Column of the learning rate (plain, not log2). By default lr, or another usual name; for a results
+    folder the tuned hyperparameter of its sweep."""
     loss_col: str = "loss"
     """Column of the loss. By default loss, or a held-out loss of another usual name, or the training loss."""
     seed_col: str = "seed"
     """Column of the seed; optional."""
     parametrization_col: str | None = None
-    """Column that is compared; optional. By default parametrization; in a results folder its sweep's."""
+    """Compared column; optional. By default parametrization; for a results folder the one of its sweep."""
     status_col: str = "status"
-    """Column that says how a run ended; optional. By default also State."""
+    """Column of the status; optional. By default also State."""
     step_col: str = "step"
     """Column of the step, in a table with a row a step; optional."""
     params_col: str = "params_non_embedding"
-    """Column of the parameters without embeddings; optional, but a scaling law needs it."""
+    """Column of the parameters without embeddings; optional, needed for a scaling law."""
     cost_col: str = ""
     """Column of a run's cost, in any unit; optional. By default wall_time_s, or flops."""
     hyperparameter: str | None = None
@@ -43,9 +43,9 @@ class TableOptions:
     """Further columns that change with the scale, as on a ladder of shapes: depth."""
     where: tuple[str, ...] = ()
     """Rows to take, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
-    that the results folder asks about (`mup-tpu ask`)."""
+    of the folder's question (`mup-tpu ask`)."""
     finished_states: tuple[str, ...] = ()
-    """States of the status column that mean finished, besides finished, completed, success and the like."""
+    """States that mean finished, besides finished, completed, success and the like."""
     diverged_states: tuple[str, ...] = ()
     """States that mean diverged, besides diverged: failed, for example, if nothing else fails."""
     unfinished_states: tuple[str, ...] = ()
@@ -53,9 +53,9 @@ class TableOptions:
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float = 0.01
-    """Regret that does not matter, nat per token."""
+    """Largest regret that does not matter, nat per token."""
     delta: float = 0.2
-    """Drift exponent that does not matter."""
+    """Largest drift exponent that does not matter."""
 
     def load(self, path: str) -> RunTable:
         """Read and check a results folder or table."""

@@ -1,4 +1,4 @@
-"""The command `train`. torch is imported when it runs."""
+"""The command `train`; torch is imported when it runs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mup_tpu.tuning.single import Kept, train_one
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Source and length of one trial, and what is reported."""
+    """Source and length of one trial, and its report."""
 
     config: File | None = None
-    """TOML file with [model], [data], [optimizer], [train], in place of the options for them."""
+    """TOML file with [model], [data], [optimizer], [train], in place of options of the trial."""
     continue_to: int | None = None
-    """Number of steps in place of the trial's, on from its checkpoint in --checkpoints; for schedules
-    constant and wsd."""
+    """Number of steps in place of the trial's; training goes on from the checkpoint in --checkpoints. For
+    schedules constant and wsd."""
     xla_report: bool = False
     """Report XLA's compilations, executions and transfers (--device xla)."""
 
     def source(self, trial: Trial) -> Trial:
-        """The trial of the TOML file, or of the options.
+        """Trial of the TOML file or the options.
 
         Raises:
             ConfigError: both were given.
@@ -51,9 +51,9 @@ def train(
 
     Args:
         trial: Trial to train.
-        run: How it is run.
+        run: How the trial is run.
         kept: Files and folders for row, checkpoints, model and profile.
-        options: Its source and length, and what is reported.
+        options: Source and length of the trial, and its report.
     """
     if options.xla_report and run.device != "xla":
         raise ConfigError(f"--xla-report needs --device xla, not {run.device}")

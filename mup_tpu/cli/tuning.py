@@ -30,7 +30,7 @@ def sweep(
     dry: DryRunOptions = DryRunOptions(),
     continue_to: int | None = None,
 ) -> None:
-    """Run and store what is missing of a sweep described in a TOML file.
+    """Run and store missing trials of a sweep in a TOML file.
 
     Args:
         file: TOML file: experiment, widths, learning_rates, parametrizations, num_seeds, and the shared trial
@@ -42,9 +42,9 @@ def sweep(
         run: How each trial is run.
         where: Where the sweep runs.
         until: Whether runs are bought until the verdict is settled.
-        dry: Whether to print what would run in place of running it.
-        continue_to: Steps of all trials in place of the file's, on from checkpoints of the shorter trials
-            (--checkpoint-every); for schedules constant and wsd. The store keeps both rows.
+        dry: Whether to print the missing runs in place of running them.
+        continue_to: Steps of all trials in place of the file's; trials go on from checkpoints of the shorter
+            ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
     """
     from mup_tpu.config.toml import load_sweep
 
@@ -63,17 +63,17 @@ def run_and_show(
     """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
     from mup_tpu.jobs.this_machine import start_server
 
-    sweep.trials()  # what is not allowed ends the command before anything starts
+    sweep.trials()  # raises for trials that are not allowed, before anything starts
     folder = results or f"results/{sweep.experiment}"
     if dry.dry_run or dry.dry_run_on:
         if continue_to is not None:
             raise ConfigError("continue_to and dry_run were both given: give one of them")
         say_what_would_run(sweep, folder, where, run, until, dry)
         return
-    if not Path(folder, "store.json").exists():  # otherwise nothing may be left to run
+    if not Path(folder, "store.json").exists():  # else all trials may be stored already
         start_server(where, run)
-    # While the workers' server starts, this core imports what shows results. Not in a thread: scipy fails
-    # while torch is half imported, as by a pack in this process.
+    # While the workers' server starts, this core imports plots. Not in a thread: scipy fails while torch is
+    # half imported, as by a pack in this process.
     import mup_tpu.plots  # noqa: F401
     from mup_tpu.cli import replay
 
@@ -81,7 +81,7 @@ def run_and_show(
     try:
         outcome = run_either(sweep, folder, where, run, until, console, continue_to)
     except KeyboardInterrupt:
-        console.print(f"stopped; what had finished is stored in {folder}, run the same command to go on")
+        console.print(f"stopped; finished trials are stored in {folder}, run the same command to go on")
         raise
     if outcome:
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
@@ -98,7 +98,7 @@ def say_what_would_run(
     until: SequenceOptions,
     dry: DryRunOptions,
 ) -> None:
-    """Print what is missing of a sweep: for each size its trials, arithmetic, memory and time."""
+    """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.training.report import format_seconds
     from mup_tpu.tuning import forecast
     from mup_tpu.tuning.sweep import what_is_missing
@@ -128,7 +128,7 @@ def say_what_would_run(
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: it would be split"
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
         counts = map(str, (row.size, row.trials, row.packs))
         table.add_row(*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds))
     console.print(table)
@@ -140,15 +140,11 @@ def say_what_would_run(
         "and evaluation"
     )
     if until.until_settled:
-        console.print("--until-settled buys a part of them, look by look, and may buy more seeds")
+        console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
 
 
 def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:
-    """Show results, then end with an error if trials failed.
-
-    Raises:
-        TrialsFailed: trials failed.
-    """
+    """Show results, then raise TrialsFailed if trials failed."""
     failed = outcome.get("failed", 0)
     try:
         show()
@@ -173,7 +169,7 @@ def run_either(
     console: Console,
     continue_to: int | None = None,
 ) -> Counter[str]:
-    """Run what is missing of a sweep's grid, or buy runs of it until it is settled."""
+    """Run missing trials of a sweep's grid, or buy runs until its verdicts are settled."""
     if until.until_settled:
         if continue_to is not None:
             raise ConfigError("continue_to and until_settled were both given: give one of them")
@@ -194,14 +190,14 @@ def search(
     options: SearchOptions = SearchOptions(),
     run: RunOptions = RunOptions(),
 ) -> None:
-    """Search the space described in a TOML file with Ray Tune; every trial is stored.
+    """Search the space in a TOML file with Ray Tune; every trial is stored.
 
     Args:
         file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
             with kind (loguniform, uniform, choice), low and high, or values.
         results: Results folder (or fsspec URL); by default results/EXPERIMENT.
-        resume: Go on with the search in the folder: trials that ended are not repeated, others go on from
-            their checkpoints, and the algorithm keeps what it learned.
+        resume: Go on with the search in the folder: ended trials are not repeated, others go on from their
+            checkpoints, and the algorithm knows all earlier losses.
         options: Algorithm, scheduler, limits, and where it runs.
         run: How each trial is run.
     """
@@ -213,7 +209,7 @@ def search(
 def search_and_show(
     search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
 ) -> None:
-    """Run a search, then print how it ended, its best trial, and how to go on."""
+    """Run a search, then print the numbers of its trials, the best trial, and the next command."""
     from mup_tpu.config.columns import write
 
     console = Console()
@@ -248,15 +244,15 @@ def transfer(
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
 ) -> None:
-    """Train a larger model, or for longer, with the best trials of a search, and print what each reached.
+    """Train a larger model, or for longer, with a search's best hyperparameters, and print each loss.
 
     Args:
         path: Results folder of the search (or of a sweep).
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
-        sweep: Results folder of a sweep at the target; the regret is against its optimum.
+        sweep: Results folder of a sweep at the target; its optimum is the reference of the regret.
         run: How each trial is run.
-        where: Where they run.
+        where: Where trials run.
     """
     from mup_tpu.config.columns import write
     from mup_tpu.tuning.zero_shot import Transfer

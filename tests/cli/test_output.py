@@ -30,7 +30,7 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
         return done.returncode, done.stderr
 
     command = ["train", *small, "--corpus", corpus, "--log-every", 4]
-    sentence = "error: No space left on device; what was stored before is kept, the same command goes on\n"
+    sentence = "error: No space left on device; stored results are kept, and the same command goes on\n"
     lost = "warning: lines of the log are lost: No space left on device\n"
     assert run(*command, "--results", tmp_path / "r") == (2, lost + sentence)
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]

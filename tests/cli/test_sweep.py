@@ -36,6 +36,29 @@ def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, t
     assert not Path("results").exists()
 
 
+CHOICES = {
+    "scale": lambda field: Axis(field, (2, 4)),
+    "architecture": lambda name: Trial().replace(architecture=name),
+    "optimizer": lambda name: Trial().replace(optimizer=name),
+    "corpus": lambda name: source_files(name.strip('"')),
+    "kind": lambda kind: Domain(kind, 0.1, 1.0, (0.1, 1.0)),
+}
+"""Readers of the alternatives in comments of templates, by key."""
+
+
+def test_every_alternative_in_a_templates_comments_is_allowed():
+    lines = [
+        line.removeprefix("# ")
+        for file in importlib.resources.files("mup_tpu").joinpath("templates").iterdir()
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    found = re.findall(r"^(\w+) = .*? # or (.*)$", "\n".join(lines), re.MULTILINE)
+    assert {key for key, _ in found} == CHOICES.keys()
+    for key, comment in found:
+        for alternative in re.split(r", (?:or )?", comment):
+            CHOICES[key](alternative.split(" ")[0])
+
+
 @pytest.mark.slow
 def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(outcome, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
