@@ -1,5 +1,6 @@
 """The commands `init` and `sweep`, and what follows a sweep."""
 
+import importlib.resources
 import json
 import math
 import re
@@ -10,9 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from mup_tpu.config import Axis, Trial
 from mup_tpu.config.columns import CONFIGURED
-from mup_tpu.config.search import load_search
+from mup_tpu.config.search import Domain, load_search
 from mup_tpu.config.toml import load_sweep
+from mup_tpu.data.corpus import source_files
 from mup_tpu.store import StoredAxes, load_axes, load_runs
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +55,7 @@ def test_every_alternative_in_a_templates_comments_is_allowed():
         for file in importlib.resources.files("mup_tpu").joinpath("templates").iterdir()
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
-    found = re.findall(r"^(\w+) = .*? # or (.*)$", "\n".join(lines), re.MULTILINE)
+    found = re.findall(r"^(\w+) = .*? # (?:.*, )?or (.*)$", "\n".join(lines), re.MULTILINE)
     assert {key for key, _ in found} == CHOICES.keys()
     for key, comment in found:
         for alternative in re.split(r", (?:or )?", comment):
