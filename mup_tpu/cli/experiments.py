@@ -28,10 +28,7 @@ from mup_tpu.errors import ConfigError
 def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
     """Command line of an experiment: run missing trials of its sweep, then show verdict and figures.
 
-    Args:
-        sweep: grid for a few CPU cores.
-        description: docstring of the script, for --help.
-        h200: grid for one H200, an experiment of its own.
+    `h200` is the grid for one H200, an experiment of its own. `description` is shown by --help.
     """
     presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
@@ -67,12 +64,7 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
 
 
 def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
-    """Command line of an experiment of several sweeps: run missing trials, then compare the sweeps.
-
-    Args:
-        sweeps: sweeps by name; each has a folder of this name in the results folder.
-        description: docstring of the script, for --help.
-    """
+    """Command line of several sweeps, each in a folder of its name: run missing trials, then compare."""
 
     def experiment(
         names: tuple[str, ...] = tuple(sweeps),
@@ -114,15 +106,7 @@ def run_coord_checks(
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     check_steps: int = 4,
 ) -> None:
-    """Command line of several coordinate checks into one table.
-
-    Args:
-        trials: one trial a check; they differ in optimizer or tying.
-        description: docstring of the script, for --help.
-        usual: scale, unless options give another.
-        parametrizations: rules to compare.
-        check_steps: optimizer steps.
-    """
+    """Command line of several coordinate checks into one table."""
 
     def experiment(
         scale: str | None = None,
@@ -148,12 +132,7 @@ def run_coord_checks(
 
 
 def run_search_experiment(search: Search, description: str | None) -> None:
-    """Command line of a search: run it or go on with it, then show its best trial.
-
-    Args:
-        search: base trial and space.
-        description: docstring of the script, for --help.
-    """
+    """Command line of a search: run it or go on with it, then show its best trial."""
 
     def experiment(
         results: Folder | None = None,

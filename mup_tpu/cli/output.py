@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_file(what: str, path: Path | str, content: str | bytes) -> None:
-    """Put a file into its place, whole.
-
-    Args:
-        what: name of the file or its option in the error.
-        path: local path or fsspec URL.
-        content: bytes, or text for UTF-8.
+    """Put a file into its place, whole; `what` is its name in errors.
 
     Raises:
         TableError: the file cannot be written.

@@ -44,12 +44,7 @@ def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
 
 
 class Results:
-    """Runs of a sweep, or any table of runs.
-
-    Args:
-        path: results folder, table or tracker.
-        options: columns, rows and limits of the verdict.
-    """
+    """Runs of a sweep, or any table of runs."""
 
     def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
         self.path, self.options, self.name = path, options, Path(path).name

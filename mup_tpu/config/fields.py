@@ -85,12 +85,7 @@ def require_valid(config: Any) -> None:
 
 
 def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
-    """Name of the choice that leaves a field unread, such as "optimizer"; "" if the field is read.
-
-    Args:
-        f: the field.
-        values: configuration with the choices.
-    """
+    """Name of the choice that leaves a field unread, such as "optimizer"; "" if the field is read."""
     wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
     return next(wrong, "")
 

@@ -64,10 +64,6 @@ def load_sweep(path: str | Path) -> Sweep:
 def parse_axis(text: str, option: str) -> Axis:
     """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`.
 
-    Args:
-        text: FIELD=VALUE,VALUE...
-        option: name of the option in errors.
-
     Raises:
         ConfigError: the text has another form, or a value is not of the field's type.
     """

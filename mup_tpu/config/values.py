@@ -17,10 +17,6 @@ from mup_tpu.errors import ConfigError
 def parse_number(text: str | float, name: str = "number") -> float:
     """A finite number from `0.004`, `4e-3` or `2^-8`.
 
-    Args:
-        text: number or power.
-        name: its name in errors.
-
     Raises:
         ConfigError: the text has another form.
     """

@@ -13,10 +13,7 @@ __all__ = ["TokenDataset", "World", "describe_load", "load", "prefetch"]
 def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
     """Batches of a configuration: streamed from prepared shards, else from the token cache.
 
-    Args:
-        config: corpus, tokenizer and batches; a corpus is tokenised on first use.
-        progress: show progress on standard error.
-        world: hosts that read one stream of shards together.
+    A corpus is tokenised on first use. `world` has the hosts that read one stream of shards together.
 
     Raises:
         DataError: the corpus cannot be used, is shorter than one batch, or the cache cannot be written.

@@ -100,12 +100,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
-        """An index from the bytes of index.json.
-
-        Args:
-            content: bytes of the file.
-            where: name of the file in errors.
-            whole: whether the index must name shards.
+        """An index from the bytes of index.json; a `whole` one must name shards.
 
         Raises:
             DataError: the content is no index.

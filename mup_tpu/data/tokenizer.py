@@ -75,12 +75,7 @@ class ByteTokenizer:
 
 
 class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library: byte-level BPE (Radford et al. 2019, section 2.2), or another.
-
-    Args:
-        tokenizer: the library's tokenizer.
-        separator: token that ends a document.
-    """
+    """A tokenizer of the `tokenizers` library: byte-level BPE (Radford et al. 2019, 2.2) or another."""
 
     def __init__(self, tokenizer: Any, separator: int) -> None:
         self._tokenizer = tokenizer
@@ -186,11 +181,6 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
     """Write files for transformers' AutoTokenizer; all special tokens are the one that ends a document.
 
     `save_pretrained` will not do: transformers 5 writes the name of a class that transformers 4 lacks.
-
-    Args:
-        tokenizer: tokenizer of the trained model.
-        sequence_length: most tokens that the model takes.
-        folder: folder of the model's config.json.
     """
     stock = tokenizer.stock()
     stock.save(str(folder / "tokenizer.json"))

@@ -50,10 +50,8 @@ def cache_root() -> Path:
 
 
 class Folder:
-    """A folder, there already or not. Names of files are relative to it, with `/` between parts.
-
-    Args:
-        path: local folder, or fsspec URL.
+    """A local folder or fsspec URL, there already or not. Names of files are relative, with `/` between
+    parts.
 
     Raises:
         OSError: the URL is of an unknown kind, or its package is not installed.
@@ -108,10 +106,6 @@ class Folder:
 
     def read(self, name: str, most: int | None = None) -> bytes:
         """Content of a file.
-
-        Args:
-            name: name of the file.
-            most: bytes above which a local file is refused.
 
         Raises:
             OSError: the file is not there, cannot be read, is too large or not regular, such as a named pipe.

@@ -1,4 +1,4 @@
-"""Temporary files and folders. The next process removes what a killed one left.
+"""Temporary files and folders. The next process removes a killed one's.
 
 They are locked (`flock`) while in use, and the system unlocks them however a process ends. Partial files
 carry the machine's name, since not every shared disk passes locks on to other machines. Temporary folders
@@ -30,12 +30,7 @@ _MARK = "of-mup_tpu"
 
 
 def partial(target: Path, folder: bool = False) -> AbstractContextManager[Path]:
-    """A path beside a target, to be renamed to it when all is written; else it is removed at the end.
-
-    Args:
-        target: a file or folder, there or not.
-        folder: whether the path is a folder.
-    """
+    """A path beside a target, to be renamed to it when all is written; else it is removed at the end."""
 
     def make() -> Path:
         path = target.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")

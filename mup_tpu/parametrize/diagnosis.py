@@ -23,13 +23,7 @@ GROWS = 0.2
 def sentences(
     table: pd.DataFrame, scaled: Mapping[str, ModuleParametrization], mup: ModuleParametrization
 ) -> list[str]:
-    """Conclusions of a coordinate check, a sentence or two a rule.
-
-    Args:
-        table: measurements of `mup_tpu.parametrize.coord_check`.
-        scaled: factors of each rule at the largest width.
-        mup: factors of μP at the largest width.
-    """
+    """Conclusions of a coordinate check, a sentence or two a rule, with factors at the largest width."""
     last, widest, found = int(table["step"].max()), int(table["width"].max()), []
     for rule, own in scaled.items():
         part = table[table["parametrization"] == rule]

@@ -6,7 +6,7 @@ that was built on the meta device keeps its factors when it gets memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -63,12 +63,7 @@ class _ScaleOutput(_Scale):
 
 
 def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Have a module compute with its factors; a second call changes nothing.
-
-    Args:
-        module: as built, or a copy; not yet wrapped or compiled.
-        factors: all factors of the module.
-    """
+    """Have a module, not yet wrapped or compiled, compute with its factors; a second call changes nothing."""
     for factor in factors:
         if factor.place == "by hand":
             continue
@@ -95,12 +90,6 @@ def readout_factors(
 ) -> list[ForwardFactor]:
     """Factor of each readout's logits, tied ones too, applied before the matrix (as mup.MuReadout).
 
-    Args:
-        found: parameters by name.
-        parameters: declarations by name.
-        logits: factors by name of the parameter.
-        by_hand: modules (or patterns) whose factor the user applies.
-
     Raises:
         ConfigError: a factor cannot be applied from outside.
     """
@@ -124,15 +113,9 @@ def readout_factors(
 
 
 def attention_factors(
-    base: nn.Module, module: nn.Module, rule: Any, by_hand: Sequence[str]
+    base: nn.Module, module: nn.Module, rule: Callable[[float], ForwardScaling], by_hand: Sequence[str]
 ) -> list[ForwardFactor]:
     """Factor of the attention logits of each module with an attribute `head_dim`.
-
-    Args:
-        base: the module at the base width.
-        module: the module at the width to train.
-        rule: function from growth of the head size to `ForwardScaling`.
-        by_hand: modules (or patterns) whose factor the user applies.
 
     Raises:
         ConfigError: a module has a factor and no attribute `scaling`.
@@ -143,8 +126,7 @@ def attention_factors(
         before = getattr(base.get_submodule(name), "head_dim", None)
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
-        forward: ForwardScaling = rule(size / before)
-        factor = forward.attention
+        factor = rule(size / before).attention
         if _named(name, by_hand):
             factors.append(ForwardFactor(name, "by hand", factor))
         elif isinstance(scaling, float):
@@ -164,12 +146,6 @@ def branch_factors(
     module: nn.Module, branches: Sequence[str], residual: float, rule: str
 ) -> list[ForwardFactor]:
     """Factor of each residual branch, after its last layer.
-
-    Args:
-        module: the module at the size to train.
-        branches: last layers of branches, as patterns of submodule names (`layers.*.mlp.down_proj`).
-        residual: the factor.
-        rule: key of the rule, for the message.
 
     Raises:
         ConfigError: the factor is not 1, and no branch is named.

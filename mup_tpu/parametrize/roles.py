@@ -49,13 +49,6 @@ def declared(
 ) -> Parameter:
     """Declaration of one parameter.
 
-    Args:
-        found: the parameter.
-        axes: axes, outputs first, and which of them grow.
-        roles: roles by name or by a pattern of names (`layers.*.gamma`), before the module's own.
-        in_block: whether the parameter lies in a block.
-        init_depth_exponent: power of depth in the standard deviation of the init.
-
     Raises:
         ConfigError: the role cannot be told, or the given one is not allowed.
     """

@@ -67,7 +67,7 @@ def parametrize(
         depth: number of blocks to train with, members of nn.ModuleLists or nn.Sequentials.
         base_depth: number of blocks of the tuning.
         rule: key of `mup_tpu.rules.parametrization.PARAMETRIZATIONS` (docs/rules.md).
-        optimizer: update rule, "adamw" (and whatever divides by the gradient's size) or "sgd".
+        optimizer: update rule, "adamw" (or another that divides by the gradient's size) or "sgd".
         roles: roles of parameters by name or pattern, where the module does not tell:
             {"layers.*.gamma": "norm"}.
         branches: patterns of submodules that end a residual branch, for rules with a factor on branches.

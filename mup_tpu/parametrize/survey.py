@@ -110,10 +110,6 @@ def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
 def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.Parameter]:
     """Parameters of a module, wrapped or not, by their names as built.
 
-    Args:
-        module: module as built, or wrapped by FSDP, DDP, torch.compile or activation checkpointing.
-        expected: names as built.
-
     Raises:
         ConfigError: names are missing, or others are there.
     """

@@ -46,7 +46,7 @@ class StoredAxis:
 
 @dataclass(frozen=True)
 class StoredAxes:
-    """Axes of a stored sweep; the defaults are those of stores without any."""
+    """Axes of a stored sweep; stores without axes have the defaults."""
 
     scale: StoredAxis = StoredAxis("width", ("width",))
     tune: StoredAxis = StoredAxis("lr", ("learning_rate",))
@@ -62,7 +62,7 @@ class StoredAxes:
         """Axes from JSON.
 
         Raises:
-            ValueError: says what is wrong.
+            ValueError: an entry is not allowed.
         """
         usual = [f.name for f in fields(cls)]
         if not isinstance(found, dict) or not set(found) <= set(usual):
@@ -93,7 +93,7 @@ class Header:
         """A header from the bytes of store.json.
 
         Raises:
-            ValueError: says what is wrong.
+            ValueError: an entry is not allowed.
             RecursionError: lists are nested too deeply.
         """
         if len(content) > MOST_BYTES:

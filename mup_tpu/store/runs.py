@@ -140,9 +140,6 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
         mup              2.37  2.35  2.35  2.34
         sp               2.37  2.39  2.43  2.45
 
-    Args:
-        path: local folder or fsspec URL.
-
     Raises:
         StoreError: there is no such folder, or it holds no runs.
     """

@@ -17,13 +17,7 @@ from mup_tpu.files import Folder
 
 
 class CheckpointFolders:
-    """Folders of checkpoints, named by all trials of a pack: drivers may pack the same trials differently.
-
-    Args:
-        results: results folder.
-        trial_id: function from a trial to its name.
-        run: options, with the steps between checkpoints.
-    """
+    """Folders of checkpoints, named by all trials of a pack: drivers may pack the same trials differently."""
 
     def __init__(self, results: Folder, trial_id: Callable[[Trial], str], run: RunOptions) -> None:
         self.root = results / "checkpoints"

@@ -88,17 +88,7 @@ def forecast(
     where: SweepOptions,
     micro_batches: int = 1,
 ) -> list[SizeForecast]:
-    """Forecast for each size of a sweep, the smallest first.
-
-    Args:
-        trials: trials to run.
-        scale: fields that tell sizes apart.
-        vocab_size: function from a trial to the vocabulary size of its data.
-        machine: machine to run on.
-        utilisation: share of the peak that training reaches.
-        where: options with the size of packs.
-        micro_batches: parts of a batch in memory, one after the other.
-    """
+    """Forecast for each size of a sweep, the smallest first."""
     from mup_tpu.devices.base import MeshShape
     from mup_tpu.devices.mesh import choose_mesh
     from mup_tpu.training.memory import estimate_pack_bytes

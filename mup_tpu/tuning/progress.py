@@ -41,11 +41,6 @@ class SweepProgress:
 
     The length of a bar is the share of steps that are done; the number beside it counts stored trials. Before
     the first report of a size, its line names the work that goes before.
-
-    Args:
-        trials: trials to run.
-        scale: fields that tell sizes apart.
-        console: console for bars; without a terminal, each finished pack has a line.
     """
 
     def __init__(self, trials: list[Trial], scale: Sequence[str], console: Console) -> None:

@@ -21,15 +21,7 @@ from mup_tpu.tuning.trainable import RESULT, TrialTrainable
 
 
 class TuneSearch:
-    """A search with its log, set up for Ray Tune.
-
-    Args:
-        search: base trial and space.
-        options: algorithm, scheduler and limits.
-        run: how each trial is run.
-        log: proposals and ends so far.
-        folder: results folder or fsspec URL.
-    """
+    """A search with its log, set up for Ray Tune."""
 
     def __init__(
         self, search: Search, options: SearchOptions, run: RunOptions, log: SearchLog, folder: str
@@ -42,13 +34,7 @@ class TuneSearch:
         return trial.trial_id in getattr(self._scheduler, "halted", ())
 
     def tuner(self, count: int, scratch: str, callbacks: Sequence[tune.Callback]) -> tune.Tuner:
-        """Ray Tune's tuner on the connected cluster.
-
-        Args:
-            count: trials to run.
-            scratch: folder for Tune's own files.
-            callbacks: callbacks for each event.
-        """
+        """Ray Tune's tuner on the connected cluster."""
         # Progress is shown by this package, and Tune's loggers would write every row again.
         os.environ |= {
             "RAY_AIR_NEW_OUTPUT": "0",

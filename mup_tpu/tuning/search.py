@@ -55,14 +55,6 @@ def run_search(
 ) -> SearchOutcome:
     """Run a search, or the rest of it, and store its trials.
 
-    Args:
-        search: base trial and space.
-        results: results folder or fsspec URL.
-        options: algorithm, scheduler, limits, and where trials run.
-        run: how each trial is run.
-        resume: go on with the search in the folder.
-        console: console for progress.
-
     Raises:
         ConfigError: the folder holds a search and resume is false, or the reverse; there is no cluster; a
             tracker's package is not installed.

@@ -33,9 +33,6 @@ _AT_ONCE = 16
 class SearchLog:
     """Proposals and their ends; each event is written to the disk or bucket at once.
 
-    Args:
-        folder: results folder; the first event creates the log.
-
     Raises:
         StoreError: the log cannot be read.
     """
@@ -137,13 +134,7 @@ class SearchLog:
 
 
 class ReplayedSearcher(Searcher):
-    """Search algorithm whose memory is a `SearchLog`.
-
-    Args:
-        algorithm: a fresh algorithm, with its space, metric and seed.
-        log: log whose events are replayed into the algorithm.
-        metric: name of the value to minimise.
-    """
+    """Search algorithm whose memory is a `SearchLog`."""
 
     def __init__(self, algorithm: Searcher, log: SearchLog, metric: str) -> None:
         super().__init__(metric=metric, mode="min")

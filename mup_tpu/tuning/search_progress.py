@@ -24,13 +24,7 @@ def point_of(config: dict[str, Any]) -> dict[str, float]:
 
 
 class SearchProgress(tune.Callback):
-    """Table of trials with node, hyperparameters, step and loss, and the best trial so far.
-
-    Args:
-        console: console for the table.
-        total: trials of the whole search.
-        before: trials that ended before this call.
-    """
+    """Table of trials with node, hyperparameters, step and loss, and the best trial so far."""
 
     def __init__(self, console: Console, total: int, before: int) -> None:
         self._console, self._total, self._ended = console, total, before

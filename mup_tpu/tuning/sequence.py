@@ -49,13 +49,7 @@ def run_until_settled(
 ) -> Counter[str]:
     """Buy runs of a sweep, batch after batch, until every verdict is settled or not worth its cost.
 
-    Args:
-        sweep: planned scales, and first values of the hyperparameter.
-        results: results folder or fsspec URL; stored rows count.
-        until: time budget.
-        options: where packs run.
-        run: how each pack is run.
-        console: console for the table of looks, the next purchase, and progress.
+    The sweep gives the scales, and the hyperparameter's values at the start. Stored rows count.
 
     Returns:
         Number of this call's trials by status; empty if none was bought.

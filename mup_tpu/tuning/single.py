@@ -73,12 +73,7 @@ def train_one(
 ) -> Trained:
     """Train a trial, store its row, then export it.
 
-    Args:
-        trial: the trial.
-        run: how the trial is run.
-        kept: files and folders for row, checkpoints, export and profile.
-        console: console for a live line of progress; without a terminal, for log lines.
-        shorter: the same trial with fewer steps, whose checkpoint is the start.
+    With `shorter`, the same trial with fewer steps, training goes on from its checkpoint.
 
     Raises:
         ConfigError: an export or a profile cannot be written, or the trial is not allowed.
@@ -157,11 +152,7 @@ def _train(
 def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | None) -> tuple[Path, str]:
     """Write a stock model and its tokenizer; returns their folder, and step and loss of the checkpoint.
 
-    Args:
-        trial: trial that was trained.
-        result: result with the last weights.
-        path: folder for the model.
-        checkpoints: folder of checkpoints; the best is exported if it is better than the last weights.
+    The best checkpoint is exported if it is better than the last weights.
     """
     from mup_tpu import data
     from mup_tpu.data.tokenizer import save_stock

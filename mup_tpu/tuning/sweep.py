@@ -34,13 +34,7 @@ def run_sweep(
 ) -> Counter[str]:
     """Run the missing trials of a sweep and store their rows.
 
-    Args:
-        sweep: grid of trials.
-        results: results folder or fsspec URL; trials with a row are not run again.
-        options: where packs run.
-        run: how each pack is run.
-        console: console for progress.
-        continue_to: steps in place of the sweep's; trials go on from checkpoints of the shorter ones.
+    With `continue_to`, trials have that number of steps, and go on from checkpoints of the shorter ones.
 
     Returns:
         Number of this call's trials by status; empty if none was missing.
@@ -82,7 +76,7 @@ def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
 
 
 def what_is_missing(sweep: Sweep, results: str) -> tuple[list[Trial], Corpora]:
-    """Missing trials of a sweep, and their data; nothing is written. Errors are those of `run_sweep`."""
+    """Missing trials of a sweep, and their data; nothing is written. Raises the errors of `run_sweep`."""
     trials = sweep.trials()
     corpora, done = Corpora(trials), set[str]()
     measured(sweep, corpora)
@@ -118,7 +112,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
-        vocab_size = corpora.of(trial).vocab_size  # as in rows: bytes have 256, whatever the trial says
+        vocab_size = corpora.of(trial).vocab_size  # as in rows: bytes have 256, vocab_size is not read
         declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
         values = {
             **configured(trial),
@@ -139,12 +133,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
-    """Refuse a sweep of another kind than stored runs: an analysis refuses a mixture.
-
-    Args:
-        sweep: sweep to run.
-        store: its results folder.
-        but: fields that may differ.
+    """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ.
 
     Raises:
         StoreError: a field outside the axes has another value in the store.

@@ -169,12 +169,7 @@ _TRACKERS: dict[TrackerName, Callable[[Folder, str], Tracker]] = {
 
 
 class Tracking:
-    """Sends trials of a store to trackers: first missing ones, then each that ends.
-
-    Args:
-        names: names of trackers.
-        store: store of the trials.
-    """
+    """Sends trials of a store to trackers: first missing ones, then each that ends."""
 
     def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
         self._trackers: dict[str, Tracker] = {}
@@ -190,10 +185,6 @@ class Tracking:
         """Send trials with a result; failed ones, which are trained again, are not sent.
 
         A trial that is trained again after it was stopped early replaces its earlier copy.
-
-        Args:
-            rows: rows of the run table.
-            curves: points of the trials' curves.
         """
         self._tell(rows, curves, again=True)
 

@@ -32,14 +32,6 @@ class TrialRunner:
     """Runner of one results folder's trials, for sweeps, sequences and transfers.
 
     Workers stay from one `run` to the next; they end with the `with` block.
-
-    Args:
-        store: store for the rows.
-        corpora: data of the trials.
-        scale: fields that tell sizes of trials apart.
-        options: where trials run.
-        run: how each pack is run.
-        console: console for progress.
     """
 
     def __init__(
@@ -135,13 +127,7 @@ class TrialRunner:
 
 
 class _Keeper:
-    """Taker of events: it shows progress, and stores rows.
-
-    Args:
-        runner: runner with store, data and options.
-        progress: progress to show.
-        purchase: number of the purchase, or None, by trial_id.
-    """
+    """Taker of events: it shows progress, and stores rows."""
 
     def __init__(self, runner: TrialRunner, progress: SweepProgress, purchase: dict[str, int | None]) -> None:
         self._runner, self._progress, self._purchase = runner, progress, purchase

@@ -160,10 +160,6 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
     """Regret of transferred trials: loss minus the best of a sweep at the same scale and parametrization.
 
-    Args:
-        runs: rows of transferred trials.
-        sweep: results folder of the sweep.
-
     Returns:
         A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
 
@@ -239,11 +235,6 @@ class Target:
 
 class Transfer:
     """Best trials of a search, and trials with the same hyperparameters at a target.
-
-    Args:
-        path: results folder of the search (or of a sweep).
-        target: scale and trials of the target.
-        sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
 
     Raises:
         ConfigError: the target is not larger, or not allowed.
