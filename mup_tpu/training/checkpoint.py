@@ -105,10 +105,11 @@ def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[
     """Write one checkpoint; an earlier one of this step loses its marker first."""
     folder.remove(f"{name}/{_META}")
     with folder.writing(f"{name}/{_TENSORS}") as file:
+        file.touch()  # fails by itself where the folder is gone or may not be written
         try:
             save_file(tensors, file)
         except SafetensorError:
-            if not file.parent.is_dir():  # safetensors' error has no type or number for this
+            if not file.exists():  # removed since then, which safetensors' error has no type or number for
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise
         content["sha256"] = checksum(file)
