@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from mup_tpu import _moved
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis import analyze, load_table
+    from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
 
 __version__ = "0.1.0"
 
-__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table"]
+__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table", "predict"]
 
 _FROM = {
     "Axis": "config",
@@ -25,6 +25,7 @@ _FROM = {
     "Trial": "config",
     "analyze": "analysis",
     "load_table": "analysis",
+    "predict": "analysis",
 }
 
 _moved.install()

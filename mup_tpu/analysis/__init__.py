@@ -5,6 +5,7 @@ from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
@@ -28,7 +29,9 @@ __all__ = [
     "Noise",
     "Optimum",
     "Prediction",
+    "Predictions",
     "Regret",
+    "RulePrediction",
     "RunTable",
     "ScalingLaw",
     "TransferAnalysis",
@@ -39,4 +42,5 @@ __all__ = [
     "check_table",
     "fit_scaling_law",
     "load_table",
+    "predict",
 ]

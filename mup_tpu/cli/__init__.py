@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.analyze,
         replay.ask,
         replay.next_,
+        replay.predict,
         replay.plot,
         replay.report,
         replay.referee,

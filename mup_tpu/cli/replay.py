@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tyro
 from rich.table import Table
 
 from mup_tpu.cli.console import Console
@@ -128,6 +129,37 @@ def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False)
         Console().write(to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
     else:
         found.show_next(Console())
+
+
+def predict(
+    path: Where,
+    at: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    table: TableOptions = TableOptions(),
+    json: bool = False,
+    figure: File | None = None,
+) -> None:
+    """Print the optimum to expect at a scale that was not run, with intervals, costs and loss.
+
+    Args:
+        path: Results folder (or fsspec URL), or any table, as for analyze.
+        at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that it measures (params=1.3e9).
+        table: Columns and rows of the table.
+        json: Print JSON only, for machines.
+        figure: Folder for the figure: optima, their line, and the fan out to the targets.
+    """
+    from mup_tpu.cli.results import Results
+
+    found = Results(path, table)
+    predictions, drawn = found.predict(at), list[str]()
+    if figure is not None:
+        from mup_tpu import plots
+
+        drawn = write_figures({"prediction": plots.prediction_figure(predictions)}, figure)
+    if json:
+        Console().write(to_json(predictions.to_dict()))
+        return
+    found.show_predictions(Console(), predictions)
+    _print_figures(drawn)
 
 
 def plot(path: Where, out: File | None = None, table: TableOptions = TableOptions()) -> None:

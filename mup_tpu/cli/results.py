@@ -6,7 +6,7 @@ search, or a coordinate check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,13 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
+from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mup_tpu.analysis import RunTable, TransferAnalysis
+    from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
 
 
 def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
@@ -107,6 +108,24 @@ class Results:
             console.print(f"  {batch.reason}; {batch.price()}")
             for line in batch.commands(checked.columns, checked.command):
                 console.print(f"  {line}")
+
+    def predict(self, at: Sequence[str]) -> Predictions:
+        """Predictions at targets, NAME=VALUE each."""
+        from mup_tpu.analysis.prediction import predict_analysis
+        from mup_tpu.analysis.targets import read_targets
+
+        targets = read_targets(self.table, at)
+        return predict_analysis(self.analysis, targets)
+
+    def show_predictions(self, console: Console, predictions: Predictions) -> None:
+        """Print predictions, after the notes of the analysis."""
+        self.show_notes(console)
+        for found in predictions.predictions:
+            console.print(said(predictions.sentence(found)), style="bold")
+            for detail in predictions.details(found):
+                console.print(f"  {said(detail)}")
+        for note in predictions.notes:
+            console.print(f"note: {note}", style="yellow")
 
     def figures(self) -> Mapping[str, Figure]:
         """Figures by name."""

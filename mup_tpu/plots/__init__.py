@@ -15,6 +15,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.coord_check import coordinate_check_figure, coordinate_check_figures
 from mup_tpu.plots.losses import best_loss_figure, learning_curves_figure, scaling_law_figure
 from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
+from mup_tpu.plots.prediction import prediction_figure
 from mup_tpu.plots.referee import referee_figure
 from mup_tpu.plots.search import search_figure
 from mup_tpu.plots.style import STYLE, label, name, ordered, point, save_figure, stacked
@@ -34,6 +35,7 @@ __all__ = [
     "optimum_figure",
     "ordered",
     "point",
+    "prediction_figure",
     "referee_figure",
     "regret_figure",
     "save_figure",

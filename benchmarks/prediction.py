@@ -1,0 +1,292 @@
+"""Optima predicted from smaller scales: how far off, at what cost, and how often inside the interval.
+
+    python benchmarks/prediction.py --results results --tables FOLDER --out benchmarks/prediction.csv
+
+Sweeps: every rule of every stored sweep with three scales or more whose optimum is known, and tables in a
+folder; a table with several batch sizes, parameters N and tokens D is one sweep for each way to hold two of
+them fixed. Each sweep is analysed without its largest scales, and the optimum there is predicted from what is
+left. Regret is read off the held-out scale's own curve. An interval counts as holding an optimum when it does
+so with that optimum's own error added. Worlds of a generator, whose optima need not lie on any line, say how
+much of the coverage is owed to priors that were chosen on these very sweeps.
+
+Shapes: S scales, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import tyro
+from rich.progress import track
+from scipy.interpolate import PchipInterpolator
+
+from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
+from mup_tpu.analysis.line import Priors, fit_line
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.transfer import TransferResult
+from mup_tpu.errors import MupTpuError
+
+LINES = {
+    "line with curvature prior": Priors(),
+    "straight line": Priors(slope=10.0, curvature=1e-3),
+    "mean of all": Priors(slope=1e-3, curvature=1e-3),
+}
+METHODS = (*LINES, "largest's optimum", "smallest's optimum")
+_NEEDED = 3
+"""Least known optima of a sweep: two to predict from, one to predict."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One held-out scale."""
+
+    sweep: str
+    kind: str
+    """Way of growing: "width" (width or parameters alone) or "other"."""
+    ahead: str
+    """"next" (the largest scale left out) or "two octaves"."""
+    octaves: float
+    """Octaves from the largest scale that was left in to the one predicted."""
+
+
+def main(
+    results: Path = Path("results"),
+    tables: Path | None = None,
+    out: Path | None = None,
+    worlds: int = 2000,
+    least_known: int = _NEEDED,
+) -> None:
+    """Predict what is stored, and simulated worlds, and print both tables.
+
+    Args:
+        results: Folder of results folders.
+        tables: Folder of tables.
+        out: CSV file for a row for each prediction and method.
+        worlds: Simulated worlds of each family.
+        least_known: Least known optima of a sweep.
+    """
+    sweeps = [*stored_sweeps(results), *(public_sweeps(tables) if tables else ())]
+    rows: list[dict[str, object]] = []
+    for name, table in track(sweeps, "sweeps"):
+        try:
+            rows += predictions(name, table, least_known)
+        except MupTpuError as error:
+            print(f"{name} left out: {error}")
+    found = pd.DataFrame(rows)
+    if out:
+        found.round(5).to_csv(out, index=False)
+    for ahead in ("next", "two octaves"):
+        for kind in ("all", "width", "other"):
+            print(f"\n{ahead}, {kind}\n{summary(found, ahead, kind).to_string()}")
+    print(f"\nsimulated worlds\n{simulated(worlds).to_string()}")
+
+
+def stored_sweeps(folder: Path) -> Iterator[tuple[str, RunTable]]:
+    """Run tables of the results folders in a folder that hold sweeps."""
+    for header in sorted(folder.rglob("store.json")):
+        try:
+            yield f"ours/{header.parent.relative_to(folder)}", load_table(header.parent)
+        except MupTpuError:
+            continue
+
+
+def public_sweeps(folder: Path) -> Iterator[tuple[str, RunTable]]:
+    """Run tables of the CSV files in a folder."""
+    for file in sorted(folder.glob("*.csv")):
+        frame = pd.read_csv(file)
+        if {"N", "D", "bs", "lr", "loss"} <= set(frame):
+            yield from grids(f"public/{file.stem}", frame)
+        else:
+            try:
+                yield f"public/{file.stem}", load_table(file)
+            except MupTpuError as error:
+                print(f"{file.name} left out: {error}")
+
+
+def grids(name: str, frame: pd.DataFrame) -> Iterator[tuple[str, RunTable]]:
+    """Sweeps of a table over parameters N, tokens D and batch size, two of them fixed in each."""
+    size = "Na" if "Na" in frame else "N"
+    for scale in (size, "D", "bs"):
+        fixed = [c for c in (size, "D", "bs") if c != scale]
+        for values, part in frame.groupby(fixed):
+            part = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
+            if part[scale].nunique() < _NEEDED:
+                continue
+            at = ", ".join(f"{c}={v:.4g}" for c, v in zip(fixed, values, strict=True))
+            yield f"{name}/{scale} ({at})", check_table(part, Columns(scale=scale))
+
+
+def predictions(name: str, table: RunTable, least_known: int) -> list[dict[str, object]]:
+    """A row for each rule, distance and method."""
+    rows: list[dict[str, object]] = []
+    scale = table.columns.scale
+    kind = "width" if scale in ("width", "N", "Na") else "other"
+    analysed: dict[float, dict[str, TransferResult]] = {}
+
+    def without(largest: float) -> dict[str, TransferResult]:
+        """Results from scales below one."""
+        if largest not in analysed:
+            part = replace(table.part(lambda f: f["scale"] < largest), planned=())
+            analysed[largest] = {r.compared: r for r in analyze(part).results}
+        return analysed[largest]
+
+    for result in analyze(replace(table, planned=())).results:
+        known = [o for o in result.optima if o.is_bracketed]
+        if len(known) < least_known or len({o.x for o in known}) == 1:
+            continue
+        truth = known[-1]
+        nearer = [o.scale for o in known if math.log2(truth.scale / o.scale) >= 1.9]
+        cuts = {"next": truth.scale, "two octaves": nearer[-1] * 1.001 if nearer else 0.0}
+        for ahead, cut in cuts.items():
+            if sum(o.scale < cut for o in known) < 2:
+                continue
+            try:
+                optima = without(cut)[result.compared].optima
+            except (MupTpuError, KeyError):
+                continue
+            if sum(o.is_bracketed for o in optima) < 2:
+                continue
+            octaves = math.log2(truth.scale / max(o.scale for o in optima if o.is_bracketed))
+            case = Case(f"{name} {result.compared}", kind, ahead, octaves)
+            rows += [_row(case, method, optima, truth, result) for method in METHODS]
+    return rows
+
+
+def _row(
+    case: Case, method: str, optima: Sequence[Optimum], truth: Optimum, result: TransferResult
+) -> dict[str, object]:
+    """One method's prediction of a held-out optimum."""
+    known = [o for o in optima if o.is_bracketed]
+    x, inside_50, inside_95 = known[-1 if method.startswith("largest") else 0].x, math.nan, math.nan
+    generator = np.random.default_rng(0)
+    if method in LINES:
+        line = fit_line(optima, generator, LINES[method])
+        assert line is not None, "two optima are known"
+        optima_R = line.optima_R(truth.scale, generator)
+        x = float(optima_R.mean())
+        observed_R = optima_R + truth.se * generator.standard_normal(len(optima_R))
+        inside_50, inside_95 = (_is_inside(truth.x, observed_R, share) for share in (0.5, 0.95))
+    return {
+        "sweep": case.sweep,
+        "kind": case.kind,
+        "ahead": case.ahead,
+        "octaves": case.octaves,
+        "known": len(known),
+        "method": method,
+        "predicted": x,
+        "truth": truth.x,
+        "se": truth.se,
+        "regret": regret_of(result, truth, x),
+        "inside_50": inside_50,
+        "inside_95": inside_95,
+    }
+
+
+def _is_inside(x: float, draws_R: np.ndarray, share: float) -> float:
+    low, high = np.quantile(draws_R, [(1 - share) / 2, (1 + share) / 2])
+    return float(low <= x <= high)
+
+
+def regret_of(result: TransferResult, optimum: Optimum, x: float) -> float:
+    """Loss at x over that at the optimum, nat: a monotone spline through the scale's finite means."""
+    curve = next(c for c in result.curves if c.scale == optimum.scale)
+    finite_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
+    at = np.append(curve.x_G[finite_G], optimum.x)
+    rise = np.append(np.maximum(curve.mean_G[finite_G] - optimum.loss, 0.0), 0.0)
+    order = np.argsort(at)
+    at, rise = at[order], rise[order]
+    inside = float(np.clip(x, at[0], at[-1]))
+    value = float(PchipInterpolator(at, rise)(inside))
+    if inside == x:
+        return value
+    side = slice(0, 2) if x < at[0] else slice(-2, None)  # beyond the grid: along its last segment
+    slope = float(np.diff(rise[side])[0] / np.diff(at[side])[0])
+    return max(value + slope * (x - inside), value)
+
+
+def summary(found: pd.DataFrame, ahead: str, kind: str) -> pd.DataFrame:
+    """A row for each method."""
+    part = found[(found["ahead"] == ahead) & ((found["kind"] == kind) | (kind == "all"))]
+    rows = {}
+    for method in METHODS:
+        own = part[part["method"] == method]
+        rows[method] = {
+            "n": len(own),
+            "rmse": math.sqrt(((own["predicted"] - own["truth"]) ** 2).mean()),
+            "mean regret": own["regret"].mean(),
+            "median regret": own["regret"].median(),
+            "50 %": own["inside_50"].mean(),
+            "95 %": own["inside_95"].mean(),
+        }
+    return pd.DataFrame(rows).T.round(4)
+
+
+FAMILIES = ("power", "settles", "begins late", "bends", "scatters", "heavy tails")
+"""power: a power of the scale. settles: drift halves with each octave. begins late: no drift up to a scale in
+the sweep, then a power. bends: drift changes evenly. scatters: a power, with scatter of 0.3 octave. heavy
+tails: a power, with scatter of Student's t with three degrees of freedom."""
+
+
+def simulated(worlds: int, scales: int = 4) -> pd.DataFrame:
+    """Coverage, one and two octaves ahead, of optima in worlds of each family."""
+    rows = {}
+    for family in FAMILIES:
+        generator = np.random.default_rng(len(family))
+        counts = np.zeros(6)
+        for _ in range(worlds):
+            octaves_S = np.arange(scales + 2.0) - (scales - 1)
+            true_S = world(family, octaves_S, generator)
+            error_S = np.exp(generator.normal(math.log(0.07), 0.5, scales))
+            seen_S = true_S[:scales] + error_S * generator.standard_normal(scales)
+            optima = [_optimum(*values) for values in zip(2**octaves_S, seen_S, error_S)]  # noqa: B905
+            line = fit_line(optima, generator, draws=2000)
+            assert line is not None
+            for i in (0, 1):
+                draws_R = line.optima_R(float(2 ** (i + 1)), generator)
+                truth = float(true_S[scales + i])
+                counts[2 * i] += _is_inside(truth, draws_R, 0.5)
+                counts[2 * i + 1] += _is_inside(truth, draws_R, 0.95)
+                counts[4 + i] += (float(draws_R.mean()) - truth) ** 2
+        shares = counts / worlds
+        rows[family] = {
+            "1 octave, 50 %": shares[0],
+            "1 octave, 95 %": shares[1],
+            "rmse, 1 octave": math.sqrt(shares[4]),
+            "2 octaves, 50 %": shares[2],
+            "2 octaves, 95 %": shares[3],
+            "rmse, 2 octaves": math.sqrt(shares[5]),
+        }
+    return pd.DataFrame(rows).T.round(3)
+
+
+def world(family: str, octaves_S: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Optima of one world: half of them transfer (α near 0), half drift."""
+    drifts = generator.uniform() < 0.5
+    alpha = generator.normal(-0.6, 0.3) if drifts else generator.normal(0.0, 0.08)
+    scatter = 0.3 if family == "scatters" else math.exp(generator.normal(math.log(0.08), 0.5))
+    shocks_S = generator.standard_normal(len(octaves_S))
+    if family == "heavy tails":
+        shocks_S = generator.standard_t(3, len(octaves_S))
+    from_first_S = octaves_S - octaves_S[0]
+    path_S = alpha * octaves_S
+    if family == "settles":
+        path_S = 2 * alpha * (1 - 2.0**-from_first_S)
+    elif family == "begins late":
+        path_S = alpha * np.maximum(0.0, octaves_S - generator.uniform(octaves_S[0], 0.0))
+    elif family == "bends":
+        path_S = path_S + generator.uniform(-0.15, 0.15) * octaves_S**2
+    return -7 + path_S + scatter * shocks_S
+
+
+def _optimum(scale: float, x: float, error: float) -> Optimum:
+    low, high = x - 1.96 * error, x + 1.96 * error
+    return Optimum(scale, "bracketed", x, low, high, 2.5, round(x), x - 0.5, x + 0.5, error)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, config=(tyro.conf.OmitArgPrefixes,))

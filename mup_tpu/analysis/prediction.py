@@ -1,0 +1,326 @@
+"""Predictions: the optimum at a scale that was not run, what an error costs there, and the loss to expect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.curvature import Cost, Valley, valley_at
+from mup_tpu.analysis.ingest.table import check_table
+from mup_tpu.analysis.line import LEAST, Line, fit_line
+from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
+from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
+from mup_tpu.analysis.targets import Target, read_targets
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
+from mup_tpu.analysis.verdict import EPSILON
+from mup_tpu.config import columns
+from mup_tpu.errors import TableError
+
+_WIDEST = 2.0
+"""Octaves of a 95 % interval up to which a table bears a prediction where no curvature is known."""
+_FARTHEST = 20.0
+"""Octaves up to which it is asked what a table bears."""
+
+
+@dataclass(frozen=True)
+class RulePrediction:
+    """One rule at one target."""
+
+    compared: str
+    """Name of the rule."""
+    target: str
+    """The target as it was asked for: "width=4096"."""
+    scale: float
+    """The target's value of the table's scale."""
+    reach: float
+    """Octaves beyond the largest scale that was run; 0 or less inside the table."""
+    x: float
+    """log2 of the optimum: the mean of its draws, which costs least."""
+    half: tuple[float, float]
+    """50 % interval of x."""
+    interval: tuple[float, float]
+    """95 % interval of x."""
+    smallest: tuple[float, float]
+    """Smallest scale with a known optimum, and log2 of that."""
+    largest: tuple[float, float]
+    """Largest scale with a known optimum, and log2 of that."""
+    taking: Cost
+    """Cost of the predicted optimum."""
+    staying: Cost
+    """Cost of the smallest scale's."""
+    following: Cost
+    """Cost of the largest scale's."""
+    loss: ExpectedLoss | None
+    """Loss of a tuned model at the target."""
+    why_no_loss: str
+    """Reason why there is none; "" where there is one."""
+    bears: bool
+    """Whether the table bears it: the expected cost is at most epsilon."""
+    furthest: float
+    """Octaves beyond the largest scale up to which it would."""
+
+    @property
+    def value(self) -> float:
+        """The optimum as a plain number."""
+        return float(2**self.x)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"value": self.value}
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions:
+    """What a table says about scales that were not run, by target and rule."""
+
+    analysis: TransferAnalysis
+    targets: tuple[Target, ...]
+    predictions: tuple[RulePrediction, ...]
+    lines: Mapping[str, Line]
+    """Line of optima of each rule that is predicted, by its name."""
+    notes: tuple[str, ...]
+    """Reasons why a rule is not predicted."""
+
+    def of(self, compared: str, target: str | None = None) -> RulePrediction:
+        """The prediction of a rule at a target, by default the first.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for found in self.predictions:
+            if found.compared == compared and target in (None, found.target):
+                return found
+        raise KeyError((compared, target))
+
+    @property
+    def scale(self) -> str:
+        """Column of the scale."""
+        return self.analysis.scale
+
+    @property
+    def hyperparameter(self) -> str:
+        """Column of the tuned hyperparameter."""
+        return self.analysis.hyperparameter
+
+    def sentence(self, found: RulePrediction) -> str:
+        """Optimum of a prediction with its intervals, and how far it reaches."""
+        return sentence(found, self.scale, self.hyperparameter)
+
+    def details(self, found: RulePrediction) -> list[str]:
+        """Limits, costs and loss of a prediction, a line each."""
+        return details(found, self.scale, self.analysis.epsilon)
+
+    def __repr__(self) -> str:
+        return "\n".join([*(self.sentence(found) for found in self.predictions), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.analysis.name,
+            "scale": self.scale,
+            "hyperparameter": self.hyperparameter,
+            "epsilon": self.analysis.epsilon,
+            "predictions": [
+                found.to_dict() | {"sentence": self.sentence(found), "details": self.details(found)}
+                for found in self.predictions
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def predict(
+    table: RunTable | pd.DataFrame | str | Path,
+    at: str | Sequence[str],
+    epsilon: float = EPSILON,
+    seed: int = 0,
+) -> Predictions:
+    """The optimum of each rule at scales that were not run, with intervals, costs and losses.
+
+    Examples:
+        >>> found = predict("results/quickstart", "width=768").of("mup")
+        >>> print(f"2^{found.x:.1f}, 95 % 2^{found.interval[0]:.1f} to 2^{found.interval[1]:.1f}")
+        2^-7.2, 95 % 2^-7.9 to 2^-6.5
+
+    Args:
+        table: runs, as for `analyze`.
+        at: targets, NAME=VALUE: the table's scale, or a column that it measures, such as params.
+        epsilon: regret that does not matter, nat per token.
+        seed: of the draws; the same table and seed give the same numbers.
+
+    Raises:
+        TableError: a target is not allowed, or no rule has two scales with a known optimum.
+        StoreError: the results folder holds no runs.
+    """
+    if isinstance(table, pd.DataFrame):
+        table = check_table(table)
+    elif not isinstance(table, RunTable):
+        table = load_table(table)
+    targets = read_targets(table, [at] if isinstance(at, str) else at)
+    return predict_analysis(analyze(table, epsilon=epsilon, seed=seed), targets, seed)
+
+
+def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0) -> Predictions:
+    """Predictions from an analysis that is there.
+
+    Raises:
+        TableError: no rule has two scales with a known optimum.
+    """
+    found: list[RulePrediction] = []
+    notes, lines = list[str](), dict[str, Line]()
+    for result in analysis.results:
+        line = fit_line(result.optima, np.random.default_rng(seed))
+        if line is None:
+            count = sum(o.is_bracketed for o in result.optima)
+            notes.append(
+                f"{result.compared}: no prediction: {count} of {len(result.optima)} "
+                f"{columns.label(analysis.scale)}s have an optimum inside their grid, and {LEAST} are needed"
+            )
+            continue
+        lines[result.compared] = line
+        law, why = _law(result)
+        valley = valley_at(result, line.known[-1])
+        for target in targets:
+            generator = np.random.default_rng([seed, 1])
+            found.append(_predict(result, line, valley, law, why, target, analysis.epsilon, generator))
+    if not found:
+        raise TableError("; ".join(notes))
+    return Predictions(analysis, tuple(targets), tuple(found), lines, tuple(notes))
+
+
+def _law(result: TransferResult) -> tuple[ScalingLaw | None, str]:
+    """The law of the losses at the optima along the scale itself, or the reason why there is none."""
+    known = [o for o in result.optima if o.is_bracketed]
+    try:
+        law = fit_scaling_law(np.array([o.loss for o in known]), np.array([o.scale for o in known]))
+    except TableError as error:
+        return None, str(error)
+    return (law, "") if law.is_identified else (None, law.why_not_identified)
+
+
+def _predict(
+    result: TransferResult,
+    line: Line,
+    valley: Valley | None,
+    law: ScalingLaw | None,
+    why: str,
+    target: Target,
+    epsilon: float,
+    generator: np.random.Generator,
+) -> RulePrediction:
+    run = max(o.scale for o in result.optima)
+    optima_R = line.optima_R(target.scale, generator)
+    x = float(optima_R.mean())
+    low, half_low, half_high, high = (float(q) for q in np.quantile(optima_R, [0.025, 0.25, 0.75, 0.975]))
+    first, last = line.known[0], line.known[-1]
+    curvature_R = valley.draws_R(generator, len(optima_R)) if valley else np.full(len(optima_R), math.nan)
+
+    def cost(taken: float) -> Cost:
+        losses_R = curvature_R / 2 * (optima_R - taken) ** 2
+        return Cost(float(losses_R.mean()), float(np.quantile(losses_R, 0.975)))
+
+    taking = cost(x)
+
+    def bears(octaves: float) -> bool:
+        variance = line.variance(octaves + math.log2(run / line.origin))
+        if valley is None:
+            return 2 * 1.96 * math.sqrt(variance) <= _WIDEST
+        return valley.curvature / 2 * variance <= epsilon
+
+    return RulePrediction(
+        compared=result.compared,
+        target=target.text,
+        scale=target.scale,
+        reach=math.log2(target.scale / run),
+        x=x,
+        half=(half_low, half_high),
+        interval=(low, high),
+        smallest=(first.scale, first.x),
+        largest=(last.scale, last.x),
+        taking=taking,
+        staying=cost(first.x),
+        following=cost(last.x),
+        loss=law.predict(target.scale) if law is not None else None,
+        why_no_loss=why,
+        bears=taking.expected <= epsilon if valley else high - low <= _WIDEST,
+        furthest=_furthest(bears),
+    )
+
+
+def _furthest(bears: Callable[[float], bool]) -> float:
+    """Octaves up to which a condition holds, to a hundredth."""
+    if not bears(0.0):
+        return 0.0
+    low, high = 0.0, _FARTHEST
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    return low
+
+
+def sentence(found: RulePrediction, scale: str, hyperparameter: str) -> str:
+    """Optimum of a prediction with its intervals, and how far it reaches."""
+    at = f"{columns.label(scale)} {columns.write_scale(scale, found.scale)}"
+    if not found.target.startswith(scale):
+        at = f"{found.target} ({at})"
+    run = columns.write_scale(scale, found.scale / 2**found.reach)
+    is_beyond = found.reach > 0.005
+    reach = (
+        f"{_octaves(found.reach)} beyond {columns.label(scale)} {run}" if is_beyond else "inside the table"
+    )
+    (low, high), (half_low, half_high) = found.interval, found.half
+    return (
+        f"{found.compared}: at {at}, {reach}, {columns.label(hyperparameter)} 2^{found.x:.2f} "
+        f"({plain(found.x)}), 95 % 2^{low:.2f} to 2^{high:.2f} ({plain(low)} to {plain(high)}), "
+        f"50 % 2^{half_low:.2f} to 2^{half_high:.2f}"
+    )
+
+
+def details(found: RulePrediction, scale: str, epsilon: float) -> list[str]:
+    """Limits, costs and loss of a prediction, a line each."""
+    lines, cost = [], math.isfinite(found.taking.expected)
+    name, run = columns.label(scale), found.scale / 2**found.reach
+    if not found.bears:
+        limit = f"an expected cost of {epsilon:g} nat" if cost else f"a 95 % interval of {_WIDEST:g} octaves"
+        furthest = columns.write_scale(scale, float(f"{run * 2**found.furthest:.3g}"))
+        bound = f"only up to {_octaves(found.furthest)} beyond {columns.write_scale(scale, run)}"
+        held = f"{bound} ({name} {furthest})" if found.furthest > 0.05 else "at no distance"
+        lines.append(f"more than the table bears: within {limit} {held}")
+    if cost:
+        small, large = (
+            f"2^{x:.2f} of {name} {columns.write_scale(scale, at)}"
+            for at, x in (found.smallest, found.largest)
+        )
+        lines.append(
+            f"expected cost {_nat(found.taking)}; with {small} {_nat(found.staying)}, with {large} "
+            f"{_nat(found.following)}"
+        )
+    else:
+        lines.append("cost not told: too few finite runs near the largest scale's optimum")
+    if found.loss is not None:
+        lines.append(f"loss {found.loss.loss:.3f} nat (95 % {found.loss.low:.3f} to {found.loss.high:.3f})")
+    else:
+        lines.append(f"loss not told: {found.why_no_loss}")
+    return lines
+
+
+def plain(x: float) -> str:
+    """A value by its log2, as a decimal of three digits."""
+    return f"{2**x:.3g}"
+
+
+def _octaves(count: float) -> str:
+    written = f"{count:.1f}".removesuffix(".0")
+    return f"{written} octave" if written == "1" else f"{written} octaves"
+
+
+def _nat(cost: Cost) -> str:
+    digits = 4 if cost.expected < 0.1 else 2
+    return f"{cost.expected:.{digits}f} nat (at most {cost.high:.{digits}f})"
