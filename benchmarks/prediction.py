@@ -37,6 +37,8 @@ LINES = {
     "mean of all": Priors(slope=1e-3, curvature=1e-3),
 }
 METHODS = (*LINES, "largest's optimum", "smallest's optimum")
+WIDTHS = ("width", "N", "Na")
+"""Scales of the width alone: itself, parameters, or active ones."""
 _NEEDED = 3
 """Least known optima of a sweep: two to predict from, one to predict."""
 
@@ -46,8 +48,8 @@ class Case:
     """One held-out scale."""
 
     sweep: str
-    kind: str
-    """Way of growing: "width" (width or parameters alone) or "other"."""
+    scale: str
+    """Column of the scale."""
     ahead: str
     """"next" (the largest scale left out) or "two octaves"."""
     octaves: float
@@ -58,7 +60,7 @@ def main(
     results: Path = Path("results"),
     tables: Path | None = None,
     out: Path | None = None,
-    worlds: int = 2000,
+    worlds: int = 500,
     least_known: int = _NEEDED,
 ) -> None:
     """Predict what is stored, and simulated worlds, and print both tables.
@@ -71,18 +73,22 @@ def main(
         least_known: Least known optima of a sweep.
     """
     sweeps = [*stored_sweeps(results), *(public_sweeps(tables) if tables else ())]
-    rows: list[dict[str, object]] = []
+    predicted: list[dict[str, object]] = []
     for name, table in track(sweeps, "sweeps"):
         try:
-            rows += predictions(name, table, least_known)
+            predicted += predictions(name, table, least_known)
         except MupTpuError as error:
             print(f"{name} left out: {error}")
-    found = pd.DataFrame(rows)
+    found = pd.DataFrame(predicted)
     if out:
         found.round(5).to_csv(out, index=False)
     for ahead in ("next", "two octaves"):
-        for kind in ("all", "width", "other"):
-            print(f"\n{ahead}, {kind}\n{summary(found, ahead, kind).to_string()}")
+        print(f"\n{ahead}, all\n{summary(found, ahead).to_string()}")
+        is_width = found["scale"].isin(WIDTHS)
+        for kind, rows in (("width alone", is_width), ("others", ~is_width)):
+            print(f"\n{ahead}, {kind}\n{summary(found[rows], ahead).to_string()}")
+        for scale, part in found.groupby("scale"):
+            print(f"\n{ahead}, {scale}\n{summary(part, ahead).to_string()}")
     print(f"\nsimulated worlds\n{simulated(worlds).to_string()}")
 
 
@@ -125,7 +131,6 @@ def predictions(name: str, table: RunTable, least_known: int) -> list[dict[str, 
     """A row for each rule, distance and method."""
     rows: list[dict[str, object]] = []
     scale = table.columns.scale
-    kind = "width" if scale in ("width", "N", "Na") else "other"
     analysed: dict[float, dict[str, TransferResult]] = {}
 
     def without(largest: float) -> dict[str, TransferResult]:
@@ -152,7 +157,7 @@ def predictions(name: str, table: RunTable, least_known: int) -> list[dict[str, 
             if sum(o.is_bracketed for o in optima) < 2:
                 continue
             octaves = math.log2(truth.scale / max(o.scale for o in optima if o.is_bracketed))
-            case = Case(f"{name} {result.compared}", kind, ahead, octaves)
+            case = Case(f"{name} {result.compared}", scale, ahead, octaves)
             rows += [_row(case, method, optima, truth, result) for method in METHODS]
     return rows
 
@@ -173,7 +178,7 @@ def _row(
         inside_50, inside_95 = (_is_inside(truth.x, observed_R, share) for share in (0.5, 0.95))
     return {
         "sweep": case.sweep,
-        "kind": case.kind,
+        "scale": case.scale,
         "ahead": case.ahead,
         "octaves": case.octaves,
         "known": len(known),
@@ -209,9 +214,9 @@ def regret_of(result: TransferResult, optimum: Optimum, x: float) -> float:
     return max(value + slope * (x - inside), value)
 
 
-def summary(found: pd.DataFrame, ahead: str, kind: str) -> pd.DataFrame:
+def summary(found: pd.DataFrame, ahead: str) -> pd.DataFrame:
     """A row for each method."""
-    part = found[(found["ahead"] == ahead) & ((found["kind"] == kind) | (kind == "all"))]
+    part = found[found["ahead"] == ahead]
     rows = {}
     for method in METHODS:
         own = part[part["method"] == method]

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 import os
 import pydoc_data.topics
 import re
@@ -21,6 +22,8 @@ import pytest
 
 import mup_tpu.jobs  # noqa: F401 (before ray: it sets how a driver authenticates)
 from mup_tpu.config import Trial
+from mup_tpu.config.columns import configured
+from mup_tpu.store import Store
 
 # Folder that hides a package which makes each process of Ray three times as slow to start.
 QUICK_START = str(Path(__file__).with_name("quick_start"))
@@ -276,3 +279,23 @@ def replay_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the package registry cannot be reached")
     assert result.returncode == 0, result.stderr
     return python
+
+
+@pytest.fixture
+def two_rules(tmp_path: Path) -> str:
+    """A stored sweep in SP and μP over four widths: SP's best row is the best of all, at width 64.
+
+    μP's optimum lies at 2^-6 at every width, SP's at 2^-5 at width 64 and an octave lower with each octave.
+    """
+    rows = []
+    for rule, width, x in (
+        (r, w, x) for r in ("mup", "sp") for w in (64, 128, 256, 512) for x in range(-11, -2)
+    ):
+        best = -6.0 if rule == "mup" else -5.0 - math.log2(width / 64)
+        floor = 2.0 + 8 * width**-0.5 if rule == "mup" else 1.9 + 0.3 * math.log2(width / 64)
+        trial = Trial().replace(width=width, parametrization=rule, learning_rate=2.0**x)
+        loss = floor + 0.04 * (x - best) ** 2 + 0.0005 * ((7 * x + width) % 5)
+        outcome = {"trial_id": f"{rule}{width}{x}", "status": "finished", "loss": loss}
+        rows.append(configured(trial) | outcome)
+    Store(tmp_path / "swept", "swept").append(rows)
+    return str(tmp_path / "swept")

@@ -13,6 +13,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings
 from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
+from mup_tpu.analysis.ingest.units import AUTO, LossUnit
 from mup_tpu.analysis.rows import (
     DATA,
     STORED_FIXED,
@@ -56,6 +57,7 @@ def load_table(
     chance: float | None = None,
     where: Sequence[Condition] | None = None,
     states: States = NO_STATES,
+    unit: LossUnit = AUTO,
 ) -> RunTable:
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
@@ -65,6 +67,7 @@ def load_table(
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         where: conditions on rows; by default those that a results folder stores.
         states: meaning of states of runs that are not known.
+        unit: of the loss of a file or tracker; a results folder is in nat per token.
 
     Raises:
         TableError: it is no table, or cannot be analysed as it is.
@@ -75,7 +78,7 @@ def load_table(
     columns = columns or default_columns(path)
     if is_file(path) or is_tracked(path):
         table = read_file(path) if is_file(path) else read_tracked(path)
-        return check_table(select(table, where or ()), columns, chance, Path(str(path)).name, states)
+        return check_table(select(table, where or ()), columns, chance, Path(str(path)).name, states, unit)
     return _load_stored(path, columns, chance, where, states)
 
 

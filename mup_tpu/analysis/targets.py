@@ -106,7 +106,8 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise TableError(f"at {name!r}: the table does not say how {name} follows {own}; give {grow}")
     by_scale = rows.groupby("scale")[name]
     if (by_scale.nunique() > 1).any():
-        mixed = by_scale.nunique().idxmax()
+        counts = by_scale.nunique()
+        mixed = float(counts.index[int(counts.argmax())])
         raise TableError(
             f"at {name!r}: runs of {own} {write_scale(own, mixed)} differ in {name}; give {own}=VALUE"
         )

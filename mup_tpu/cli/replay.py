@@ -107,7 +107,7 @@ def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = Fals
 
     found = open_results(path, table)
     if json:
-        Console().write(to_json(found.analysis.to_dict()))
+        Console().write(to_json(found.to_dict()))
     else:
         found.show(Console())
 
@@ -137,6 +137,7 @@ def predict(
     table: TableOptions = TableOptions(),
     json: bool = False,
     figure: File | None = None,
+    keep: bool = False,
 ) -> None:
     """Print the optimum to expect at a scale that was not run, with intervals, costs and loss.
 
@@ -146,11 +147,15 @@ def predict(
         table: Columns and rows of the table.
         json: Print JSON only, for machines.
         figure: Folder for the figure: optima, their line, and the fan out to the targets.
+        keep: Keep the predictions in the results folder (predictions.json): analyze scores them when their
+            scale is run.
     """
     from mup_tpu.cli.results import Results
 
     found = Results(path, table)
     predictions, drawn = found.predict(at), list[str]()
+    if keep:
+        found.keep(predictions)
     if figure is not None:
         from mup_tpu import plots
 

@@ -20,12 +20,14 @@ from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
+from mup_tpu.analysis.scores import Score, score, to_keep
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
+from mup_tpu.store.predictions import keep_predictions, load_predictions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,6 +63,16 @@ class Results:
         return self.options.analyze(self.table)
 
     @property
+    def scores(self) -> list[Score]:
+        """Predictions kept in the folder whose scale has rows now."""
+        return score(load_predictions(self.path), self.analysis) if self.is_folder else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of the analysis, and of the predictions that can be scored."""
+        scored = {"predictions": found} if (found := [s.to_dict() for s in self.scores]) else {}
+        return self.analysis.to_dict() | scored
+
+    @property
     def is_folder(self) -> bool:
         """Whether figures and report belong into the path itself."""
         return self.table.stored is not None
@@ -81,6 +93,8 @@ class Results:
             console.print(result.verdict.sentence, style="bold")
             for detail in rendering.details(result, self.analysis):
                 console.print(f"  {detail}")
+        for scored in self.scores:
+            console.print(said(scored.sentence()))
 
     def show_notes(self, console: Console) -> None:
         """Print the notes of the analysis."""
@@ -116,6 +130,10 @@ class Results:
 
         targets = read_targets(self.table, at)
         return predict_analysis(self.analysis, targets)
+
+    def keep(self, predictions: Predictions) -> None:
+        """Keep predictions in the results folder, to be scored when their scale is run."""
+        keep_predictions(self.path, to_keep(predictions, self.table))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
         """Print predictions, after the notes of the analysis."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mup_tpu.analysis.ingest.units import LossUnit, UnitName
 from mup_tpu.store.conditions import Condition
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class TableOptions:
     """States that mean diverged, besides diverged: failed, for example, if nothing else fails."""
     unfinished_states: tuple[str, ...] = ()
     """States without a result, besides running, failed, crashed, killed and the like."""
+    loss_unit: UnitName = "auto"
+    """Unit of the loss in a table that is not ours: nat or bit a token, or bpb (bits per byte). By default
+    told from the column's name."""
+    bytes_per_token: float | None = None
+    """Bytes of text in a token, by which bits per byte are converted."""
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float = 0.01
@@ -79,7 +85,8 @@ class TableOptions:
         )
         states = States(self.finished_states, self.diverged_states, self.unfinished_states)
         where = [Condition.parse(text) for text in self.where] if self.where else None
-        return load_table(path, columns, self.chance, where, states)
+        unit = LossUnit(self.loss_unit, self.bytes_per_token)
+        return load_table(path, columns, self.chance, where, states, unit)
 
     def analyze(self, table: RunTable) -> TransferAnalysis:
         """Analyse a table."""

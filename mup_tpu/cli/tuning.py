@@ -16,7 +16,7 @@ from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
+from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
 from mup_tpu.tuning.zero_shot import Target
 
 
@@ -214,8 +214,8 @@ def search_and_show(
 
     console = Console()
     with console.status("importing ray"):
+        from mup_tpu.tuning.found import best_trials
         from mup_tpu.tuning.search import run_search
-        from mup_tpu.tuning.zero_shot import best_trials
 
     folder = results or f"results/{search.experiment}"
     outcome = run_search(search, folder, options, run, resume, console)
@@ -244,10 +244,13 @@ def transfer(
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
 ) -> None:
-    """Train a larger model, or for longer, with a search's best hyperparameters, and print each loss.
+    """Train a larger model, or for longer, with what was found small, and print what it reached.
+
+    Of a search, its best trials. Of a sweep, the optimum that its rule (mup, unless another is asked for) is
+    predicted to have at the target; the prediction is kept (predictions.json), and what came of it is said.
 
     Args:
-        path: Results folder of the search (or of a sweep).
+        path: Results folder of the search or sweep.
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
         sweep: Results folder of a sweep at the target; its optimum is the reference of the regret.
@@ -261,10 +264,16 @@ def transfer(
     moved = Transfer(path, target, sweep)
     for warning in moved.warnings:
         console.print(f"warning: {warning}", style="yellow")
+    for origin in moved.origin:
+        console.print(origin)
+    try:
+        moved.keep(path)
+    except StoreError as error:  # one may transfer from a folder that others own
+        console.print(f"warning: the prediction is not kept there: {error}", style="yellow")
     folder = results or f"{path.rstrip('/')}_transfer"
     outcome = moved.run(folder, where, run, console)
-    runs, (small, at), tuned = moved.reached(folder), moved.sizes, moved.tuned
-    console.print(f"{small}, searched: loss {moved.source.loss:.4f} nat/token")
+    moved.keep(folder)
+    runs, (_, at), tuned = moved.reached(folder), moved.sizes, moved.tuned
     rows: list[dict[Any, Any]] = runs.to_dict("records")
     for row in rows:
         console.print(
@@ -277,4 +286,6 @@ def transfer(
             f"the best of {sweep} there ({row['best']:.4f})",
             style="bold",
         )
+    for said in moved.outcomes(runs):
+        console.print(said, style="bold")
     show_and_judge(outcome, folder, lambda: None)

@@ -1,4 +1,4 @@
-"""Zero-shot transfer: a target's trials with the hyperparameters of the best trials of a small search.
+"""Zero-shot transfer: the best trials of a search, or the optimum that a sweep predicts, at the target.
 
 μP transfers learning rate, schedule, init and multipliers across width. It does not transfer regularisation
 (weight decay, dropout), which depends on model and data size: Yang et al. 2022 (Tensor Programs V), table 2.
@@ -7,7 +7,7 @@ Other parametrizations declare the scales along which their optimum stays.
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis import analyze
+from mup_tpu.analysis.scores import Score, score
 from mup_tpu.config import (
     MOST_TRIALS,
     RunOptions,
@@ -27,11 +30,14 @@ from mup_tpu.config import (
 )
 from mup_tpu.config.columns import configured
 from mup_tpu.config.fields import require_one_of
-from mup_tpu.config.toml import parse_value, stored_trial
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.config.toml import parse_value
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import load_axes, load_runs
+from mup_tpu.store import is_search, load_axes, load_runs
+from mup_tpu.store.predictions import KeptPrediction, keep_predictions
+from mup_tpu.tuning.choice import Choice, choices
+from mup_tpu.tuning.found import Found, best_trials
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,35 +55,6 @@ _MOVES = {
 
 _SCALE_OF = {"steps": "tokens"}
 """Names of scales that differ from their field's."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """Trial of a search, and its loss (nat per token)."""
-
-    trial: Trial
-    loss: float
-
-
-def best_trials(results: str, count: int = 1) -> list[Found]:
-    """Finished trials of least loss in a results folder.
-
-    Raises:
-        StoreError: the folder holds no finished trial, or a damaged one.
-    """
-    runs = load_runs(results)
-    finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
-    if finished.empty:
-        raise StoreError(f"results folder {results} holds no finished trial to transfer from")
-    try:
-        return [
-            Found(stored_trial(json.loads(config)), float(loss))
-            for config, loss in zip(finished["config"], finished["loss"], strict=True)
-        ]
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"results folder {results} has a row whose config is no JSON of a trial: {reason(error)}"
-        ) from None
 
 
 def target_trials(
@@ -195,22 +172,27 @@ class Target:
     to: tuple[str, ...] = ()
     """Growing fields with their values at the target: --to depth=8, or --to width=512 depth=8."""
     top: int = 1
-    """Number of best trials to transfer."""
+    """Number of best trials to transfer; above 1, a sweep's rows are taken as a search's are."""
     num_seeds: int = 1
     """Seeds of each."""
     steps: int | None = None
     """Steps at the target in place of the search's."""
     batch_size: int | None = None
     """Batch size at the target in place of the search's."""
-    parametrizations: tuple[str, ...] = ("mup", "sp")
-    """Parametrizations at the target: mup for the transfer; sp, with the same hyperparameters, to compare."""
+    parametrizations: tuple[str, ...] | None = None
+    """Rules at the target. By default mup, and for a search sp too, with the same hyperparameters; a sweep's
+    only rule where it has one."""
+    compare: tuple[str, ...] = ()
+    """Further rules to train: from a sweep at their own predicted optimum, from a search with the same
+    hyperparameters."""
 
     def __post_init__(self) -> None:
         require_above_zero("top", self.top)
         require_above_zero("num_seeds", self.num_seeds)
-        for name in self.parametrizations:
-            require_one_of("parametrizations", name, tuple(PARAMETRIZATIONS))
-        if not self.parametrizations:
+        for option in ("parametrizations", "compare"):
+            for name in getattr(self, option) or ():
+                require_one_of(option, name, tuple(PARAMETRIZATIONS))
+        if self.parametrizations == ():
             raise ConfigError("parametrizations is empty: give at least one")
 
     @cached_property
@@ -232,9 +214,23 @@ class Target:
             )
         return found
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Other fields to change."""
+        return {"steps": self.steps, "batch_size": self.batch_size}
+
+    def rules(self, usual: Sequence[str]) -> tuple[str, ...]:
+        """Rules to train, each once, where `usual` are the default."""
+        return tuple(dict.fromkeys((*(self.parametrizations or usual), *self.compare)))
+
 
 class Transfer:
-    """Best trials of a search, and trials with the same hyperparameters at a target.
+    """Trials at a target: of a search its best, of a sweep each rule's predicted optimum.
+
+    Args:
+        path: results folder of the search or sweep.
+        target: where they go.
+        sweep: results folder of a sweep at the target; its optimum is the reference of the regret.
 
     Raises:
         ConfigError: the target is not larger, or not allowed.
@@ -245,10 +241,26 @@ class Transfer:
         self.sweep, self._fields = sweep, target.fields
         self._name = f"{Path(path).name}_transfer"
         self.tuned = load_axes(path).tune.column
-        found = best_trials(path, target.top)
-        changes = {"steps": target.steps, "batch_size": target.batch_size}
-        self.trials = target_trials(found, self._fields, target.parametrizations, target.num_seeds, **changes)
-        self.source = found[0]
+        self.chosen: list[Choice] = []
+        if target.top > 1 or is_search(path):
+            found = best_trials(path, target.top)
+            rules = target.rules(("mup", "sp"))
+            self.trials = target_trials(found, self._fields, rules, target.num_seeds, **target.changes)
+            self.source = found[0]
+        else:
+            self.chosen = choices(path, target)
+            self.trials = [
+                trial
+                for choice in self.chosen
+                for trial in target_trials(
+                    [choice.source],
+                    self._fields,
+                    (choice.source.trial.model.parametrization,),
+                    target.num_seeds,
+                    **target.changes,
+                )
+            ]
+            self.source = self.chosen[0].source
         if sweep is not None:
             best_of_sweep(sweep)  # raises before anything trains
 
@@ -262,6 +274,21 @@ class Transfer:
         """Sizes of source and target, for people."""
         return describe(self.source.trial, tuple(self._fields)), describe(self.trials[0], tuple(self._fields))
 
+    @property
+    def origin(self) -> list[str]:
+        """Sentences that say where the hyperparameters at the target come from."""
+        if not self.chosen:
+            return [f"{self.sizes[0]}, searched: loss {self.source.loss:.4f} nat/token"]
+        return [choice.said for choice in self.chosen]
+
+    def keep(self, results: str) -> None:
+        """Keep the predictions in a results folder, to be scored when their scale is run.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
+
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
         """Run missing trials; returns their number by status."""
         from mup_tpu.tuning.sweep import run_trials
@@ -274,6 +301,37 @@ class Transfer:
         for column in map(field_column, self._fields):
             runs = runs[runs[column] == own[column]]
         return runs.sort_values("loss")
+
+    def outcomes(self, runs: pd.DataFrame) -> list[str]:
+        """Sentences on each prediction: what was expected at the target, and what came out.
+
+        The loss is that of the runs at the predicted value; the optimum is that of the sweep at the target,
+        where one is given.
+        """
+        said = []
+        for choice in self.chosen:
+            prediction = choice.prediction
+            if prediction is None:
+                continue
+            rule, column = choice.source.trial.model.parametrization, field_column("parametrization")
+            own = runs[(runs[column] == rule) & (runs["status"] == "finished")]
+            own = own[np.isclose(own[self.tuned], 2**prediction.x, rtol=1e-6)]
+            known = self._optimum_at(prediction)
+            if len(own) or known is not None:
+                x, error = known or (math.nan, math.nan)
+                loss = float(own["loss"].mean()) if len(own) else math.nan
+                said.append(Score(prediction, x, error, loss).sentence())
+        return said
+
+    def _optimum_at(self, prediction: KeptPrediction) -> tuple[float, float] | None:
+        """Optimum (log2) and standard error that the sweep at the target has for a prediction's rule."""
+        if self.sweep is None:
+            return None
+        try:
+            scores = score([prediction], analyze(self.sweep))
+        except TableError:
+            return None
+        return next(((s.x, s.error) for s in scores if math.isfinite(s.x)), None)
 
     def regrets(self, runs: pd.DataFrame) -> list[dict[Any, Any]]:
         """Regret of each parametrization against the sweep, if there is one."""

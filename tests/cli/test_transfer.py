@@ -1,12 +1,16 @@
 """The commands `search` and `transfer`."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.store import Store, load_runs
+from mup_tpu.store.predictions import load_predictions
+from mup_tpu.tuning.zero_shot import Target, Transfer
 
 
 @pytest.mark.slow
@@ -79,7 +83,7 @@ def searched(tmp_path):
         (["--num-seeds", 0], "num_seeds 0 is not allowed: it must be above 0"),
         (
             ["--num-seeds", 10**9],
-            "num_seeds 1000000000 makes 2,000,000,000 trials; at most 100,000 are planned",
+            "num_seeds 1000000000 makes 1,000,000,000 trials; at most 100,000 are planned",
         ),
         (["--top", 0], "top 0 is not allowed: it must be above 0"),
         (["--parametrizations", "foo"], "parametrizations 'foo' is not one of 'mup', 'sp'"),
@@ -106,3 +110,33 @@ def test_a_row_whose_config_is_no_trial_is_one_sentence(config, tmp_path, outcom
     Store(tmp_path / "damaged", "damaged").append([row])
     code, _, err = outcome("transfer", tmp_path / "damaged", "--width", 256)
     assert code == 2 and "has a row whose config is no JSON of a trial" in err
+
+
+def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcome):
+    moved = Transfer(two_rules, Target(width=1024))
+    moved.keep(two_rules)
+    moved.keep(two_rules)
+    (kept,) = load_predictions(two_rules)
+    assert kept.scale == 1024 and kept.rows == 72 and kept.scales == (64, 128, 256, 512)
+    code, out, _ = outcome("analyze", two_rules)
+    assert code == 0 and "predicted on" not in out, "nothing was run there yet"
+    rows = []
+    for x in range(-9, -3):
+        trial = Trial().replace(width=1024, parametrization="mup", learning_rate=2.0**x)
+        loss = 2.0 + 8 * 1024**-0.5 + 0.04 * (x + 6) ** 2
+        rows.append(configured(trial) | {"trial_id": f"later{x}", "status": "finished", "loss": loss})
+    Store(two_rules, "swept").append(rows)
+    code, out, _ = outcome("analyze", two_rules)
+    said = " ".join(out.split())
+    assert code == 0 and "at width 1024, predicted on" in said and "from 72 runs" in said
+    assert "came out: 2^-6.0" in said and "inside" in said
+    code, out, _ = outcome("analyze", two_rules, "--json")
+    (scored,) = json.loads(out)["predictions"]
+    assert scored["is_inside"] is True and scored["x"] == pytest.approx(-6, abs=0.1)
+
+
+@pytest.mark.parametrize("content", ["{torn", "[1]", '[{"made_at": 3}]'])
+def test_a_damaged_file_of_predictions_is_one_sentence(content, two_rules, outcome):
+    Path(two_rules, "predictions.json").write_text(content)
+    code, _, err = outcome("analyze", two_rules)
+    assert code == 2 and "predictions.json is no list of predictions" in err

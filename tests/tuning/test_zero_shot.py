@@ -1,15 +1,18 @@
-"""Zero-shot transfer: the best trials of a search at the target, and warnings where μP does not apply."""
+"""Zero-shot transfer: from a search its best trials, from a sweep the predicted optimum of a rule."""
 
 import dataclasses
+import math
 
 import pytest
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
+from mup_tpu.config.columns import configured
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
+from mup_tpu.tuning.found import best_trials
 from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.zero_shot import best_trials, regret_against_sweep, target_trials, transfer_warnings
+from mup_tpu.tuning.zero_shot import Target, Transfer, regret_against_sweep, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
 ALONE = SweepOptions()
@@ -104,3 +107,51 @@ def test_targets_that_do_not_grow_are_refused(small, tmp_path):
     Store(tmp_path, "empty")
     with pytest.raises(StoreError, match="holds no runs yet"):
         best_trials(str(tmp_path))
+
+
+def test_a_sweep_gives_its_rule_s_predicted_optimum_and_not_the_best_row_of_any_rule(two_rules):
+    assert best_trials(two_rules)[0].trial.model.parametrization == "sp", "the best row is SP's, at width 64"
+    (trial,) = Transfer(two_rules, Target(width=1024)).trials
+    assert trial.model.parametrization == "mup" and trial.model.width == 1024
+    assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
+
+
+def test_another_rule_is_trained_at_its_own_predicted_optimum_only_where_it_is_asked_for(two_rules):
+    alone = Transfer(two_rules, Target(width=1024, parametrizations=("sp",)))
+    assert math.log2(alone.trials[0].optimizer.learning_rate) == pytest.approx(-9.0, abs=0.3)
+    mup, sp = Transfer(two_rules, Target(width=1024, compare=("sp",))).trials
+    assert [t.model.parametrization for t in (mup, sp)] == ["mup", "sp"]
+    assert sp == alone.trials[0]
+
+
+def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
+    moved = Transfer(small[32], Target(width=64))
+    runs = load_runs(small[32])
+    own = runs[runs["parametrization"] == "mup"]
+    assert len(moved.trials) == 1 and moved.trials[0].model.parametrization == "mup"
+    assert moved.trials[0].optimizer.learning_rate == own.loc[own["loss"].idxmin(), "lr"]
+    assert "nothing predicted" in moved.origin[0]
+
+
+def test_along_another_scale_than_the_sweep_s_nothing_is_predicted(two_rules):
+    moved = Transfer(two_rules, Target(to=("depth=8",)))
+    assert moved.trials[0].model.depth == 8 and moved.trials[0].model.width == 512
+    assert "the sweep's scale is width, not depth" in moved.origin[0]
+
+
+def test_a_rule_that_a_sweep_lacks_takes_mup_s_value(two_rules):
+    moved = Transfer(two_rules, Target(width=1024, parametrizations=("completep",)))
+    (trial,) = moved.trials
+    assert trial.model.parametrization == "completep"
+    assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
+    assert moved.origin[0].startswith("completep takes the value of mup: at width 1024")
+    assert moved.chosen[0].prediction is None
+
+
+def test_a_sweep_without_mup_asks_which_of_its_rules_is_meant(tiny, tmp_path):
+    for rule in ("sp", "completep"):
+        trial = tiny.replace(width=32, parametrization=rule)
+        row = configured(trial) | {"trial_id": rule, "status": "finished", "loss": 2.0}
+        Store(tmp_path, "s").append([row])
+    with pytest.raises(ConfigError, match="has no trial of mup: give --parametrizations completep or sp"):
+        Transfer(str(tmp_path), Target(width=64))

@@ -9,6 +9,7 @@ from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
 from mup_tpu.analysis.ingest.table_shapes import as_rows
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings, numbers
+from mup_tpu.analysis.ingest.units import AUTO, LossUnit
 from mup_tpu.analysis.rows import STORED_FIXED, cost_column, require_columns, require_one_kind, varying
 from mup_tpu.analysis.run_table import (
     FINISHED,
@@ -35,6 +36,7 @@ def check_table(
     chance: float | None = None,
     name: str = "table",
     states: States = NO_STATES,
+    unit: LossUnit = AUTO,
 ) -> RunTable:
     """Check a table and bring it into standard form.
 
@@ -44,6 +46,7 @@ def check_table(
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         name: name of the table, for titles.
         states: meaning of states of runs that are not known.
+        unit: of the loss; rows of a results folder are in nat per token.
 
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
@@ -60,6 +63,10 @@ def check_table(
     require_columns(table, columns)
     table, ended = _ended(table, columns, states, notes)
     rows = standard_form(table, columns, ended, lambda part, column: _read(table, part, column, notes))
+    factor, converted = unit.factor(columns.loss)
+    if converted:
+        rows[["loss", "loss_error"]] *= factor
+        notes.append(converted)
     require_one_kind(table, columns, STORED_FIXED if is_exported else _USUALLY_FIXED)
     runs, history = on_axis(at_logged_steps(rows), table, columns, chance, notes), None
     if runs["step"].notna().any():

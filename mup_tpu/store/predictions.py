@@ -1,0 +1,116 @@
+"""Predictions that were made from a results folder, predictions.json: when, from which rows, for what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.files import patiently
+from mup_tpu.store.runs import results_folder
+
+FILE = "predictions.json"
+_MOST_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class KeptPrediction:
+    """A prediction of one rule's optimum at one scale."""
+
+    made_at: str
+    """ISO time."""
+    rows: int
+    """Rows that it was made from."""
+    fingerprint: str
+    """Hash of their trial_ids."""
+    scales: tuple[float, ...]
+    """Scales of these rows."""
+    compared: str
+    """Name of the rule."""
+    scale_column: str
+    hyperparameter: str
+    scale: float
+    """The target."""
+    x: float
+    """log2 of the predicted optimum."""
+    half: tuple[float, float]
+    """50 % interval of x."""
+    interval: tuple[float, float]
+    """95 % interval of x."""
+    expected_cost: float | None
+    """Expected cost of taking x, nat per token; None where it was not told."""
+    loss: tuple[float, float, float] | None
+    """Expected loss at the optimum and its 95 % interval; None where it was not told."""
+
+    @classmethod
+    def parse(cls, found: Any) -> KeptPrediction:
+        """A prediction from JSON; entries of later versions are left out.
+
+        Raises:
+            TypeError, KeyError, ValueError: it is none.
+        """
+        own = {f.name: found[f.name] for f in fields(cls)}
+        for name in ("made_at", "fingerprint", "compared", "scale_column", "hyperparameter"):
+            if not isinstance(own[name], str):
+                raise ValueError(f"{name} is no text")
+        for name, count in (("scales", None), ("half", 2), ("interval", 2), ("loss", 3)):
+            if own[name] is not None or name != "loss":
+                own[name] = tuple(float(value) for value in own[name])
+                if count not in (None, len(own[name])):
+                    raise ValueError(f"{name} has not {count} numbers")
+        own["scale"], own["x"], own["rows"] = float(own["scale"]), float(own["x"]), int(own["rows"])
+        if own["expected_cost"] is not None:
+            own["expected_cost"] = float(own["expected_cost"])
+        return cls(**own)
+
+    @property
+    def _subject(self) -> tuple[Any, ...]:
+        """What it is about: the same rows say the same again."""
+        return self.fingerprint, self.compared, self.scale_column, self.hyperparameter, self.scale
+
+
+def fingerprint(trial_ids: Iterable[str]) -> str:
+    """Hash of the rows that a prediction was made from."""
+    return hashlib.sha256("\n".join(sorted(map(str, trial_ids))).encode()).hexdigest()[:16]
+
+
+def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
+    """Predictions that are kept in a results folder, in the order in which they were made.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    folder = results_folder(path)
+    try:
+        return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StoreError(
+            f"results folder {folder} cannot be read: {FILE} is no list of predictions: {reason(error)}"
+        ) from None
+
+
+def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
+    """Add predictions to a results folder; one from the same rows for the same target is there already.
+
+    Raises:
+        StoreError: the file cannot be read or written.
+    """
+    kept = list(load_predictions(path))
+    known = {prediction._subject for prediction in kept}
+    more = [prediction for prediction in made if prediction._subject not in known]
+    if not more:
+        return
+    folder = results_folder(path)
+    content = json.dumps([asdict(prediction) for prediction in [*kept, *more]], indent=1).encode() + b"\n"
+    try:
+        patiently(lambda: folder.write(FILE, content))
+    except OSError as error:
+        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

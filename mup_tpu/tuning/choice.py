@@ -1,0 +1,148 @@
+"""Hyperparameters that a sweep gives a larger model: each rule's optimum, predicted at the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mup_tpu.analysis import RunTable, TransferAnalysis, analyze, load_table
+from mup_tpu.analysis.prediction import predict_analysis
+from mup_tpu.analysis.scores import to_keep
+from mup_tpu.analysis.targets import Target as At
+from mup_tpu.config import columns, field_column
+from mup_tpu.config.columns import configured
+from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.models import declare, training_flops
+from mup_tpu.store import StoredAxes, load_axes, load_runs
+from mup_tpu.store.predictions import KeptPrediction
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.found import Found, found_in
+
+if TYPE_CHECKING:
+    from mup_tpu.config import Trial
+    from mup_tpu.tuning.zero_shot import Target
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A trial of a sweep to be trained at the target, its tuned value already the target's."""
+
+    source: Found
+    said: str
+    """Sentence on where its value comes from."""
+    prediction: KeptPrediction | None = None
+    """The prediction of its value; None where its own best value is taken."""
+
+
+def choices(path: str, target: Target) -> list[Choice]:
+    """The trial of each rule that is asked for, with its predicted optimum at the target.
+
+    Where nothing can be predicted (one scale, or a target along another one), the rule's own best trial at
+    the sweep's largest scale is taken.
+
+    Raises:
+        ConfigError: the sweep has no such rule.
+        StoreError: no trial of a rule finished.
+    """
+    axes, rows = load_axes(path), load_runs(path)
+    finished = rows[rows["status"] == "finished"]
+    if finished.empty:
+        raise StoreError(f"results folder {path} holds no finished trial to transfer from")
+    rule_column = field_column("parametrization")
+    there = sorted(finished[rule_column].dropna().unique())
+    rules = target.rules(there if len(there) == 1 else ("mup",))
+    lender = next((rule for rule in (*rules, "mup") if rule in there), there[0])
+    if lender not in rules and (lender != "mup" and len(there) > 1 or target.parametrizations is None):
+        raise ConfigError(
+            f"results folder {path} has no trial of {rules[0]}: give --parametrizations {' or '.join(there)}"
+        )
+    analysis, table, why = _analysis(path)
+    found = []
+    for rule in rules:
+        own = finished[finished[rule_column] == (rule if rule in there else lender)]
+        source = found_in(_best_row(own, axes), path)
+        choice = Choice(source, _best_said(source, axes, why))
+        if analysis is not None and table is not None:
+            choice = _predicted(source, target, axes, analysis, table)
+        if rule not in there:  # what comes of it does not score the lender's prediction
+            trial = choice.source.trial.replace(parametrization=rule)
+            choice = Choice(Found(trial, source.loss), f"{rule} takes the value of {choice.said}")
+        found.append(choice)
+    return found
+
+
+def _analysis(path: str) -> tuple[TransferAnalysis | None, RunTable | None, str]:
+    """The analysis of a sweep, or the reason why there is none."""
+    try:
+        table = load_table(path)
+        return analyze(table), table, ""
+    except TableError as error:
+        return None, None, str(error)
+
+
+def _best_row(rows: pd.DataFrame, axes: StoredAxes) -> dict[Any, Any]:
+    """Row of the best tuned value at the largest scale, by its mean over seeds."""
+    scale, tuned = axes.scale.column, axes.tune.column
+    largest = rows[rows[scale] == rows[scale].max()]
+    cells = [axes.compare.column, tuned]
+    means = largest.groupby(cells)["loss"].transform("mean")
+    return dict(largest.loc[means.idxmin()].to_dict())
+
+
+def _best_said(source: Found, axes: StoredAxes, why: str) -> str:
+    tuned, scale = axes.tune.column, axes.scale.column
+    values = configured(source.trial)
+    at = (
+        f"{columns.label(scale)} {columns.write_scale(scale, values[scale])}"
+        if scale in values
+        else "its scale"
+    )
+    return (
+        f"{source.trial.model.parametrization}: nothing predicted ({why}); the best of {at} is taken: "
+        f"{columns.label(tuned)} {columns.write(tuned, values[tuned])}, loss {source.loss:.4f} nat/token"
+    )
+
+
+def _predicted(
+    source: Found, target: Target, axes: StoredAxes, analysis: TransferAnalysis, table: RunTable
+) -> Choice:
+    """The choice of a rule by its prediction at the target; its best trial where there is none."""
+    fields = target.fields
+    compared = str(configured(source.trial)[axes.compare.column])
+    only = [result for result in analysis.results if result.compared == compared]
+    if not set(fields) <= set(axes.scale.fields):
+        why = f"the sweep's scale is {columns.label(axes.scale.column)}, not {', '.join(fields)}"
+    elif len(axes.tune.fields) > 1 or not only:
+        why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
+    else:
+        changes = {name: value for name, value in target.changes.items() if value is not None}
+        goal = source.trial.replace(**changes, **fields)
+        at = At(", ".join(f"{n}={v}" for n, v in fields.items()), _measure(goal, axes.scale.column))
+        try:
+            predictions = predict_analysis(replace(analysis, results=tuple(only)), (at,))
+        except TableError as error:
+            why = str(error).partition("no prediction: ")[2] or str(error)
+        else:
+            (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
+            (field,) = axes.tune.fields
+            trial = source.trial.replace(**{field: made.value})
+            said = "\n  ".join([predictions.sentence(made), *predictions.details(made)])
+            return Choice(Found(trial, source.loss), said, kept)
+    return Choice(source, _best_said(source, axes, why))
+
+
+def _measure(trial: Trial, column: str) -> float:
+    """A trial's value of a scale's column."""
+    values = configured(trial)
+    if column not in values:
+        vocab_size = Corpora([trial]).of(trial).vocab_size
+        declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
+        values |= {
+            "params_non_embedding": declaration.non_embedding,
+            "flops": training_flops(trial, vocab_size),
+        }
+    if column not in values:
+        raise ConfigError(f"the scale {column} of a target is not known before it is run")
+    return float(values[column])

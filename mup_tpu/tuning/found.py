@@ -1,0 +1,48 @@
+"""Trials that a results folder holds, with their losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mup_tpu.config import Trial
+from mup_tpu.config.toml import stored_trial
+from mup_tpu.errors import StoreError, reason
+from mup_tpu.store import load_runs
+
+
+@dataclass(frozen=True)
+class Found:
+    """Trial of a search, and its loss (nat per token)."""
+
+    trial: Trial
+    loss: float
+
+
+def best_trials(results: str, count: int = 1) -> list[Found]:
+    """Finished trials of least loss in a results folder.
+
+    Raises:
+        StoreError: the folder holds no finished trial, or a damaged one.
+    """
+    runs = load_runs(results)
+    finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
+    if finished.empty:
+        raise StoreError(f"results folder {results} holds no finished trial to transfer from")
+    return [found_in(row, results) for row in finished.to_dict("records")]
+
+
+def found_in(row: Mapping[Any, Any], results: str) -> Found:
+    """The trial of a row of a results folder.
+
+    Raises:
+        StoreError: the row is damaged.
+    """
+    try:
+        return Found(stored_trial(json.loads(row["config"])), float(row["loss"]))
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"results folder {results} has a row whose config is no JSON of a trial: {reason(error)}"
+        ) from None
