@@ -17,7 +17,7 @@ from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, Sw
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
-from mup_tpu.tuning.zero_shot import Target
+from mup_tpu.tuning.target import Target
 
 
 def sweep(

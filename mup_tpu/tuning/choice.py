@@ -19,10 +19,10 @@ from mup_tpu.store import StoredAxes, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.found import Found, found_in
+from mup_tpu.tuning.target import Target
 
 if TYPE_CHECKING:
     from mup_tpu.config import Trial
-    from mup_tpu.tuning.zero_shot import Target
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +24,8 @@ from mup_tpu.config import (
     SweepOptions,
     Trial,
     field_column,
-    require_above_zero,
 )
 from mup_tpu.config.columns import configured
-from mup_tpu.config.fields import require_one_of
-from mup_tpu.config.toml import parse_value
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
@@ -38,6 +33,7 @@ from mup_tpu.store import is_search, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction, keep_predictions
 from mup_tpu.tuning.choice import Choice, choices
 from mup_tpu.tuning.found import Found, best_trials
+from mup_tpu.tuning.target import Target
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,67 +157,6 @@ def best_of_sweep(sweep: str) -> pd.Series:
     if finished.empty:
         raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
     return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
-
-
-@dataclass(frozen=True)
-class Target:
-    """Scale of a transfer, and its trials there."""
-
-    width: int | None = None
-    """Width of the target; short for --to width=WIDTH."""
-    to: tuple[str, ...] = ()
-    """Growing fields with their values at the target: --to depth=8, or --to width=512 depth=8."""
-    top: int = 1
-    """Number of best trials to transfer; above 1, a sweep's rows are taken as a search's are."""
-    num_seeds: int = 1
-    """Seeds of each."""
-    steps: int | None = None
-    """Steps at the target in place of the search's."""
-    batch_size: int | None = None
-    """Batch size at the target in place of the search's."""
-    parametrizations: tuple[str, ...] | None = None
-    """Rules at the target. By default mup, and for a search sp too, with the same hyperparameters; a sweep's
-    only rule where it has one."""
-    compare: tuple[str, ...] = ()
-    """Further rules to train: from a sweep at their own predicted optimum, from a search with the same
-    hyperparameters."""
-
-    def __post_init__(self) -> None:
-        require_above_zero("top", self.top)
-        require_above_zero("num_seeds", self.num_seeds)
-        for option in ("parametrizations", "compare"):
-            for name in getattr(self, option) or ():
-                require_one_of(option, name, tuple(PARAMETRIZATIONS))
-        if self.parametrizations == ():
-            raise ConfigError("parametrizations is empty: give at least one")
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """Growing fields with their values.
-
-        Raises:
-            ConfigError: no field was given, or a value is not allowed.
-        """
-        found: dict[str, Any] = {} if self.width is None else {"width": self.width}
-        for text in self.to:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise ConfigError(f"to {text!r} is not FIELD=VALUE; write for example depth=8")
-            found[name] = parse_value(name, value, "to")
-        if not found:
-            raise ConfigError(
-                "transfer needs a target: give --width, or --to FIELD=VALUE such as --to depth=8"
-            )
-        return found
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """Other fields to change."""
-        return {"steps": self.steps, "batch_size": self.batch_size}
-
-    def rules(self, usual: Sequence[str]) -> tuple[str, ...]:
-        """Rules to train, each once, where `usual` are the default."""
-        return tuple(dict.fromkeys((*(self.parametrizations or usual), *self.compare)))
 
 
 class Transfer:

@@ -10,7 +10,8 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.store import Store, load_runs
 from mup_tpu.store.predictions import load_predictions
-from mup_tpu.tuning.zero_shot import Target, Transfer
+from mup_tpu.tuning.target import Target
+from mup_tpu.tuning.zero_shot import Transfer
 
 
 @pytest.mark.slow

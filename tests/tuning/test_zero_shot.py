@@ -12,7 +12,8 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
 from mup_tpu.tuning.found import best_trials
 from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.zero_shot import Target, Transfer, regret_against_sweep, target_trials, transfer_warnings
+from mup_tpu.tuning.target import Target
+from mup_tpu.tuning.zero_shot import Transfer, regret_against_sweep, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
 ALONE = SweepOptions()
