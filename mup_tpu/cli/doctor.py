@@ -169,7 +169,21 @@ def _version(package: str) -> str | None:
 def _machine() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return Finding("machine", f"{platform.machine()}, {cores} cores, {memory:.0f} GiB")
+    found = f"{platform.machine()}, {cores} cores, {memory:.0f} GiB"
+    units = bfloat16_units(Path("/proc/cpuinfo"))
+    return Finding("machine", found if units is None else f"{found}, {units}")
+
+
+def bfloat16_units(cpuinfo: Path) -> str | None:
+    """Instructions by which the CPU multiplies bfloat16; None where the system does not say.
+
+    Without them torch emulates such products, and --precision bf16 is far slower than float32.
+    """
+    if not cpuinfo.exists():
+        return None
+    flags = set(cpuinfo.read_text().split())
+    units = [name for name in ("avx512_bf16", "amx_bf16", "bf16") if name in flags]
+    return f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
 
 
 def _cuda() -> Finding:

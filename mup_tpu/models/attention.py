@@ -42,7 +42,7 @@ def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _blocks(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Blocks of rows, for CPUs in float32 or float64; not under vmap or torch.compile."""
+    """Blocks of rows, for CPUs; not under vmap or torch.compile."""
     return _BlockAttention.apply(qkv_BTX, head_size, factor.item() * head_size**-0.5)
 
 
@@ -51,47 +51,53 @@ class _BlockAttention(torch.autograd.Function):
 
     torch's fused kernel for CPUs takes one head after another, and recomputes its weights in backward. Here
     T²/2 weights a head (the causal half) are kept (`benchmarks/attention.py`).
+
+    In bf16 logits and softmax are float32, because rounding moves a logit of 40 by up to 0.125. Weights are
+    bf16, whose products are twice as fast. Softmax's backward sums each row in float32.
     """
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
         """Output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
         query_NTd, key_NTd, value_NTd = (
             x_BHTd.flatten(0, 1).contiguous() for x_BHTd in _qkv_by_head(qkv_BTX, head_size)
         )
+        exact = torch.promote_types(qkv_BTX.dtype, torch.float32)
+        exact_query_NTd, exact_key_NTd = query_NTd.to(exact), key_NTd.to(exact)
         ctx.factor = factor
         out_BTD = qkv_BTX.new_empty(*qkv_BTX.shape[:-1], qkv_BTX.shape[-1] // 3)
         out_BHTd = _by_head(out_BTD, head_size)
         weights = []
-        for rows in _rows(qkv_BTX.shape[1], _BLOCK):
+        for rows in _rows(qkv_BTX.shape[1], _block(qkv_BTX)):
             keys = slice(rows.stop)
-            future_RS = query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
+            future_RS = exact_query_NTd.new_full((rows.stop - rows.start, rows.stop), -math.inf)
             future_RS.triu_(1 + rows.start)
-            logits_NRS = torch.baddbmm(future_RS, query_NTd[:, rows], key_NTd[:, keys].mT, alpha=factor)
-            weights_NRS = torch.softmax(logits_NRS, -1, out=logits_NRS)
+            logits_NRS = torch.baddbmm(
+                future_RS, exact_query_NTd[:, rows], exact_key_NTd[:, keys].mT, alpha=factor
+            )
+            weights_NRS = torch.softmax(logits_NRS, -1, out=logits_NRS).to(value_NTd.dtype)
             part_BHRd = out_BHTd[:, :, rows]
             part_BHRd.copy_(torch.bmm(weights_NRS, value_NTd[:, keys]).view(part_BHRd.shape))
             weights.append(weights_NRS)
-        ctx.save_for_backward(query_NTd, key_NTd, value_NTd, out_BTD, *weights)
+        ctx.save_for_backward(query_NTd, key_NTd, value_NTd, *weights)
         return out_BTD
 
     @staticmethod
     def backward(ctx, gradient_BTD: Tensor) -> tuple[Tensor, None, None]:
         """Gradient_BTX of query, key and value side by side."""
-        query_NTd, key_NTd, value_NTd, out_BTD, *weights = ctx.saved_tensors
+        query_NTd, key_NTd, value_NTd, *weights = ctx.saved_tensors
         t, head_size = query_NTd.shape[1:]
         gradient_NTd = _by_head(gradient_BTD, head_size).flatten(0, 1).contiguous()
-        # Mean of each row of the weights' gradient, weighted by the weights; softmax's gradient subtracts it
-        # (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
-        mean_NT1 = _by_head(gradient_BTD * out_BTD, head_size).sum(-1, keepdim=True).flatten(0, 1)
         to_qkv_BTX = gradient_BTD.new_empty(*gradient_BTD.shape[:-1], 3 * gradient_BTD.shape[-1])
         to_query_BHTd, to_key_BHTd, to_value_BHTd = _qkv_by_head(to_qkv_BTX, head_size)
-        for rows, weights_NRS in reversed([*zip(_rows(t, _BLOCK), weights, strict=True)]):
+        for rows, weights_NRS in reversed([*zip(_rows(t, _block(query_NTd)), weights, strict=True)]):
             keys = slice(rows.stop)
             to_weights_NRS = torch.bmm(gradient_NTd[:, rows], value_NTd[:, keys].mT)
-            to_logits_NRS = to_weights_NRS.sub_(mean_NT1[:, rows]).mul_(weights_NRS).mul_(ctx.factor)
+            to_logits_NRS = torch._softmax_backward_data(to_weights_NRS, weights_NRS, -1, weights_NRS.dtype)
             part_BHRd = to_query_BHTd[:, :, rows]
-            part_BHRd.copy_(torch.bmm(to_logits_NRS, key_NTd[:, keys]).view(part_BHRd.shape))
+            to_query_NRd = torch.bmm(to_logits_NRS, key_NTd[:, keys])
+            torch.mul(to_query_NRd.view(part_BHRd.shape), ctx.factor, out=part_BHRd)
             to_key_NSd = torch.bmm(to_logits_NRS.mT, query_NTd[:, rows])
             to_value_NSd = torch.bmm(weights_NRS.mT, gradient_NTd[:, rows])
             if rows.stop == t:  # the last rows see all keys
@@ -99,7 +105,7 @@ class _BlockAttention(torch.autograd.Function):
             else:
                 to_key_NTd[:, keys] += to_key_NSd
                 to_value_NTd[:, keys] += to_value_NSd
-        to_key_BHTd.copy_(to_key_NTd.view(to_key_BHTd.shape))
+        torch.mul(to_key_NTd.view(to_key_BHTd.shape), ctx.factor, out=to_key_BHTd)
         to_value_BHTd.copy_(to_value_NTd.view(to_value_BHTd.shape))
         return to_qkv_BTX, None, None
 
@@ -203,8 +209,10 @@ def _rows(t: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, t)) for start in range(0, t, block)]
 
 
-_BLOCK = 48
-"""Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak."""
+def _block(x: Tensor) -> int:
+    """Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak (measured)."""
+    return 64 if x.dtype == torch.bfloat16 else 48
+
 
 _LARGE_BLOCK = 128
 """Rows of a recomputed block: the size of accelerators' matrix units."""

@@ -107,8 +107,7 @@ class Forms:
     one_pass_norms: bool = False
     """Norms as few elementary operations, for XLA."""
     in_blocks: bool = False
-    """Activations and RMS norms a cache-sized block at a time, for CPUs; not for bf16 (too coarse for GELU's
-    x³), vmap or torch.compile."""
+    """Activations and RMS norms a cache-sized block at a time, for CPUs; not under vmap or torch.compile."""
     vmapped: bool = False
     """Layers for members under vmap, which keep as little as possible for backward. Not under torch.compile:
     it takes no autograd function under vmap, and keeps little by itself."""

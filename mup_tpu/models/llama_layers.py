@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mup_tpu.models.layers import in_blocks
 from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE
 
 
@@ -84,7 +85,7 @@ class BlockRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm of each row."""
-        return _BlockRMSNorm.apply(x, self.weight)
+        return _BlockRMSNorm.apply(x.to(self.weight.dtype), self.weight)
 
 
 class _BlockRMSNorm(torch.autograd.Function):
@@ -162,19 +163,23 @@ def block_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 class _BlockSwiGLU(torch.autograd.Function):
     """SwiGLU that computes both slopes while all is in the cache, and keeps them in place of its inputs.
 
-    Backward is one product for each input.
+    Backward is one product for each input. In bf16 each element is computed in float32 and rounded once.
     """
 
     @staticmethod
     def forward(ctx, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
         out, to_gate, to_up = (torch.empty_like(gate_NI) for _ in range(3))
-        one = gate_NI.new_ones(())
-        tensors = (gate_NI, up_NI, out, to_gate, to_up)
-        for gate, up, share, rise, silu in zip(*(x.view(-1).split(_BLOCK) for x in tensors), strict=True):
-            torch.sigmoid(gate, out=share)
+        exact = torch.promote_types(gate_NI.dtype, torch.float32)
+        one = gate_NI.new_ones((), dtype=exact)
+        for gate, up, *results in in_blocks(_BLOCK, gate_NI, up_NI, out, to_gate, to_up):
+            gate, up = gate.to(exact), up.to(exact)
+            part, rise, silu = (x if x.dtype == exact else torch.empty_like(gate) for x in results)
+            share = torch.sigmoid(gate, out=part)
             torch.mul(gate, share, out=silu)
             torch.lerp(silu, one, share, out=rise).mul_(up)  # d/dx xσ(x) = σ + xσ·(1 - σ)
-            torch.mul(silu, up, out=share)
+            torch.mul(silu, up, out=part)
+            if part is not results[0]:
+                torch._foreach_copy_(results, [part, rise, silu])
         ctx.save_for_backward(to_gate, to_up)
         return out
 
@@ -230,7 +235,10 @@ def block_rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor,
 
 
 class _BlockRotateAndJoin(torch.autograd.Function):
-    """Results written where attention reads them, in 3 operations for queries and keys instead of 8."""
+    """Results written where attention reads them, in 3 operations for queries and keys instead of 8.
+
+    In bf16 angles are float32, and each result is rounded once.
+    """
 
     @staticmethod
     def forward(
@@ -238,12 +246,12 @@ class _BlockRotateAndJoin(torch.autograd.Function):
     ) -> Tensor:
         """Side by side (B, T, 3·D)."""
         t, (heads, d) = len(cos_T1h), query_NHd.shape[1:]
-        ctx.groups = key_NGd.shape[1]
+        ctx.groups, ctx.dtype = key_NGd.shape[1], query_NHd.dtype
         ctx.save_for_backward(cos_T1h, sin_T1h)
         query_BTHd, key_BTGd, value_BTGd = (
             x_NYd.unflatten(0, (-1, t)) for x_NYd in (query_NHd, key_NGd, value_NGd)
         )
-        out_BTX = query_NHd.new_empty(len(query_BTHd), t, 3 * heads * d)
+        out_BTX = value_NGd.new_empty(len(query_BTHd), t, 3 * heads * d)
         for query, key, value, out in _sequence_blocks(query_BTHd, key_BTGd, value_BTGd, out_BTX):
             to_query, to_key, to_value = (x.unflatten(-1, (-1, d)) for x in out.chunk(3, -1))
             _turn(query, cos_T1h, sin_T1h, to_query)
@@ -265,7 +273,7 @@ class _BlockRotateAndJoin(torch.autograd.Function):
             x.unflatten(-1, (-1, 2 * cos_T1h.shape[-1])) for x in gradient_BTX.chunk(3, -1)
         )
         key_BTGd, value_BTGd = (_sum_of_group(x, ctx.groups) for x in (key_BTHd, value_BTHd))
-        to_query, to_key = (x.new_empty(x.shape) for x in (query_BTHd, key_BTGd))
+        to_query, to_key = (torch.empty_like(x, dtype=ctx.dtype) for x in (query_BTHd, key_BTGd))
         for query, key, for_query, for_key in _sequence_blocks(query_BTHd, key_BTGd, to_query, to_key):
             _turn(query, cos_T1h, -sin_T1h, for_query)
             _turn(key, cos_T1h, -sin_T1h, for_key)
@@ -274,10 +282,13 @@ class _BlockRotateAndJoin(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     """Rotate the last axis into another tensor, expanding `x` to its shape."""
-    half = cos.shape[-1]
-    torch.mul(x.expand(out.shape), torch.cat((cos, cos), -1), out=out)
-    out[..., :half].addcmul_(x[..., half:], sin, value=-1)
-    out[..., half:].addcmul_(x[..., :half], sin)
+    half, x = cos.shape[-1], x.to(cos.dtype)
+    turned = out if out.dtype == cos.dtype else torch.empty_like(out, dtype=cos.dtype)
+    torch.mul(x.expand(out.shape), torch.cat((cos, cos), -1), out=turned)
+    turned[..., :half].addcmul_(x[..., half:], sin, value=-1)
+    turned[..., half:].addcmul_(x[..., :half], sin)
+    if turned is not out:
+        out.copy_(turned)
 
 
 def _sum_of_group(x_BTHd: Tensor, groups: int) -> Tensor:

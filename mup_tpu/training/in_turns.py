@@ -5,6 +5,7 @@ Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T token
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ class InTurns(Members):
 
     def __init__(self, stack: Stack, steps_done: int) -> None:
         self._micro_batches = stack.micro_batches
+        self._bf16 = stack.trials[0].train.precision == "bf16"
         self._loss = stack.compiled(stack.loss)
         self._whole_loss = over_micro_batches(self._loss, stack.micro_batches)
         rows = range(len(stack.trials))
@@ -44,12 +46,13 @@ class InTurns(Members):
             for r in rows
         ]
         first = next(iter(stack.parameters.values()))
+        self._device_type = first.device.type
         self._no_losses_R = first.new_full((len(first),), math.nan)
 
     @staticmethod
     def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Own forms on a CPU; torch's for torch.compile, which fuses them, and for bf16."""
-        in_blocks = device.torch_device.type == "cpu" and not compile and trial.train.precision != "bf16"
+        """Own forms on a CPU; torch's for torch.compile, which fuses them."""
+        in_blocks = device.torch_device.type == "cpu" and not compile
         return {
             "attention": choose_form(False, in_blocks, trial.data.sequence_length),
             "in_blocks": in_blocks,
@@ -66,23 +69,29 @@ class InTurns(Members):
         losses_R = self._no_losses_R.clone()
         for r in live:
             leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
-            for part, share in micro_batches(tokens_BT1, self._micro_batches):
-                loss = self._loss(leaves, self._buffers[r], part)
-                with backward_in_this_thread():
-                    loss.backward(torch.full_like(loss, share))
-                losses.append(loss.detach() * share)
-                del loss  # frees its graph before the next part's is built
+            with self._weights_cast_once():
+                for part, share in micro_batches(tokens_BT1, self._micro_batches):
+                    loss = self._loss(leaves, self._buffers[r], part)
+                    with backward_in_this_thread():
+                        loss.backward(torch.full_like(loss, share))
+                    losses.append(loss.detach() * share)
+                    del loss  # frees its graph before the next part's is built
             if optimizer.trial.optimizer.grad_clip:
                 torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
             optimizer.update(step)
             losses_R[r] = torch.stack(losses).sum()
         return losses_R
 
+    def _weights_cast_once(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which autocast, off here and on in the loss, keeps its bf16 copies of weights."""
+        return torch.autocast(self._device_type, enabled=False) if self._bf16 else contextlib.nullcontext()
+
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
         """Mean losses_R of live rows; nan for the others."""
         losses_R = self._no_losses_R.clone()
         for r in live:
             own = self._leaves[r], self._buffers[r]
-            losses = [self._whole_loss(*own, tokens_BT1) for tokens_BT1 in tokens_NBT1]
+            with self._weights_cast_once():
+                losses = [self._whole_loss(*own, tokens_BT1) for tokens_BT1 in tokens_NBT1]
             losses_R[r] = torch.stack(losses).mean()
         return losses_R

@@ -71,18 +71,15 @@ class _Counts:
         """Gradients summed over micro-batches, beside the gradients of one micro-batch."""
         return self.declaration.total if self.micro_batches > 1 else 0
 
-    def _activations(self, execution: Execution, fused: bool, in_parts: float) -> float:
+    def _activations(self, execution: Execution, in_parts: float) -> float:
         """Activations of a member outside of XLA.
 
         Args:
             execution: of the members.
-            fused: whether a fused kernel keeps no scores.
             in_parts: factor with micro-batches, since their sums fragment malloc's memory (measured).
         """
         kept = self.declaration.activations
-        a_layer = kept.vectors[execution] * self.declaration.width
-        if not fused:
-            a_layer += kept.scores[execution] * self.pairs
+        a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
         a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
         at_once = _IN_PIECES * self.tokens * a_token
         return at_once * in_parts if self.micro_batches > 1 else at_once
@@ -90,15 +87,15 @@ class _Counts:
     def in_turns(self) -> float:
         """Gradients and activations of one member at a time.
 
-        Scores in float32 count on a GPU and with torch.compile too. bf16 saves nothing else: norms, softmax
-        and loss stay float32, and casts keep both copies.
+        Scores count on a GPU and with torch.compile too. bf16 counts as float32: norms, softmax and loss are
+        float32, and both copies of a cast are alive for a while.
         """
-        at_once = self._activations("loop", fused=self.bf16, in_parts=1.3)
+        at_once = self._activations("loop", in_parts=1.3)
         return self.members * self.held + (self.sums + self.declaration.total + at_once)
 
     def stacked(self) -> float:
         """Gradients and activations of all members."""
-        at_once = self._activations("vmap", fused=False, in_parts=1.1)
+        at_once = self._activations("vmap", in_parts=1.1)
         return self.members * self.held + self.members * (self.sums + self.declaration.total + at_once)
 
     def stacked_by_xla(self) -> float:

@@ -38,6 +38,28 @@ def test_every_form_is_softmax_attention_and_so_is_its_gradient(form, b, t, head
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1.0, 5.0])
+@pytest.mark.parametrize("form", ["blocks", "fused"])
+def test_in_bf16_only_products_are_rounded(form, size):
+    """Against float64 on the same inputs; torch's kernel is held to the same bound.
+
+    Logits of queries and keys of size 5 reach 100, where bf16 is wrong by 0.25: in bf16 they would fail.
+    """
+    generator = torch.Generator().manual_seed(0)
+    qkv = (size * torch.randn(2, 130, 3 * 64, generator=generator)).bfloat16().requires_grad_()
+    exact = qkv.detach().double().requires_grad_()
+    toward = torch.randn(2, 130, 64, generator=generator).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = ATTENTION[form](qkv, 16, torch.tensor(1.0))
+    theirs = written_out(exact, 16, 1.0)
+    found, expected = (
+        torch.autograd.grad(*of)[0] for of in ((ours, qkv, toward), (theirs, exact, toward.double()))
+    )
+    assert ours.dtype == found.dtype == torch.bfloat16
+    for rounded, true in ((ours, theirs), *zip(found.chunk(3, -1), expected.chunk(3, -1), strict=True)):
+        assert (rounded.double() - true).norm() < 2**-7 * true.norm()
+
+
 @pytest.mark.parametrize("form", ["matmul", "recomputed"])
 def test_forms_for_stacked_members_are_so_for_each_of_them(form):
     """K members of a factor each, as vmap over gradients runs them."""

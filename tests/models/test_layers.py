@@ -20,6 +20,17 @@ def test_fast_gelu_is_gpt2s_gelu_and_so_is_its_gradient():
     assert torch.autograd.grad(fast(far).sum(), far)[0][:2].tolist() == [0, 1]
 
 
+def test_fast_gelu_in_bf16_rounds_output_and_slope_once():
+    """Against float64 on inputs of bf16; half a unit in the last place is 2^-8 of a number at most."""
+    x = torch.linspace(-12, 12, 300_001).bfloat16().requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    ours, torchs = FastGelu()(x), torch.nn.functional.gelu(exact, approximate="tanh")
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.double(), torchs, rtol=2**-8, atol=2**-20)
+    slope, expected = (torch.autograd.grad(y.sum(), i)[0] for y, i in ((ours, x), (torchs, exact)))
+    torch.testing.assert_close(slope.double(), expected, rtol=2**-8, atol=2**-20)
+
+
 @pytest.mark.parametrize("offset", [0.0, 3.0])
 def test_one_pass_norm_is_torch_s_and_so_are_its_gradients(offset):
     """Under vmap, as it is used, against torch's own in float64; rows whose mean is far from 0 too."""

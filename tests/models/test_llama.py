@@ -130,6 +130,24 @@ def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms, m
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("trial", TRIALS[:4], ids=ids)
+def test_in_bf16_forms_in_blocks_are_as_near_to_float64_as_torch_s(trial, monkeypatch):
+    """Gradients of each parameter, from the same weights; torch's operations under autocast set the scale."""
+    from mup_tpu.models import llama_layers
+
+    monkeypatch.setattr(llama_layers, "_BLOCK", 1000)
+    exact = outcome(trial, weights(trial))[2]
+    parameters = {name: p.detach().float().requires_grad_() for name, p in weights(trial).items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, torchs = (
+            outcome(trial, parameters, **forms)[2]
+            for forms in ({"attention": "blocks", "in_blocks": True}, {"attention": "fused"})
+        )
+    for name, true in exact.items():
+        error, other = ((g[name].double() - true).norm() / true.norm() for g in (ours, torchs))
+        assert error < max(1.5 * other, 2**-6), f"{name}: {error:.4f}, {other:.4f}"
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""

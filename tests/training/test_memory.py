@@ -17,6 +17,8 @@ SHAPES = (  # width, members, execution, precision, sequence length, batch size
     (256, 8, "loop", "float32", 128, 4),
     (1024, 2, "loop", "float32", 64, 2),
     (128, 2, "loop", "float32", 1024, 4),
+    (128, 2, "loop", "bf16", 1024, 4),
+    (256, 2, "loop", "bf16", 128, 16),
     (256, 4, "vmap", "float32", 128, 4),
     (256, 4, "vmap", "float32", 32, 16),
     (256, 2, "vmap", "bf16", 256, 4),
