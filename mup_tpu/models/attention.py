@@ -210,7 +210,7 @@ def _rows(t: int, block: int) -> list[slice]:
 
 
 def _block(x: Tensor) -> int:
-    """Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak (measured)."""
+    """Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak."""
     return 64 if x.dtype == torch.bfloat16 else 48
 
 

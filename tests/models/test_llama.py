@@ -143,9 +143,12 @@ def test_in_bf16_forms_in_blocks_are_as_near_to_float64_as_torch_s(trial, monkey
             outcome(trial, parameters, **forms)[2]
             for forms in ({"attention": "blocks", "in_blocks": True}, {"attention": "fused"})
         )
-    for name, true in exact.items():
-        error, other = ((g[name].double() - true).norm() / true.norm() for g in (ours, torchs))
-        assert error < max(1.5 * other, 2**-6), f"{name}: {error:.4f}, {other:.4f}"
+    errors, others = (
+        torch.stack([(g[name].double() - true).norm() / true.norm() for name, true in exact.items()])
+        for g in (ours, torchs)
+    )
+    assert (errors < 3 * others + 2**-6).all(), "a parameter's few numbers scatter"
+    assert (errors / others).log().mean().exp() < 1.25
 
 
 @pytest.fixture(scope="module")
