@@ -299,3 +299,38 @@ def two_rules(tmp_path: Path) -> str:
         rows.append(configured(trial) | outcome)
     Store(tmp_path / "swept", "swept").append(rows)
     return str(tmp_path / "swept")
+
+
+@pytest.fixture
+def limited_group():
+    """Maker of real control groups with a limit in MB: a group without one, inside a limited one.
+
+    Skips the test where this user or system can make none.
+    """
+    made = []
+
+    def make(megabytes):
+        lines = Path("/proc/self/cgroup").read_text().splitlines() if sys.platform == "linux" else []
+        own = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+        for mount, controllers, limit in (
+            ("/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "", "memory.max"),
+        ):
+            outer = Path(f"{mount}{own.get(controllers, '/nowhere')}/mup_tpu_test_{os.getpid()}_{len(made)}")
+            with contextlib.suppress(OSError):
+                for group in (outer, outer / "inner"):
+                    group.mkdir()
+                    made.append(group)
+                (outer / limit).write_text(str(megabytes * 10**6))
+                return outer / "inner"
+        pytest.skip("no control group with a limit can be made here")
+
+    yield make
+    deadline = time.monotonic() + 60
+    while made:  # processes of the test are a moment from their end
+        with contextlib.suppress(OSError):
+            made[-1].rmdir()
+            made.pop()
+            continue
+        assert time.monotonic() < deadline, f"{made[-1]} is still in use"
+        time.sleep(0.1)

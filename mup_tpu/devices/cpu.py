@@ -9,13 +9,13 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
+from mup_tpu.devices import control_groups
 from mup_tpu.devices.base import Execution, OneDevice, Repeated, Step, one_by_one
 
 
@@ -44,29 +44,20 @@ class CpuDevice(OneDevice):
         """Nothing: CPU operations return when they are done."""
 
     def free_memory_bytes(self) -> int:
-        """Memory available to this process's control group, by the share of the cores that it uses.
+        """Memory available to this process and its control groups, by the share of the cores that it uses.
 
         Memory that malloc keeps is handed back first: no other process can use it, and in pieces it does not
         serve every purpose.
         """
         _of_glibc("malloc_trim")(0)
-        available = psutil.virtual_memory().available
-        limit, used = (_control_group(name) for name in ("memory.max", "memory.current"))
-        if limit is not None and used is not None:
-            available = min(available, limit - used)
-        return int(available * min(1.0, torch.get_num_threads() / (os.cpu_count() or 1)))
+        cores = os.cpu_count() or 1
+        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+        a_core = min(psutil.virtual_memory().available / cores, control_groups.free_bytes() / own)
+        return int(a_core * min(torch.get_num_threads(), own))
 
     def peak_memory_bytes(self) -> int:
         """Peak resident set of this process, in bytes (Linux counts in KiB, macOS in bytes)."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _control_group(name: str) -> int | None:
-    """A number of the container's control group (Linux, cgroup v2); None if it sets none."""
-    try:
-        return int(Path("/sys/fs/cgroup", name).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def create() -> CpuDevice:

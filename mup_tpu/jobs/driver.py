@@ -27,7 +27,8 @@ def run_jobs(jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> Generato
     """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
     Events are `Started`, `Preparing`, a job's own reports, and last `Finished`, `Failed` or `Split`. A job
-    with a lost worker starts again. Parts of a split job follow as separate jobs.
+    with a lost worker starts again, in parts if its worker was killed for want of memory. Parts of a split
+    job follow as separate jobs.
 
     Args:
         jobs: in the order of their start.
@@ -50,6 +51,8 @@ class _Run:
         self._waiting = deque(jobs)
         self._busy: dict[Worker, Job] = {}
         self._attempts: Counter[Job] = Counter()
+        self._killed: set[Job] = set()
+        """Jobs that a worker was lost with, perhaps for want of memory."""
         self._is_ending = False
         self._at_end: list[tuple[Job, Finished]] = []
 
@@ -105,8 +108,8 @@ class _Run:
         del self._busy[worker]
         self._heartbeats.forget(worker)
         match event:
-            case Lost(reason):
-                yield from self._lost(job, reason)
+            case Lost(reason, for_memory):
+                yield from self._lost(job, reason, for_memory)
             case TooLarge(reason, fits):
                 yield from self._split(job, reason, fits)
             case Refused(error):
@@ -116,7 +119,14 @@ class _Run:
             case _:
                 yield job, event
 
-    def _lost(self, job: Job, reason: str) -> Iterator[tuple[Job, Failed]]:
+    def _lost(self, job: Job, reason: str, for_memory: str) -> Iterator[tuple[Job, Split | Failed]]:
+        # Of a kill whose cause is not known, the second of one job says that memory was short.
+        is_large = for_memory == "surely" or (for_memory == "perhaps" and job in self._killed)
+        if for_memory == "perhaps":
+            self._killed.add(job)
+        if is_large and job.members > 1 and not self._is_ending:
+            yield from self._split(job, f"{reason}, as where memory is short", job.members // 2)
+            return
         if not self._is_ending and self._attempts[job] >= MAX_ATTEMPTS:
             yield job, Failed(f"{reason}, the last of {MAX_ATTEMPTS} attempts")
             return

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from mup_tpu.errors import first_line
 from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
-from mup_tpu.jobs.this_machine import PACK_MODULES, start_process
+from mup_tpu.jobs.this_machine import PACK_MODULES, killed_for_memory, start_process
 from mup_tpu.training.host_log import host_log
 
 _LAST_LOG_S = 30.0
@@ -55,6 +56,7 @@ class Forked(Pool[_Process]):
         self._count, self._results, self._preload = count, results, preload
         # The server imports the modules before it forks the first process.
         self.waits_for = "importing torch" if preload else ""
+        self._killed_here = killed_for_memory()
         self._idle: list[_Process] = []
         self._busy: dict[Any, _Process] = {}
 
@@ -94,10 +96,19 @@ class Forked(Pool[_Process]):
             except (EOFError, OSError):
                 worker.process.kill()
                 worker.process.join()
-                event = Lost(f"its process died (exit code {worker.process.exitcode})")
+                event = Lost(
+                    f"its process died (exit code {worker.process.exitcode})", self._for_memory(worker)
+                )
             if isinstance(event, Ended) and not isinstance(event, Lost):
                 self._idle.append(self._busy.pop(connection))
             yield worker, event
+
+    def _for_memory(self, worker: _Process) -> Literal["no", "perhaps", "surely"]:
+        """Whether a process that died was killed because memory was short."""
+        if worker.process.exitcode != -signal.SIGKILL:
+            return "no"
+        before, self._killed_here = self._killed_here, killed_for_memory()
+        return "surely" if self._killed_here > before else "perhaps"
 
     def end(self, worker: _Process) -> None:
         """Kill a process."""
@@ -116,6 +127,8 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the driver too, and the driver ends its workers
     threading.Thread(target=_end_with_driver, daemon=True).start()
+    with contextlib.suppress(OSError):  # where memory is short, Linux kills a worker, not its driver
+        Path("/proc/self/oom_score_adj").write_text("500")
     here = Surroundings(handles_sigterm=True)
     with host_log(results, capture_warnings=True):
         while True:

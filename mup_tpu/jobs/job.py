@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mup_tpu.errors import MupTpuError, PackTooLarge, first_line
 
@@ -37,6 +37,9 @@ class Job(ABC):
 
     `str` of a job is its name in log lines, such as "a pack of 3 trials".
     """
+
+    members = 1
+    """Trials of the job: one of several can be split."""
 
     @abstractmethod
     def run(self, here: Surroundings) -> Generator[Any, None, Any]:
@@ -119,6 +122,8 @@ class Lost(Ended):
     """A worker has died or hangs, and its job with it."""
 
     reason: str
+    for_memory: Literal["no", "perhaps", "surely"] = "no"
+    """Whether the system killed it because memory was short."""
 
 
 def perform(job: Job, here: Surroundings) -> Generator[Any]:

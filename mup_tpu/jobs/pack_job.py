@@ -25,7 +25,7 @@ class PackJob(Job):
         self, trials: list[Trial], options: RunOptions, folder_of: FolderOf = lambda pack: None
     ) -> None:
         self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
-        self._folder_of = folder_of
+        self.members, self._folder_of = len(trials), folder_of
 
     def __str__(self) -> str:
         return f"a pack of {len(self.trials)} trials"

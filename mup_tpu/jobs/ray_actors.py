@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -99,8 +99,8 @@ class RayActors(Pool[_Actor]):
             worker = self._busy[stream]
             try:
                 event = ray.get(next(stream))
-            except ray.exceptions.RayActorError as error:
-                event = Lost(f"its process{worker.where} died: {first_line(error)}")
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+                event = Lost(f"its process{worker.where} died: {first_line(error)}", _for_memory(error))
             except ray.exceptions.RayTaskError as error:  # such as a job that cannot be unpickled
                 event = Failed(first_line(error.cause or error))
             if isinstance(event, Refused):  # other hosts may not have this error
@@ -135,3 +135,10 @@ class RayActors(Pool[_Actor]):
         self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
         end_actor(worker.actor)
         self._looked_at = -math.inf
+
+
+def _for_memory(error: Exception) -> Literal["no", "perhaps", "surely"]:
+    """Whether the system or Ray killed an actor because memory was short, as far as its error says."""
+    if "running low on memory" in str(error):  # Ray's words, where it is Ray that kills
+        return "surely"
+    return "no" if "its node has died" in str(error) else "perhaps"

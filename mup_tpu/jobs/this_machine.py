@@ -5,6 +5,7 @@ Importing torch takes seconds. This module does not, so the server can start fir
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import multiprocessing
 import os
@@ -33,6 +34,15 @@ _CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def killed_for_memory() -> int:
+    """Processes that Linux has killed on this machine because memory was short; 0 elsewhere."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def is_cpu(options: RunOptions) -> bool:

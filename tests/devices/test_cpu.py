@@ -1,10 +1,11 @@
+import subprocess
 import sys
 
 import psutil
 import pytest
 import torch
 
-from mup_tpu.devices import get_device
+from mup_tpu.devices import control_groups, get_device
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries give back as they see fit")
@@ -19,3 +20,82 @@ def test_memory_that_was_kept_for_the_next_step_is_handed_back_before_free_memor
     device.free_memory_bytes()
     # CI's process once kept 48 of them. Why is not known; a heap of an arena beside the main one has 64.
     assert kept - process.memory_info().rss > (12 * 16 - 64) * 2**20
+
+
+V1 = "30 1 0:30 / {at} rw - cgroup cgroup rw,memory\n31 1 0:31 / /elsewhere rw - cgroup cgroup rw,cpu\n"
+V2 = "30 1 0:30 {root} {at} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+NO_LIMIT = 9223372036854771712  # as version 1 writes it
+
+
+def process_in(tmp_path, mounts, own, groups):
+    """Folder of a process as in /proc, and its groups: path -> {file: content}."""
+    at = tmp_path / "groups"
+    for path, files in groups.items():
+        (at / path).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (at / path / name).write_text(f"{content}\n")
+    (tmp_path / "mountinfo").write_text(mounts.replace("{at}", str(at)))
+    (tmp_path / "cgroup").write_text(own)
+    return tmp_path
+
+
+def v1(limit, used, cache=0):
+    stat = f"inactive_file 1\ntotal_inactive_file {cache}\ntotal_active_file 0"
+    return {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": stat}
+
+
+def v2(limit, used, cache=0, high="max"):
+    stat = f"anon {used}\ninactive_file {cache}\nactive_file 0"
+    return {"memory.max": limit, "memory.high": high, "memory.current": used, "memory.stat": stat}
+
+
+@pytest.mark.parametrize(
+    ("mounts", "own", "groups", "expected"),
+    [
+        (V1, "4:memory:/job/step\n1:cpu:/",
+         {"": v1(NO_LIMIT, 9), "job": v1(900, 300), "job/step": v1(700, 50)}, 600),
+        (V1, "4:cpu,memory:/job\n0::/", {"": v1(NO_LIMIT, 9), "job": v1(700, 300)}, 400),
+        (V1, "4:memory:/job\n", {"": v1(1000, 900), "job": v1(NO_LIMIT, 300)}, 100),
+        (V1, "4:memory:/job\n", {"job": v1(1000, 900, cache=800)}, 900),
+        (V1, "4:memory:/job\n", {"job": v1(100, 900)}, 0),
+        # Slurm and systemd nest groups of version 2; the root has no files.
+        (V2, "0::/system.slice/job_7/step_0\n",
+         {"system.slice/job_7": v2(500, 100), "system.slice/job_7/step_0": v2("max", 100)}, 400),
+        (V2, "0::/user.slice/run.scope\n",
+         {"user.slice": v2("max", 8), "user.slice/run.scope": v2(900, 100, 50)}, 850),
+        (V2, "0::/user.slice/run.scope\n", {"user.slice/run.scope": v2(900, 100, high=600)}, 500),
+        # A container sees its own group as the root, with or without a namespace of its own.
+        (V2, "0::/\n", {"": v2(800, 100)}, 700),
+        (V2.replace("{root}", "/docker"), "0::/docker\n", {"": v2(800, 300)}, 500),
+        (V2.replace("{root}", "/docker"), "0::/docker/inner\n",
+         {"": v2(800, 300), "inner": v2(200, 100)}, 100),
+        (V2.replace("{root}", "/docker"), "0::/elsewhere\n", {"": v2(800, 300)}, 500),
+        (V2, "0::/job\n", {"job": {"memory.max": 300}}, 300),
+        (V2, "0::/../job\n", {"": v2(800, 300)}, float("inf")),
+        (V2, "0::/job\n", {"job": v2("max", 100)}, float("inf")),
+        ("", "", {}, float("inf")),
+    ],
+)  # fmt: skip
+def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, own, groups, expected):
+    process = process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)
+    assert control_groups.free_bytes(process) == expected
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path):
+    assert control_groups.free_bytes(tmp_path) == float("inf")
+
+
+FREE = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from mup_tpu.devices import get_device
+print(get_device("cpu").free_memory_bytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_a_real_group_inside_a_limited_one_has_what_its_limit_leaves(limited_group):
+    done = subprocess.run([sys.executable, "-c", FREE, limited_group(900)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0 < int(done.stdout) < 900 * 10**6

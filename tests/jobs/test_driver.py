@@ -29,6 +29,14 @@ class Dies(BaseException):
     """The worker's process dies."""
 
 
+class Killed(BaseException):
+    """The worker's process is killed: the system may be short of memory, or somebody killed it by hand."""
+
+
+class KilledForMemory(BaseException):
+    """The system says that it was short of memory."""
+
+
 class Hangs(BaseException):
     """The worker is silent for ever."""
 
@@ -40,9 +48,11 @@ class Scripted(Job):
         name: for sentences.
         scripts: one an attempt; the last one holds for all further ones.
         parts: jobs that it can be split into.
+        members: trials.
     """
 
-    def __init__(self, name, *scripts, parts=()):
+    def __init__(self, name, *scripts, parts=(), members=1):
+        self.members, self.fits = members, []
         self.name, self.scripts, self.parts, self.attempts = name, scripts or ((1, 2),), parts, 0
 
     def __repr__(self):
@@ -51,6 +61,7 @@ class Scripted(Job):
     __str__ = __repr__
 
     def split(self, fits):
+        self.fits.append(fits)
         return self.parts
 
     def was_preempted(self, result):
@@ -118,6 +129,8 @@ class ScriptedPool(Pool):
                 event = next(worker.events, None)  # None: it hangs
             except Dies:
                 event = Lost(f"its process{worker.where} died")
+            except (Killed, KilledForMemory) as error:
+                event = Lost("its process died", "perhaps" if isinstance(error, Killed) else "surely")
             except Hangs:
                 continue
             if worker.is_terminated and not isinstance(event, Ended):
@@ -303,3 +316,28 @@ def test_jobs_wait_for_a_pool_that_has_no_room_for_now(pool, clock):
     last, _ = ends(run_jobs([Scripted("a"), Scripted("b")], growing, LIMIT))
     assert set(last.values()) == {Finished("a's result"), Finished("b's result")}
     assert filled[:3] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("killed", "starts"), [(KilledForMemory, 1), (Killed, 2)])
+def test_a_pack_whose_worker_is_killed_for_memory_goes_on_in_halves(pool, killed, starts):
+    """Once, where the system says so; the second time, where only a kill is known."""
+    halves = [Scripted("a1"), Scripted("a2")]
+    pack = Scripted("a", (1, killed), parts=halves, members=5)
+    last, started = ends(run_jobs([pack, Scripted("b")], pool, LIMIT))
+    assert last["a"] == Split(halves, "its process died, as where memory is short") and pack.fits == [2]
+    assert {name: last[name] for name in ("a1", "a2", "b")} == {
+        name: Finished(f"{name}'s result") for name in ("a1", "a2", "b")
+    }
+    assert started["a"] == starts
+
+
+@pytest.mark.parametrize("killed", [KilledForMemory, Killed])
+def test_a_single_trial_whose_worker_is_killed_for_memory_fails_after_three_attempts(pool, killed):
+    last, started = ends(run_jobs([Scripted("a", (1, killed)), Scripted("b")], pool, LIMIT))
+    assert isinstance(last["a"], Failed) and started["a"] == 3 and last["b"] == Finished("b's result")
+
+
+def test_a_pack_that_was_killed_once_goes_on_as_it_is(pool):
+    pack = Scripted("a", (1, Killed), (1, Dies), (1,), parts=[Scripted("a1")], members=2)
+    last, started = ends(run_jobs([pack], pool, LIMIT))
+    assert last == {"a": Finished("a's result")} and started == {"a": 3}

@@ -34,6 +34,7 @@ def test_data_are_loaded_once_by_a_worker(tiny):
 def test_parts_of_a_pack_hold_its_members_and_have_folders_of_their_own(tiny):
     trials = [tiny.replace(seed=seed) for seed in range(7)]
     job = PackJob(trials, ONE_THREAD, lambda pack: "-".join(str(trial.train.seed) for trial in pack))
+    assert job.members == 7
     parts = job.split(3)
     assert [len(part.trials) for part in parts] == [3, 2, 2]
     assert sorted(t.train.seed for part in parts for t in part.trials) == list(range(7))

@@ -217,3 +217,29 @@ def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
         assert Count(tmp_path, "0").pids() == Count(tmp_path, "1").pids(), "a run started workers anew"
         other = pools.place(4, RunOptions(threads=2, device="cpu"))
         assert other.pool is not places[0].pool
+
+
+HUNGRY = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from light_jobs import Hungry
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.forked import Forked
+from mup_tpu.jobs.job import Failed, Finished, Split
+with Forked(1, None, preload=()) as pool:
+    for _, event in run_jobs([Hungry("abcd", 150)], pool, 600.0):
+        if isinstance(event, Split | Failed):
+            print(event.reason.split(":")[0])
+        if isinstance(event, Finished):
+            print(event.result)
+"""
+
+
+@LINUX
+def test_a_worker_that_linux_kills_for_memory_has_smaller_packs_the_next_time(limited_group):
+    """Under a real limit of 500 MB, jobs of 600, 300 and 300."""
+    done = subprocess.run([sys.executable, "-c", HUNGRY, limited_group(500)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    killed = "its process died (exit code -9), as where memory is short"
+    assert done.stdout.splitlines() == [killed, "ab", "cd"]

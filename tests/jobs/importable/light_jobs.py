@@ -69,3 +69,20 @@ class Count(Job):
         with contextlib.suppress(FileNotFoundError):
             return [int(line) for line in (self.folder / f"{self.name}.pids").read_text().split()]
         return []
+
+
+class Hungry(Job):
+    """Uses memory for each of its members, whatever an estimate would say; its result is their names."""
+
+    def __init__(self, names: str, megabytes: int) -> None:
+        self.names, self.megabytes, self.members = names, megabytes, len(names)
+
+    def split(self, fits):
+        return [Hungry(self.names[i : i + fits], self.megabytes) for i in range(0, len(self.names), fits)]
+
+    def run(self, here):
+        held = []
+        for name in self.names:
+            held.append(b"1" * (self.megabytes * 2**20))
+            yield name
+        return self.names
