@@ -14,6 +14,7 @@ from pathlib import Path
 from mup_tpu.devices.tpus import device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
+from mup_tpu.jobs.address import check_answers, own_note
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
@@ -199,16 +200,11 @@ def _cuda() -> Finding:
 
 def _ray(note: Path, address: str | None) -> Finding:
     """Finding about the cluster that --address auto means here."""
-    address = address or (note.read_text().strip() if note.exists() else None)
+    address = address or own_note(note) or None
     if address is None:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")
     try:
-        from mup_tpu.jobs.cluster import check_reachable
-    except ModuleNotFoundError as error:
-        return Finding("Ray cluster", f"{address}, not asked, as {error.name} is not installed")
-
-    try:
-        check_reachable(address)
+        check_answers(address)
     except ConfigError as error:
         return Finding("Ray cluster", address, f"{error}; unset RAY_ADDRESS, or start it: ray start --head")
     return Finding("Ray cluster", f"{address} answers")

@@ -49,6 +49,7 @@ from mup_tpu.data.shard_index import (
 )
 from mup_tpu.errors import ConfigError, DataError, reason
 from mup_tpu.files import Folder
+from mup_tpu.files.safe_path import safe_path
 
 _PLAN = "preparing.json"
 
@@ -228,7 +229,7 @@ def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
     if workers == 1:
         yield _shard_bytes
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with safe_path(), ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         yield lambda job: pool.submit(_shard_bytes, job).result()
 
 

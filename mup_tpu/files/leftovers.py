@@ -25,6 +25,9 @@ _MACHINE = re.sub(r"[^\w.]+", "_", socket.gethostname())
 _PARTIAL = f".partial-{_MACHINE}-"
 _PARTIAL_NAME = re.compile(re.escape(_PARTIAL) + "[0-9a-f]{32}")
 _SCRATCH = "mup_tpu_"
+_LONGEST_PLACE, _SHORT_PLACE = 20, "/tmp"  # noqa: S108 (folders are made there as tempfile does)
+"""Most characters of the place of temporary folders that hold sockets, and the place where it has more.
+Ray's sockets lie up to 70 characters deeper, and a socket's path has at most 107."""
 _MARK = "of-mup_tpu"
 """File with path and inode in temporary folders of this package."""
 
@@ -58,9 +61,22 @@ def _while_held(make: Callable[[], Path]) -> Iterator[Path]:
 
 
 def folder_of_this_process() -> Path:
-    """A new folder for temporary files; it outlives this process until the next one starts."""
+    """A new folder for sockets and files; it outlives this process until the next one starts."""
     _remove_scratch()
-    return _made_and_held(_make_scratch)[0]
+    with for_sockets():
+        return _made_and_held(_make_scratch)[0]
+
+
+@contextlib.contextmanager
+def for_sockets() -> Iterator[None]:
+    """Have temporary folders lie in `/tmp` where the usual place has a long path, as sockets may not have."""
+    before = tempfile.gettempdir()
+    if len(before) > _LONGEST_PLACE and os.access(_SHORT_PLACE, os.W_OK):
+        tempfile.tempdir = _SHORT_PLACE
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def mark(folder: Path) -> None:
@@ -121,8 +137,10 @@ def _hold(path: Path) -> int:
 @functools.cache
 def _remove_scratch() -> None:
     """Remove temporary folders of this user's killed processes, once a process."""
-    place = Path(tempfile.gettempdir())
-    for path in [*place.glob(f"{_SCRATCH}*"), *place.glob("pymp-*")]:
+    places = {Path(tempfile.gettempdir()), Path(_SHORT_PLACE)}
+    for path in [
+        path for place in places for name in (f"{_SCRATCH}*", "pymp-*") for path in place.glob(name)
+    ]:
         with contextlib.suppress(OSError, ValueError):  # gone meanwhile, without a mark, or of another user
             if _is_ours(path):
                 _remove_if_left(path)

@@ -22,20 +22,23 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.files.leftovers import mark
+from mup_tpu.files.leftovers import for_sockets, mark
+from mup_tpu.files.safe_path import safe_path
 
 
 def ensure_server(preload: Sequence[str]) -> None:
     """Start the server, unless it runs, without waiting for its imports of the modules `preload`."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
-    resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
-        mark(Path(util.get_temp_dir()))
-        with _without_main():
-            forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with safe_path():
+        resource_tracker.ensure_running()  # otherwise the server starts it; it unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:  # Ctrl-C reaches the server too, and is ignored there only after the imports
+            with for_sockets():
+                mark(Path(util.get_temp_dir()))
+            with _without_main():
+                forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> BaseProcess:

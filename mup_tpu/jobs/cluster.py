@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from rich.text import Text
 from mup_tpu.config import RunOptions
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
-from mup_tpu.internals.ray import alone_on_this_machine
+from mup_tpu.internals.ray import alone_on_this_machine, safe_job
+from mup_tpu.jobs.address import check_answers, find
 from mup_tpu.jobs.plan import threads_per_pack
 from mup_tpu.jobs.tpu_hosts import (
     SliceKind,
@@ -29,9 +29,6 @@ from mup_tpu.jobs.tpu_hosts import (
     nodes_with,
     tpu_hosts,
 )
-
-_LONGEST_FOLDER = 40
-"""Most characters of the path of Ray's folder: its sockets' paths may have 107."""
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -92,12 +89,14 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
 
 def _connect(address: str | None) -> None:
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    common["job_config"] = safe_job()
     if address is None:
         start_here(**common)
         return
     import mup_tpu
 
-    check_reachable(address)
+    address = find(address)
+    check_answers(address)
     try:
         # The cluster's workers run the driver's code, not their installed version.
         ray.init(address=address, runtime_env={"py_modules": [mup_tpu]}, **common)
@@ -112,9 +111,8 @@ def _connect(address: str | None) -> None:
 def start_here(**options: Any) -> None:
     """Start a cluster that other machines cannot reach, with options of `ray.init`."""
     _keep_token_private()
-    folder = folder_of_this_process()
-    if len(str(folder)) <= _LONGEST_FOLDER:
-        options["_temp_dir"] = str(folder)
+    # Ray lets all users write to its folder, so that it lies in one that only this user can enter.
+    options["_temp_dir"] = str(folder_of_this_process() / "r")
     with alone_on_this_machine():
         start_patiently(lambda: ray.init(address="local", include_dashboard=False, **options))
 
@@ -145,20 +143,6 @@ def start_patiently(start: Callable[[], Any]) -> None:
                 raise
             ray.shutdown()
     raise ConfigError(f"Ray did not start on this machine in {_STARTS} tries: it is too busy")
-
-
-def check_reachable(address: str) -> None:
-    """Check in seconds that a cluster listens: Ray itself tries for minutes.
-
-    Raises:
-        ConfigError: nothing listens at the address.
-    """
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "://" not in host:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except OSError as error:
-            raise ConfigError(f"no Ray cluster answers at address {address!r}: {error}") from None
 
 
 def threads(trials: int) -> int:

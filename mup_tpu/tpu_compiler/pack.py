@@ -99,7 +99,7 @@ def hand_over(
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": str(devices),
             "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
-            "PYTHONPATH": _package_folder(),
+            **_own_modules(),
         }
         (folder / "pack.json").write_text(json.dumps(asked))
         with (folder / "pack.json").open() as pack, (folder / "errors").open("w") as errors:
@@ -138,7 +138,7 @@ def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> C
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env=os.environ | {"PYTHONPATH": _package_folder()},
+            env=os.environ | _own_modules(),
         )
         if result.returncode:
             raise ConfigError(f"libtpu does not compile the pack for {chips.topology}: {_why(result.stderr)}")
@@ -157,9 +157,10 @@ def _check_installed() -> None:
             raise ConfigError(f"to compile for TPUs, {message}") from None
 
 
-def _package_folder() -> str:
-    """PYTHONPATH with the package's folder, for processes that start outside of the checkout."""
-    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+def _own_modules() -> dict[str, str]:
+    """Environment in which a process finds the package, wherever it starts, and no module of its folder."""
+    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
 
 
 def _why(printed: str) -> str:

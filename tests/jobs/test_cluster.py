@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -69,17 +70,31 @@ with ray_cluster(None):
     assert ray.get(ray.remote(lambda: 1).remote()) == 1
     ours = {socket for pid in descendants(str(os.getpid())) for socket in sockets(pid)}
     print(*(address for socket, address in listening() if socket in ours))
+    print(ray._private.worker._global_node.get_session_dir_path(), flush=True)
+    input()
 """
 
 
 @pytest.mark.slow
 def test_a_local_ray_serves_this_machine_and_this_user_only(tmp_path):
-    """It listens on the loopback address, and other users cannot read the token that drivers need."""
-    environment = {**os.environ, "HOME": str(tmp_path)}
+    """It listens on the loopback address, and other users can neither read the token that drivers need nor
+    enter the folder of logs and sockets, wherever temporary files lie."""
+    long = tmp_path / ("temporary-" + "x" * 60)
+    long.mkdir()
+    environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(long)}
     environment.pop("RAY_AUTH_MODE", None)
-    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    addresses = done.stdout.split()
+    alone = subprocess.Popen(
+        [sys.executable, "-c", ALONE], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    listening, session = alone.stdout.readline(), Path(alone.stdout.readline().strip())
+    closed = [folder for folder in session.parents if not stat.S_IMODE(folder.stat().st_mode) & 0o077]
+    as_another = {"user": 65534} if os.getuid() == 0 else None
+    entered = as_another and not subprocess.run(["ls", session], capture_output=True, **as_another).returncode
+    _, errors = alone.communicate("\n")
+    assert alone.returncode == 0, errors
+    assert closed and closed[0].name.startswith("mup_tpu_") and not entered
+    addresses = listening.split()
     assert len(addresses) >= 6, "a driver, a worker, GCS, raylet and agents listen"
     assert set(addresses) == {"127.0.0.1"}
     token = tmp_path / ".ray" / "auth_token"

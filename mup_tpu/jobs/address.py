@@ -1,0 +1,91 @@
+"""Address of a Ray cluster: found for "auto" without trusting other users, and asked whether it answers.
+
+Ray itself takes any user's file and processes for "auto", sends the token of `~/.ray/auth_token` to whoever
+listens there, and tries for minutes where nobody answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from mup_tpu.errors import ConfigError, reason
+
+_CONNECT_S, _ANSWER_S = 5.0, 8.0
+"""Seconds that a host has to accept a connection, and then to answer."""
+
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""First words of HTTP/2, on which gRPC builds, without a token: a server answers with its settings."""
+
+_CURRENT = "ray_current_cluster"
+
+
+def find(address: str) -> str:
+    """The address of a cluster as HOST:PORT, where it is given as "auto"; other addresses as they are.
+
+    `RAY_ADDRESS` comes first, then what `ray start` of this user has noted, then processes of this user.
+
+    Raises:
+        ConfigError: this user has no cluster on this machine.
+    """
+    if address != "auto":
+        return address
+    note = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", _CURRENT)  # noqa: S108 (where Ray notes it)
+    if found := os.environ.get("RAY_ADDRESS") or own_note(note) or _of_processes():
+        return found
+    others = f"; {note} is another user's" if os.path.lexists(note) else ""
+    raise ConfigError(
+        f"address 'auto' finds no Ray cluster of this user on this machine{others}; give its HOST:PORT, or "
+        "start one with `ray start --head`"
+    )
+
+
+def own_note(note: Path) -> str:
+    """Address in Ray's note of its last cluster, a regular file of this user; "" of any other file."""
+    try:
+        with open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="ascii") as file:
+            found = os.fstat(file.fileno())
+            is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+            return file.read(256).strip() if is_own else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _of_processes() -> str:
+    """Address of the cluster that a raylet of this user serves; "" without one."""
+    import psutil
+
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        arguments, uids = process.info["cmdline"] or [], process.info["uids"]
+        if uids and uids.real == os.getuid() and arguments and "raylet" in Path(arguments[0]).name:
+            for argument in arguments:
+                name, _, value = argument.partition("=")
+                if name in ("--gcs-address", "--gcs_address"):
+                    return value
+    return ""
+
+
+def check_answers(address: str) -> None:
+    """Check in seconds that a cluster answers.
+
+    Raises:
+        ConfigError: nothing listens at the address, or nothing that speaks Ray's protocol.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in host:
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            connection.settimeout(_ANSWER_S)
+            connection.sendall(_GREETING)
+            answer = connection.recv(9)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray cluster answers at address {address!r}: {reason(error)}") from None
+    if answer[3:4] != b"\x04":  # a frame of settings
+        raise ConfigError(
+            f"no Ray cluster answers at address {address!r}: what listens there does not speak its protocol"
+        )

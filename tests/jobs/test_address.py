@@ -1,0 +1,104 @@
+"""Addresses of clusters: "auto" follows nobody else, and what does not answer is a sentence."""
+
+import contextlib
+import os
+import socket
+import threading
+
+import pytest
+import ray
+
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.address import check_answers, find
+from mup_tpu.jobs.cluster import ray_cluster
+
+FOREIGN = "192.0.2.7:6379"
+
+
+@pytest.fixture
+def note(tmp_path, monkeypatch):
+    """Place of the file in which `ray start` notes its address."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray" / "ray_current_cluster"
+
+
+def auto():
+    """What "auto" finds, if anything; other tests' clusters may run beside this one."""
+    with contextlib.suppress(ConfigError):
+        return find("auto")
+
+
+def test_auto_is_the_environment_s_address_or_the_one_that_this_user_noted(note, monkeypatch):
+    note.write_text("127.0.0.1:6379\n")
+    assert find("auto") == "127.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.3:6379")
+    assert find("auto") == "10.0.0.3:6379"
+    assert find("10.0.0.4:6379") == "10.0.0.4:6379"
+
+
+def test_auto_follows_no_link_no_pipe_and_no_folder(note, tmp_path):
+    (tmp_path / "theirs").write_text(FOREIGN)
+    note.symlink_to(tmp_path / "theirs")
+    assert auto() != FOREIGN
+    note.unlink()
+    os.mkfifo(note)
+    assert auto() != FOREIGN
+    note.unlink()
+    note.mkdir()
+    assert auto() != FOREIGN
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="files are given away by a superuser")
+def test_auto_follows_no_file_of_another_user(note):
+    note.write_text(FOREIGN)
+    os.chown(note, 65534, 65534)
+    assert auto() != FOREIGN
+
+
+@contextlib.contextmanager
+def listening(answer):
+    """Port of a server that answers with some bytes, or never for None, and what it heard."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    heard.append((connection, connection.recv(65536)))
+                    if answer is not None:
+                        connection.sendall(answer)
+                        connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], heard
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_does_not_answer_as_a_cluster_is_one_sentence_and_hears_no_token(answer, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret-of-this-user" * 3)
+    with (
+        listening(answer) as (port, heard),
+        pytest.raises(ConfigError, match=f"no Ray cluster answers at address '127.0.0.1:{port}'"),
+        ray_cluster(f"127.0.0.1:{port}"),
+    ):
+        pass
+    assert heard and not any(b"secret" in words for _, words in heard)
+
+
+def test_a_port_on_which_nobody_listens_and_one_that_cannot_be_are_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    for wrong in (port, 99999):
+        with pytest.raises(ConfigError, match=f"no Ray cluster answers at address '127.0.0.1:{wrong}'"):
+            check_answers(f"127.0.0.1:{wrong}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray_", [True])
+def test_a_cluster_answers(ray_, local_ray):
+    check_answers(ray.get_runtime_context().gcs_address)
