@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import re
 import shutil
 import time
 import warnings
@@ -21,10 +22,14 @@ import pandas as pd
 
 from mup_tpu.config.columns import CONFIGURED
 from mup_tpu.config.options import TrackerName
+from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.store import FINAL, Store, load_curves
+
+_TRIAL_ID = re.compile("[0-9a-f]{16}")
+"""Form of our names of trials. A store that somebody else has written may hold others, such as `../x`."""
 
 Curve = Sequence[tuple[str, int, float]]
 """Points of a trial: tag (`train/loss`, `validation/loss`), step, and nat per token."""
@@ -193,6 +198,12 @@ class Tracking:
         told_by_all = set[str].intersection(*(self._told[name] for name in self._trackers))
         table = store.results()
         untold = table[~table["trial_id"].isin(told_by_all)] if len(table) else table
+        if strange := [name for name in untold["trial_id"] if not _TRIAL_ID.fullmatch(name)]:
+            warnings.warn(
+                f"{len(strange)} stored trials are not sent to {', '.join(self._trackers)}: trial_id "
+                f"{shown(strange[0])} is not of this program's form, and could name any folder",
+                stacklevel=3,
+            )
         if untold.empty:
             return
         rows = [_without_nothing(row) for row in untold.to_dict("records")]
@@ -208,7 +219,7 @@ class Tracking:
             point = (f"{p['split']}/loss", int(p["step"]), float(p["loss"]))
             points.setdefault(p["trial_id"], []).append(point)
         for row in rows:
-            if row["status"] not in FINAL:
+            if row["status"] not in FINAL or not _TRIAL_ID.fullmatch(row["trial_id"]):
                 continue
             settings = {name: row[name] for name in CONFIGURED if row.get(name) is not None}
             curve = points.get(row["trial_id"], [])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,37 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path
         ConfigError, match=r"track 'mlflow' needs its package: pip install 'mup_tpu\[mlflow\]'"
     ):
         run_sweep(sweep, str(tmp_path / "c"), options, RunOptions(threads=1), Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../stray", "/tmp/stray", "a/b", "..", "x' OR ''='", "0123456789ABCDEF"]
+)
+def test_a_trial_whose_name_is_not_ours_names_nothing_outside(stored, tmp_path, name):
+    pytest.importorskip("tensorboard")
+    store = Store(tmp_path / "one" / "two" / "results", "quickstart")
+    rows = stored.results().head(1).drop(columns="experiment").to_dict("records")
+    store.append([rows[0] | {"trial_id": name}, rows[0]])
+    with pytest.warns(UserWarning, match="1 stored trials are not sent to tensorboard: trial_id"):
+        Tracking(["tensorboard"], store)
+    told = [path.parent for path in tmp_path.rglob("events*")]
+    assert told == [Path(store.folder.path, "tensorboard", rows[0]["trial_id"])]
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.7, 0.999])
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_path, place, how):
+    """TensorBoard's reader stops at the damage, and says nothing."""
+    pytest.importorskip("tensorboard")
+    Tracking(["tensorboard"], stored)
+    told = shutil.copytree(Path(stored.folder.path, "tensorboard"), tmp_path / "tensorboard")
+    file = sorted(told.rglob("events*"))[2]
+    content = bytearray(file.read_bytes())
+    at = int(place * len(content))
+    if how == "cut":
+        del content[at:]
+    else:
+        content[at] ^= 1
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match=f"1 of 8 runs in .* left out, the first {file.parent.name}"):
+        table = load_table(told)
+    assert len(table.runs) == 7

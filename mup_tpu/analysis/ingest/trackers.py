@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import logging
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,15 +134,30 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
                 parent[1].extend(scalars)
             else:
                 runs[inside] = settings, scalars
+    if lost := [run for run, (_, scalars) in runs.items() if not _is_whole(run, scalars)]:
+        warnings.warn(
+            f"{len(lost)} of {len(runs)} runs in {path} are left out, the first {lost[0].name}: their event "
+            "files are empty, cut or damaged",
+            stacklevel=2,
+        )
     tables = [
         pd.concat(scalars, axis=1)
         .rename_axis("step")
         .reset_index()
         .assign(run=os.fspath(run.relative_to(folder)), **{f"hparams/{k}": v for k, v in settings.items()})
         for run, (settings, scalars) in runs.items()
-        if scalars
+        if run not in lost
     ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
+    """Whether a run has a value to show. TensorBoard's reader stops without a word where a file is damaged.
+
+    Of the runs that `--track tensorboard` writes, in folders named by trial_id, `loss` is the last value.
+    """
+    is_ours = re.fullmatch("[0-9a-f]{16}", run.name) is not None
+    return any(scalar.name == "loss" for scalar in scalars) if is_ours else bool(scalars)
 
 
 def _scalar(events: Any, tag: str) -> pd.Series:
