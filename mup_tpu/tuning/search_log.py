@@ -21,6 +21,7 @@ from ray.tune.search import Searcher
 
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.config.toml import stored_trial
+from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
@@ -47,11 +48,13 @@ class SearchLog:
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
         try:
             self._read_file() if folder.is_local else self._read_objects()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"search log {self.path} cannot be read: {reason(error)}") from None
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
         }
+        # An end whose proposal's line is torn tells nothing.
+        self.events = [e for e in self.events if e["event"] != "ended" or e["key"] in self.proposals]
         self.ended: set[int] = {e["key"] for e in self.events if e["event"] == "ended"}
 
     def _read_file(self) -> None:
@@ -60,15 +63,23 @@ class SearchLog:
         self._in_line = not text.endswith(b"\n") if text else False
         for number, line in enumerate(text.splitlines(), 1):
             try:
-                self.events.append(json.loads(line))
+                event = json.loads(line)
             except ValueError:
                 warnings.warn(f"line {number} of {path} is torn, as by a kill: left out", stacklevel=3)
+                continue
+            self._take(event, f"line {number}")
 
     def _read_objects(self) -> None:
         objects = self._folder / LOG_OBJECTS
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for content in pool.map(objects.read, objects.names()):
-                self.events.append(json.loads(content))
+            names = objects.names()
+            for name, content in zip(names, pool.map(objects.read, names), strict=True):
+                self._take(json.loads(content), name)
+
+    def _take(self, event: Any, where: str) -> None:
+        if not _is_event(event):
+            raise ValueError(f"{where} is no event of a search: {shown(event)}")
+        self.events.append(event)
 
     def begin(self, search: Search, options: SearchOptions) -> None:
         """Note the space and the algorithm of a search, or compare them with the log.
@@ -76,6 +87,12 @@ class SearchLog:
         Raises:
             ConfigError: the log was begun with others.
         """
+        for key, point in self.proposals.items():
+            if set(point) != set(search.space):
+                raise StoreError(
+                    f"search log {self.path} cannot be read: proposal {key} does not give "
+                    f"{', '.join(search.space)}"
+                )
         space = {name: asdict(domain) for name, domain in search.space.items()}
         own: dict[str, Any] = {"space": space, "algorithm": options.algorithm, "seed": options.seed}
         own["base"] = search.base.to_dict()
@@ -83,7 +100,11 @@ class SearchLog:
         if begun is None:
             self._add({"event": "begun", **own})
             return
-        begun = begun | {"base": stored_trial(begun["base"]).to_dict()}  # new fields have their defaults
+        try:
+            base = stored_trial(begun["base"]).to_dict()  # new fields have their defaults
+        except (ConfigError, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise StoreError(f"search log {self.path} cannot be read: its base: {reason(error)}") from None
+        begun = begun | {"base": base}
         for name, value in own.items():
             if begun[name] != json.loads(json.dumps(value)):
                 raise ConfigError(
@@ -131,6 +152,17 @@ class SearchLog:
                     f"results folder {self._folder} is being written by another search; wait for it, "
                     "or stop it"
                 )
+
+
+def _is_event(event: Any) -> bool:
+    match event:
+        case {"event": "begun", "space": dict(), "algorithm": str(), "seed": int(), "base": dict()}:
+            return True
+        case {"event": "proposed", "key": int(), "point": dict(point)}:
+            return all(type(value) in (int, float) for value in point.values())
+        case {"event": "ended", "key": int(), "loss": int() | float()}:
+            return True
+    return False
 
 
 class ReplayedSearcher(Searcher):

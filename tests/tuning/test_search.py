@@ -171,6 +171,35 @@ def test_a_log_cut_anywhere_in_its_last_line_loses_only_that_line(search, tmp_pa
         assert found.proposals[key] == {"learning_rate": 0.2} and found.ended == {key}, cut
 
 
+FOREIGN = [
+    "[1]", "7", "null", '"text"', "{}",
+    '{"a": 1}', '{"event": 3}', '{"event": "other"}', '{"event": "begun"}',
+    '{"event": "proposed"}', '{"event": "proposed", "key": "0", "point": {}}',
+    '{"event": "proposed", "key": 0, "point": [1]}', '{"event": "proposed", "key": 0, "point": {"x": "y"}}',
+    '{"event": "proposed", "key": 0, "point": {"nonesuch": 1.0}}', '{"event": "ended", "key": 0}',
+    '{"event": "ended", "key": 0, "loss": "low"}', '{"event": "ended", "key": [0], "loss": 1.0}',
+    '{"event": "begun", "space": {}, "algorithm": "random", "seed": 0, "base": {"model": 3}}',
+    '{"event": "begun", "space": {}, "algorithm": "random", "seed": 0, "base": {"model": {"nonesuch": 3}}}',
+    "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["alone", "after the beginning"])
+@pytest.mark.parametrize("line", FOREIGN, ids=range(len(FOREIGN)))
+def test_a_log_with_lines_that_are_no_events_is_one_sentence_and_stays(line, place, search, tmp_path):
+    log = tmp_path / "search.jsonl"
+    if place == "after the beginning":
+        SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
+    with log.open("a") as file:
+        file.write(line + "\n")
+    before = log.read_bytes()
+    if place == "after the beginning" and '"begun", "space"' in line:
+        pytest.skip("the first beginning counts")
+    with pytest.raises(StoreError, match="search log .*search.jsonl cannot be read: "):
+        SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
+    assert log.read_bytes() == before
+
+
 def test_a_search_from_before_a_field_existed_goes_on(search, tmp_path):
     """The log lacks the field, which then has its default."""
     SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
