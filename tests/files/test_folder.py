@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +92,19 @@ def test_a_lock_is_opened_through_no_link_and_empties_nothing(there, tmp_path):
     with open_own(tmp_path / "log") as file:
         file.write(" and more")
     assert (tmp_path / "log").read_text() == "kept and more"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of open files are Linux's")
+@pytest.mark.parametrize("call", ["write", "create"])
+def test_a_file_is_on_disk_before_it_has_its_name(call, tmp_path, monkeypatch):
+    """A power cut would leave a name without its content."""
+    sync, synced = os.fsync, []
+
+    def watched(descriptor):
+        content = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        synced.append((content, (tmp_path / "a").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    getattr(Folder(tmp_path), call)("a", b"content")
+    assert (b"content", False) in synced and (tmp_path / "a").read_bytes() == b"content"

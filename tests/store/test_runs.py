@@ -8,11 +8,13 @@ import sys
 import threading
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mup_tpu.config import Axis, Sweep
 from mup_tpu.errors import StoreError
+from mup_tpu.files import Folder
 from mup_tpu.store import (
     Store,
     StoredAxes,
@@ -22,6 +24,8 @@ from mup_tpu.store import (
     load_planned,
     load_question,
     load_runs,
+    parts,
+    tables,
 )
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import read_header
@@ -110,6 +114,48 @@ def test_a_half_written_part_is_never_seen(tmp_path):
 
 
 @pytest.mark.slow
+def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
+    """A row says that all of its trial is there, so a kill between the two leaves a curve without a row."""
+    store = Store(tmp_path, "x")
+    (tmp_path / "curves").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.append([row("a")], [point("a", 1, 3.0)])
+    (tmp_path / "curves").unlink()
+    assert store.done() == set() and not list(tmp_path.glob("runs/*"))
+    store.append([row("a")], [point("a", 1, 3.0)])
+    assert store.done() == {"a"} and len(load_curves(tmp_path)) == 1
+
+
+def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monkeypatch):
+    """Another driver stores a trial when the parts are read, and before they are removed."""
+    store, write_part, remove = Store(tmp_path, "x"), tables.write_part, Folder.remove
+    for name in "ab":
+        store.append([row(name)], [point(name, 1, 3.0)])
+    others = iter(["before the write", "before the removal"] * 2)
+
+    def another(step):
+        name = next(others)
+        assert name.endswith(step)
+        for table, records in (("curves", [point(name, 1, 3.0)]), ("runs", [row(name)])):
+            content = parts.encode(pa.Table.from_pylist(records))
+            (tmp_path / table / parts.new_name(content)).write_bytes(content)
+
+    def write(folder, table, rows):
+        another("write")
+        write_part(folder, table, rows)
+
+    def late(folder, *names):
+        another("removal")
+        remove(folder, *names)
+
+    monkeypatch.setattr(tables, "write_part", write)
+    monkeypatch.setattr(Folder, "remove", late)
+    store.compact()
+    assert next(others, None) is None
+    expected = {"a", "b", "before the write", "before the removal"}
+    assert store.done() == expected and set(load_curves(tmp_path)["trial_id"]) == expected
+
+
 def test_who_reads_while_parts_are_merged_sees_every_row(tmp_path):
     """A compaction over and over in a thread, beside a reader: no part may be missed for being merged."""
     store = Store(tmp_path, "x")
