@@ -118,7 +118,7 @@ def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[
 
 
 _OWN = "meta_sha256"
-"""Checksum of the rest of meta.json; earlier versions wrote none."""
+"""Checksum of the rest of meta.json. Without it nothing tells a changed step or status from the true one."""
 
 
 def _digest(meta: Mapping[str, Any]) -> str:
@@ -279,11 +279,16 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
         raise ValueError(f"{_META} is no JSON") from None
     if not isinstance(meta, dict):
         raise ValueError(f"{_META} is no table")
-    if _OWN in meta and meta[_OWN] != _digest(meta):
+    if _OWN not in meta:
+        raise ValueError(
+            f"{_META} has no checksum of itself, as earlier versions and other programs write it"
+        )
+    if meta[_OWN] != _digest(meta):
         raise ValueError(f"the checksum of {_META} does not match")
     loss = meta.get("evaluation_loss")
     if not (
         type(meta.get("step")) is int
+        and name == f"step-{meta['step']:08d}"
         and isinstance(meta.get("sha256"), str)
         and (loss is None or (type(loss) in (int, float) and math.isfinite(loss)))
         and isinstance(meta.get("trial_ids", []), list)

@@ -296,7 +296,7 @@ class PackRun:
             losses_SK = found.tensors.pop("losses_SK")
             self.pack.load_tensors(found.tensors, found.meta["members"], found.step)
             self.records.load(found.meta, losses_SK)
-            self.wall_time = found.meta["wall_time"]
+            self.wall_time = float(found.meta["wall_time"])
             self.pack.end(*(k for k, member in enumerate(self.records.members) if not member.runs))
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise StoreError(

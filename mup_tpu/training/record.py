@@ -173,4 +173,5 @@ class Records:
         for member, *end in zip(self.members, *lists, strict=True):
             member.end(*end)
         for point in state["validation"]:
+            point |= {"step": int(point["step"]), "loss": float(point["loss"])}
             self.members[point.pop("member")].validation.append(point)

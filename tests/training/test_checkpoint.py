@@ -77,6 +77,22 @@ def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage, folder)
     assert steps(folder) == [5, 7], "what is damaged would stand in the way again"
 
 
+def test_while_tensors_are_written_again_they_are_no_checkpoint(folder, monkeypatch):
+    """A kill between the two would leave new tensors under the old meta."""
+    for step in (5, 10):
+        save(folder.path, step, {"w": torch.ones(3) * step}, {})
+    writing, there = Folder.writing, []
+
+    def watched(self, name):
+        there.extend((folder / "step-00000010").names())
+        return writing(self, name)
+
+    monkeypatch.setattr(Folder, "writing", watched)
+    save(folder.path, 10, {"w": torch.ones(3) * 11}, {})
+    assert set(there) == {"tensors.safetensors"}
+    assert torch.equal(load_latest(folder.path).tensors["w"], torch.ones(3) * 11)
+
+
 def test_checkpoints_of_another_pack_give_way(folder):
     save(folder.path, 20, {"w": torch.ones(1)}, {"trial_ids": ["a", "b"]}, 0.1)
     save(folder.path, 10, {"w": torch.ones(1)}, {"trial_ids": ["a"]}, 0.2)
@@ -218,19 +234,42 @@ def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
         assert found is None or whole.items() <= found.meta.items()
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_as_it_is(folder):
-    save(folder.path, 10, {"w": torch.ones(3)}, {"trial_ids": ["a"]})
-    meta = json.loads(folder.read("step-00000010/meta.json"))
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"step": 10**9}, {"step": -5}, {"statuses": ["finished"]}, {"validation": 5}, {"wall_time": "x"}],
+)
+def test_a_checkpoint_without_a_checksum_of_its_meta_is_passed_over_with_a_word(
+    change, tiny, dataset, folder
+):
+    """It is another program's, or damaged: a step or a status in it could say anything."""
+    options = RunOptions(checkpoint_every=10)
+    for event in train_pack([tiny], dataset, options, folder.path):
+        if event.step == 20:
+            break
+    (name,) = steps(folder)
+    file = f"step-{name:08d}/meta.json"
+    meta = json.loads(folder.read(file))
     del meta["meta_sha256"]
-    folder.write("step-00000010/meta.json", json.dumps(meta).encode())
-    assert load_latest(folder.path).step == 10
+    folder.write(file, json.dumps(meta | change).encode())
+    with pytest.warns(UserWarning, match="is damaged .*no checksum of itself"):
+        run = PackRun([tiny], dataset, options, folder.path)
+    assert run.pack.steps_done == 0
 
 
-@pytest.mark.parametrize("change", [{"members": "x"}, {"statuses": None}, {"ended_at": 5}, {"validation": 3}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"members": "x"}, {"statuses": None}, {"ended_at": 5}, {"validation": 3}, {"wall_time": "x"}),
+        *({"validation": [3]}, {"validation": [{"member": 0, "step": 3}]}, {"wall_time": None}),
+    ],
+)
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, folder):
     """Whole, of this very trial, and not as this version writes it."""
-    meta = {"trial_ids": [tiny.trial_id(dataset.fingerprint)], "members": [0]} | change
-    save(folder.path, 10, {"losses_SK": torch.ones(30, 1)}, meta)
+    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
+        if event.step == 20:
+            break
+    whole = load_latest(folder.path)
+    save(folder.path, whole.step, whole.tensors, whole.meta | change)
     with pytest.raises(StoreError, match="checkpoint of step 10 in .* is not one that this version wrote"):
         PackRun([tiny], dataset, RunOptions(checkpoint_every=5), folder.path)
 
