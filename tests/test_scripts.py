@@ -253,6 +253,7 @@ def checkout_without_packages(folder: Path) -> Path:
         "#!/bin/sh\n"
         'case "$1 $2" in\n'
         '  "-m pytest") shift 2; printf "%s\\n" "$MUP_TPU_EXAMPLES" "$@" >pytest.txt; exit 3;;\n'
+        '  "-m uv") for last; do :; done; case $last in .*) echo "$last" >>installed.txt;; esac; exit 0;;\n'
         "  -m*) exit 0;;\n"
         "esac\n"
         f'exec {shlex.quote(sys.executable)} "$@"\n'
@@ -273,3 +274,24 @@ def test_arguments_reach_pytest_and_its_exit_code_comes_back(script, tmp_path):
     assert words[-3 - len(chosen) :] == [*chosen, "tests/store", "-k", "atomic or whole"]
     assert ("-m" in words, examples) == ((True, "20000") if chosen else (False, ""))
     assert re.search(r"^\[test\] wall time \S+; CPU time \S+ \(user\) and \S+ \(system\)$", done.stderr, re.M)
+
+
+def test_a_second_script_adds_packages_and_takes_none_away(tmp_path):
+    checkout = checkout_without_packages(tmp_path)
+    quickstart = checkout / "scripts" / "quickstart"
+    quickstart.write_text(quickstart.read_text().partition("\nsay ")[0])  # the environment alone
+    installed = checkout / "installed.txt"
+
+    def prepare(script, **environment):
+        kept = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "EXTRAS")}
+        command = ["bash", "-c", f"source {shlex.quote(str(checkout / 'scripts' / script))}"]
+        subprocess.run(command, env=kept | environment, check=True, capture_output=True, cwd="/")
+        return installed.read_text().split()
+
+    assert prepare("quickstart") == [".[pinned]"]
+    assert prepare("quickstart") == [".[pinned]"]  # nothing to do
+    assert prepare("_environment")[1:] == [".[pinned,all]"]
+    assert prepare("quickstart", EXTRAS="train,docs")[2:] == []  # `all` has them
+    assert prepare("_environment", EXTRAS="all,dashboard")[2:] == [".[pinned,all,dashboard]"]
+    (checkout / "pyproject.toml").write_text((checkout / "pyproject.toml").read_text() + "\n")
+    assert prepare("quickstart")[3:] == [".[pinned,all,dashboard]"]  # all of it anew
