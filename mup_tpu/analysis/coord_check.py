@@ -20,6 +20,9 @@ COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 SIZES = ("activation", "update")
 """Quantities that are sizes; none may grow with the scale."""
 
+GROWS = 0.2
+"""Exponent from which a layer grows: one that lacks a factor of μP has about 1/2 or 1."""
+
 LAZY = -0.25
 """Exponent of depth below which blocks turn lazy: half the −1/2 that branches scaled by 1/√depth have (Dey et
 al., figure 6)."""
@@ -95,8 +98,10 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Sentences on the slopes after the last step: each parametrization's fastest growing layer, and along
-    the depth whether blocks turn lazy.
+    """Sentences on the slopes after the last step: whether each parametrization passes, its fastest growing
+    layer, and along the depth whether blocks turn lazy.
+
+    A parametrization fails where a layer grows faster than scale^GROWS, its interval above 0.
     """
     scale = label(scale_of(table))
     rows: list[dict[Any, Any]] = slopes(table).dropna(subset="slope").to_dict("records")
@@ -106,7 +111,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
         if sizes := [r for r in own if r["quantity"] in SIZES]:
             top = max(sizes, key=lambda r: r["slope"])
             what = f"{top['quantity']} of {top['layer']} ∝ {scale}^{top['slope']:.2f}"
-            found.append(f"{parametrization}: fastest growing is the {what}")
+            verdict = "fails" if any(r["slope"] > GROWS and r["low"] > 0 for r in sizes) else "passes"
+            found.append(f"{parametrization}: {verdict}; fastest growing is the {what}")
         for r in own:
             if r["quantity"] == "linearization":
                 power = f"{scale}^{r['slope']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mup_tpu.cli.console import Console
+from mup_tpu.cli.console import Bar, Console
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.config.toml import parse_axis
@@ -25,8 +25,8 @@ def coord_check(
 ) -> None:
     """Train a few steps at several widths; plot each layer's activation and update size against width.
 
-    In μP no slope is far above 0. In SP some are: these layers blow up as the model grows. Another scale,
-    such as --scale depth=2,4,8,16, is measured in the same way.
+    A parametrization passes where no layer grows: in μP none should, in SP some do and blow up. Another
+    scale, such as --scale depth=2,4,8,16, is measured in the same way.
 
     Args:
         results: Folder for the table and the figures; stored points are not measured again. By default
@@ -93,8 +93,8 @@ def coord_checks(
         for trial in trials:
             trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
             stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
-            with Console().status("measuring") as status:
-                for table in measure(trial, scale, parametrizations, num_seeds, stored, status.update):
+            with Bar(Console()) as bar:
+                for table in measure(trial, scale, parametrizations, num_seeds, stored, bar.update):
                     if len(table):
                         with folder.writing(CHECK_FILE) as file:
                             table.to_parquet(file, index=False)

@@ -82,6 +82,36 @@ class Console(rich.console.Console):
         discard_output()
 
 
+class Bar:
+    """Bar with what is done now, its share, and the time left; shown on a terminal alone."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1.0)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def update(self, doing: str, share: float) -> None:
+        """Show what is done now, and the share of all work that is done."""
+        self._progress.update(self._task, description=doing, completed=share)
+
+
 def discard_output() -> None:
     """Discard standard output from now on; else Python would fail again when it ends."""
     with contextlib.suppress(OSError, ValueError):

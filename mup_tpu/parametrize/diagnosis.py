@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.analysis.coord_check import GROWS, slopes
 from mup_tpu.parametrize.module import ModuleParametrization
-
-GROWS = 0.2
-"""Least exponent of width of a layer that grows; a missing factor of μP makes it about 1/2 or 1."""
 
 
 def sentences(

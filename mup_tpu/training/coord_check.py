@@ -24,7 +24,7 @@ from mup_tpu import data
 from mup_tpu.config import Axis, Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.models import Declaration, Forms, architecture_of
+from mup_tpu.models import Declaration, Forms, architecture_of, training_flops
 from mup_tpu.training.pack import Pack
 
 CELL = ("setting", "parametrization", "seed")
@@ -37,7 +37,7 @@ def measure(
     parametrizations: Sequence[str],
     num_seeds: int,
     stored: pd.DataFrame | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str, float], None] = lambda pack, share: None,
 ) -> Iterator[pd.DataFrame]:
     """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
 
@@ -48,7 +48,7 @@ def measure(
         parametrizations: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
         stored: earlier measurements, which are not repeated.
-        say: told the name of each point.
+        say: told the name of each pack and the share of all work that is done.
 
     Yields:
         All measurements so far, stored ones first, at the start and after each point and parametrization.
@@ -69,6 +69,7 @@ def measure(
     cell = (*CELL, scale.column)
     done = set(zip(*(table[c] for c in cell), strict=True)) if len(table) else set()
     yield table
+    packs = []
     for point in scale.points:
         (value,) = point.values()
         for parametrization in parametrizations:
@@ -77,19 +78,25 @@ def measure(
                 for seed in range(num_seeds)
                 if (setting, parametrization, seed, value) not in done
             ]
-            if not members:
-                continue
-            say(f"{scale.field} {value}, {parametrization}")
-            shared = {
-                "setting": setting,
-                "parametrization": parametrization,
-                "optimizer": trial.optimizer.optimizer,
-                "tied": trial.model.tied,
-                scale.column: value,
-            }
-            points = [shared | p for p in _measure_pack(members, trial.train.steps, scale.field == "depth")]
-            table = pd.concat([table, pd.DataFrame(points)], ignore_index=True)
-            yield table
+            if members:
+                packs.append((value, parametrization, members))
+    vocab_size = data.load(trial.data).vocab_size
+    flop = [len(members) * training_flops(members[0], vocab_size) for _, _, members in packs]
+    for i, (value, parametrization, members) in enumerate(packs):
+
+        def told(share: float, i: int = i, name: str = f"{scale.field} {value}, {parametrization}") -> None:
+            say(name, (sum(flop[:i]) + share * flop[i]) / sum(flop))
+
+        shared = {
+            "setting": setting,
+            "parametrization": parametrization,
+            "optimizer": trial.optimizer.optimizer,
+            "tied": trial.model.tied,
+            scale.column: value,
+        }
+        measured = _measure_pack(members, trial.train.steps, scale.field == "depth", told)
+        table = pd.concat([table, pd.DataFrame([shared | p for p in measured])], ignore_index=True)
+        yield table
 
 
 def _with_base(trial: Trial, scale: Axis) -> Trial:
@@ -126,7 +133,10 @@ def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) 
         )
 
 
-def _measure_pack(members: list[Trial], steps: int, by_kind: bool) -> list[dict]:
+def _measure_pack(
+    members: list[Trial], steps: int, by_kind: bool, told: Callable[[float], None]
+) -> list[dict]:
+    """Measurements of one pack; `told` hears the share of its steps that is done."""
     dataset = data.load(members[0].data)
     probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
     pack = Pack(members, dataset.vocab_size, get_device("cpu"), "loop")
@@ -140,6 +150,7 @@ def _measure_pack(members: list[Trial], steps: int, by_kind: bool) -> list[dict]
     start = [probed.activations(k) for k in range(len(members))]
     expansions = [probed.expansion(k) for k in range(len(members))] if by_kind else []
     for step in range(steps + 1):
+        told(step / (steps + 1))
         if step:
             pack.step(torch.from_numpy(dataset.train_batch(step - 1)))
         for k, member in enumerate(members):

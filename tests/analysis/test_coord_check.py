@@ -63,7 +63,8 @@ def test_along_the_depth_it_says_what_grows_and_whether_blocks_turn_lazy():
     assert scale_of(table) == "depth"
     (*half, of_mup, lazy) = sentences(table)
     assert half[1].startswith("half: blocks turn lazy: distance from linearization ∝ depth^-1.00 [")
-    assert of_mup == "mup: fastest growing is the activation of last residual ∝ depth^1.00"
+    assert half[0].startswith("half: passes; fastest growing is the ")
+    assert of_mup == "mup: fails; fastest growing is the activation of last residual ∝ depth^1.00"
     assert lazy.startswith("mup: blocks do not turn lazy: distance from linearization ∝ depth^0.10 [")
     with pytest.raises(TableError, match="at least 2 depths, the table has 1"):
         slopes(table[table["depth"] == 2])

@@ -52,8 +52,9 @@ def test_what_is_stored_is_not_measured_again_and_other_options_are_refused(meas
     trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-7)
     stored = measured[measured["width"] == 32]
     said = []
-    *_, table = measure(trial, Axis("width", (32, 64)), ("sp", "mup"), 2, stored, said.append)
-    assert said == ["width 64, sp", "width 64, mup"]
+    *_, table = measure(trial, Axis("width", (32, 64)), ("sp", "mup"), 2, stored, lambda *of: said.append(of))
+    assert list(dict.fromkeys(pack for pack, _ in said)) == ["width 64, sp", "width 64, mup"]
+    assert [share for _, share in said] == pytest.approx([i / 10 for i in range(10)])  # 2 packs, 4 steps
     pd.testing.assert_frame_equal(table, measured[measured["width"] <= 64].reset_index(drop=True))
     with pytest.raises(StoreError, match="adamw, tied True, but with other options"):
         next(measure(trial.replace(learning_rate=0.5), Axis("width", (32,)), ("mup",), 1, stored))
