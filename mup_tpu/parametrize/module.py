@@ -24,6 +24,13 @@ from mup_tpu.rules.parametrization import Scaling
 Module = TypeVar("Module", bound=nn.Module)
 
 
+class FactorTable(pd.DataFrame):
+    """Table that prints all of its rows and columns."""
+
+    def __repr__(self) -> str:
+        return self.to_string(float_format="{:.4g}".format)
+
+
 @dataclass(frozen=True)
 class ModuleParametrization:
     """Factors of a module by parameter name; nothing lies on the module or its tensors."""
@@ -146,7 +153,7 @@ class ModuleParametrization:
         ]  # fmt: skip
         return next(iter([*tied, *own]), None)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> FactorTable:
         """Role, shape, multiplier and factors of each parameter, a row each."""
         rows = [
             {
@@ -161,4 +168,4 @@ class ModuleParametrization:
             }
             for name, p in self.parameters.items()
         ]
-        return pd.DataFrame(rows).set_index("parameter")
+        return FactorTable(pd.DataFrame(rows).set_index("parameter"))

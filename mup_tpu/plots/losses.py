@@ -18,16 +18,22 @@ from mup_tpu.plots.style import INK, LOSS, styled
 
 
 @styled
-def best_loss_figure(analysis: TransferAnalysis) -> Figure:
+def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
     """Loss at each scale's own optimum and at the smallest one's, against scale and against size.
 
     The panel against parameters N is there where the table knows them, with the fitted scaling law A·N^-α
     where it is identified; where all runs have as many tokens D, its upper axis is compute (6·N·D
     floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute.
+
+    Args:
+        analysis: from `mup_tpu.analysis.analyze`.
+        ax: axes to draw in, one a panel; one alone has the panel against scale. A new figure by default.
     """
     results = style.results_of(analysis)
     known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
-    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False)
+    if isinstance(ax, Axes):
+        known = []
+    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False, ax=ax)
     handles: list[Artist] = []
     for i, result in enumerate(results):
         handles += _draw_best_losses(axes[0], result, analysis.scale, i)
@@ -38,10 +44,8 @@ def best_loss_figure(analysis: TransferAnalysis) -> Figure:
     axes[0].set_ylabel(LOSS)
     if known:
         handles += _draw_sizes(axes[1], known, results)
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
-    style.key_below(figure, handles)
-    return figure
+    style.key_below(style.figure_of(axes), handles, ax=ax)
+    return style.figure_of(axes)
 
 
 def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) -> list[Artist]:
@@ -104,7 +108,9 @@ def _times(factor: float) -> Callable[[Any], Any]:
 
 
 @styled
-def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0) -> Figure:
+def scaling_law_figure(
+    law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0, *, ax: style.Given = None
+) -> Figure:
     """A law in one variable with its interval, its fitted points and the held-out ones.
 
     Args:
@@ -112,51 +118,56 @@ def scaling_law_figure(law: ScalingLaw, params: np.ndarray, losses: np.ndarray, 
         params: parameters of each point, ascending.
         losses: nat per token.
         held_out: number of last points that were not fitted.
+        ax: axes to draw in; a new figure by default.
     """
-    (ax,) = style.panels(1, 5.4, 3.8)
+    (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
     grid = np.geomspace(params[0], params[-1], 60)
     predictions = [law.predict(n) for n in grid]
     fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{style.exponent(-law.exponents[0])}}}$"
     handles: list[Artist] = []
-    handles += ax.plot(grid, [p.loss for p in predictions], "-", color=style.categorical(0), label=fit)
+    handles += panel.plot(grid, [p.loss for p in predictions], "-", color=style.categorical(0), label=fit)
     low, high = [p.low for p in predictions], [p.high for p in predictions]
-    band = ax.fill_between(
+    band = panel.fill_between(
         grid, low, high, color=style.categorical(0), alpha=0.2, lw=0, label="95 % of new runs"
     )
     seen = len(params) - held_out
-    handles += [band, *ax.plot(params[:seen], losses[:seen], "o", color=INK, ms=5, label="fitted")]
+    handles += [band, *panel.plot(params[:seen], losses[:seen], "o", color=INK, ms=5, label="fitted")]
     if held_out:
-        handles += ax.plot(
+        handles += panel.plot(
             params[seen:], losses[seen:], "*", color=style.categorical(1), ms=13, label="held out"
         )
-    ax.set_xscale("log")
-    style.size_axis(ax.xaxis, *ax.get_xlim())
-    ax.set_xlabel("parameters without embeddings, N")
-    ax.set_ylabel(LOSS)
-    ax.yaxis.set_major_formatter(style.PlainTicks())
-    figure = ax.figure
-    assert isinstance(figure, Figure)
-    style.key_below(figure, handles)
-    return figure
+    panel.set_xscale("log")
+    style.size_axis(panel.xaxis, *panel.get_xlim())
+    panel.set_xlabel("parameters without embeddings, N")
+    panel.set_ylabel(LOSS)
+    panel.yaxis.set_major_formatter(style.PlainTicks())
+    style.key_below(style.figure_of([panel]), handles, ax=ax)
+    return style.figure_of([panel])
 
 
 @styled
-def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
-    """Training loss against step, at the grid point nearest to each scale's optimum."""
+def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+    """Training loss against step, at the grid point nearest to each scale's optimum.
+
+    Args:
+        analysis: from `mup_tpu.analysis.analyze`.
+        ax: axes to draw in, one a parametrization with curves; a new figure by default.
+    """
     results = [r for r in style.results_of(analysis) if r.learning_curves]
-    axes = style.panels(len(results), 4.6, 3.6)
+    axes = style.panels(len(results), 4.6, 3.6, ax=ax)
     scales = sorted({c.scale for r in results for c in r.learning_curves})
     shown: list[float] = []
-    for ax, result in zip(axes, results, strict=True):
+    for panel, result in zip(axes, results, strict=True):
         for curve in result.learning_curves:
             color = style.sequential(scales, curve.scale)
-            ax.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
+            panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             shown += curve.losses
-        ax.set_title(style.label(result.compared))
-        ax.set_xlabel("step")
-    style.loss_axis(axes[0], shown)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel("training loss (nat per token)")
+        panel.set_title(style.label(result.compared))
+        panel.set_xlabel("step")
+    for panel in axes if ax is not None else axes[:1]:
+        style.loss_axis(panel, shown)
+    for panel in style.first_of_rows(axes):
+        panel.set_ylabel("training loss (nat per token)")
     entries: list[Artist] = []
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
@@ -166,7 +177,6 @@ def learning_curves_figure(analysis: TransferAnalysis) -> Figure:
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     tuned = style.column_label(analysis.hyperparameter)
     compared = f" ({', '.join(style.label(r.compared) for r in results)})" if len(results) > 1 else ""
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
-    style.key_below(figure, entries, f"{style.column_label(analysis.scale)} at its best {tuned}{compared}")
-    return figure
+    title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}"
+    style.key_below(style.figure_of(axes), entries, title, ax=ax)
+    return style.figure_of(axes)

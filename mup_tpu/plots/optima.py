@@ -22,35 +22,34 @@ _REACH = 1.5
 
 
 @styled
-def transfer_figure(analysis: TransferAnalysis) -> Figure:
-    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
+def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
+
+    Args:
+        analysis: from `mup_tpu.analysis.analyze`.
+        ax: axes to draw in, one a parametrization; a new figure by default.
+    """
     results = style.results_of(analysis)
     heights = [height_range(result) for result in results]
     share_y = style.lie_together(heights)
     share_x = style.lie_together([_reach_of_grid(result) for result in results])
-    axes = style.panels(len(results), 4.6, 4.0, share_x, share_y)
+    axes = style.panels(len(results), 4.6, 4.0, share_x, share_y, ax)
     if share_y:
         heights = [(min(low for low, _ in heights), max(high for _, high in heights))] * len(results)
     scales = _scales(results)
-    for ax, result, (bottom, top) in zip(axes, results, heights, strict=True):
+    for panel, result, (bottom, top) in zip(axes, results, heights, strict=True):
         rail = top + 0.06 * (top - bottom)
-        _draw_curves(ax, result, scales, top, rail, analysis.scale)
+        _draw_curves(panel, result, scales, top, rail, analysis.scale)
         text = f"{style.label(result.compared)}: {result.verdict.decision}"
-        ax.set_title(", ".join(filter(None, (text, style.alpha(result.drift)))))
-        ax.set_xlabel(style.title(analysis.hyperparameter))
-        ax.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
-        ax.yaxis.set_major_formatter(style.PlainTicks())
-        style.log2_axis(ax, zero_place(result) if result.at_zero else None)
-    for ax in axes if not share_y else style.first_of_rows(axes):
-        ax.set_ylabel(LOSS)
-    style.key_below(_figure(axes), [*_lines_of(axes), *_marks(results, heights)])
-    return _figure(axes)
-
-
-def _figure(axes: Sequence[Axes]) -> Figure:
-    figure = axes[0].get_figure(root=True)
-    assert isinstance(figure, Figure)
-    return figure
+        panel.set_title(", ".join(filter(None, (text, style.alpha(result.drift)))))
+        panel.set_xlabel(style.title(analysis.hyperparameter))
+        panel.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
+        panel.yaxis.set_major_formatter(style.PlainTicks())
+        style.log2_axis(panel, zero_place(result) if result.at_zero else None)
+    for panel in axes if not share_y else style.first_of_rows(axes):
+        panel.set_ylabel(LOSS)
+    style.key_below(style.figure_of(axes), [*_lines_of(axes), *_marks(results, heights)], ax=ax)
+    return style.figure_of(axes)
 
 
 def _scales(results: Sequence[TransferResult]) -> list[float]:
@@ -175,40 +174,44 @@ def zero_place(result: TransferResult) -> float:
 
 
 @styled
-def optimum_figure(analysis: TransferAnalysis) -> Figure:
+def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
     """Optimum against scale, both logarithmic, with the fitted drift and the drift that does not matter.
 
     Optima at the edge of their grid are arrows.
+
+    Args:
+        analysis: from `mup_tpu.analysis.analyze`.
+        ax: axes to draw in; a new figure by default.
     """
     results = style.results_of(analysis)
-    (ax,) = style.panels(1, 5.2, 3.8)
+    (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
     handles: list[Artist] = []
     for i, result in enumerate(results):
         color, marker = style.categorical(i), style.MARKERS[i % len(style.MARKERS)]
         shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
         known = [o for o in result.optima if o.is_bracketed]
         if result.drift.is_known:
-            _draw_drift(ax, result, analysis.delta, color)
-        _draw_intervals(ax, known, shift, color, marker)
+            _draw_drift(panel, result, analysis.delta, color)
+        _draw_intervals(panel, known, shift, color, marker)
         for o in result.optima:
             if not o.is_bracketed and np.isfinite(o.best_x):
                 down = o.status == "at lower edge"
-                ax.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
+                panel.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
         text = ", ".join(filter(None, (style.label(result.compared), style.alpha(result.drift))))
         handles.append(style.mark(marker, text, color=color, ls="-" if result.drift.is_known else ""))
-    style.scale_axis(ax, analysis.scale, _scales(results), 5.2)
-    ax.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
-    low, high = ax.get_ylim()
+    style.scale_axis(panel, analysis.scale, _scales(results), 5.2)
+    panel.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
+    low, high = panel.get_ylim()
     if high - low < 1:  # an octave at least, or noise looks like a drift
-        ax.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
+        panel.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
     if any(r.drift.is_known for r in results):
         band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {analysis.delta:g}")
         handles.append(band)
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))
-    style.key_below(_figure([ax]), handles)
-    return _figure([ax])
+    style.key_below(style.figure_of([panel]), handles, ax=ax)
+    return style.figure_of([panel])
 
 
 def _draw_drift(ax: Axes, result: TransferResult, delta: float, color: str) -> None:
@@ -231,18 +234,23 @@ def _draw_intervals(ax: Axes, known: Sequence[Optimum], shift: float, color: str
 
 
 @styled
-def collapse_figure(analysis: TransferAnalysis) -> Figure:
-    """Loss above each scale's best, the curves moved by the exponent that brings them closest together."""
+def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+    """Loss above each scale's best, the curves moved by the exponent that brings them closest together.
+
+    Args:
+        analysis: from `mup_tpu.analysis.analyze`.
+        ax: axes to draw in, one a parametrization; a new figure by default.
+    """
     results = style.results_of(analysis)
     share_x = style.lie_together([_moved_grid(result) for result in results])
-    axes = style.panels(len(results), 4.6, 4.0, share_x)
+    axes = style.panels(len(results), 4.6, 4.0, share_x, ax=ax)
     scales, top = _scales(results), 0.0
-    for ax, result in zip(axes, results, strict=True):
+    for panel, result in zip(axes, results, strict=True):
         for curve in result.curves:
             shown = np.isfinite(curve.mean_G)
             moved_G = curve.x_G - _beta(result) * np.log2(curve.scale / scales[0])
             above_G = (curve.mean_G - curve.mean_G.min())[shown] if shown.any() else np.array([])
-            (line,) = ax.plot(
+            (line,) = panel.plot(
                 moved_G[shown], above_G, "o-", ms=3.5, lw=1.3, color=style.sequential(scales, curve.scale),
                 label=style.at(analysis.scale, curve.scale),
             )  # fmt: skip
@@ -250,17 +258,18 @@ def collapse_figure(analysis: TransferAnalysis) -> Figure:
             if shown.any():
                 most = max(0.8, 0.25 * abs(curve.mean_G.min()))
                 top = max(top, min(1.04 * float(above_G.max()), most))
-        ax.set_title(_collapse_title(result, analysis.scale))
-        ax.set_xlabel(
+        panel.set_title(_collapse_title(result, analysis.scale))
+        panel.set_xlabel(
             f"{style.title(analysis.hyperparameter)}, moved to {style.at(analysis.scale, scales[0])}"
         )
-        style.log2_axis(ax)
-    axes[0].set_ylim(-0.03 * (top or 1.0), top or 1.0)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel("loss above the best (nat per token)")
-        ax.yaxis.set_major_formatter(style.PlainTicks())
-    style.key_below(_figure(axes), _lines_of(axes))
-    return _figure(axes)
+        style.log2_axis(panel)
+    for panel in axes:
+        panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
+    for panel in style.first_of_rows(axes):
+        panel.set_ylabel("loss above the best (nat per token)")
+        panel.yaxis.set_major_formatter(style.PlainTicks())
+    style.key_below(style.figure_of(axes), _lines_of(axes), ax=ax)
+    return style.figure_of(axes)
 
 
 def _beta(result: TransferResult) -> float:

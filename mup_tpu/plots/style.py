@@ -34,6 +34,7 @@ from matplotlib.ticker import (
 from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
+from mup_tpu.errors import ConfigError
 
 P = ParamSpec("P")
 
@@ -71,13 +72,17 @@ _IS_STACKED: ContextVar[bool] = ContextVar("is_stacked", default=False)
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel."""
+    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel.
+
+    In a figure of the caller's they stay as they are: its layout is the caller's.
+    """
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
-            _break_texts(figure)
+            if kwargs.get("ax") is None:
+                _break_texts(figure)
             return figure
 
     return drawn
@@ -197,25 +202,43 @@ def most_across() -> int:
     return 1 if _IS_STACKED.get() else ACROSS
 
 
-def panels(count: int, width: float, height: float, share_x: bool = True, share_y: bool = True) -> list[Axes]:
-    """Panels of a new figure, in rows of at most `ACROSS`; width and height of one, in inches."""
+Given = Axes | Sequence[Axes] | None
+"""Axes of the caller's to draw in, one a panel in the order of `ordered`; None makes a figure."""
+
+
+def panels(
+    count: int, width: float, height: float, share_x: bool = True, share_y: bool = True, ax: Given = None
+) -> list[Axes]:
+    """Panels of a new figure, in rows of at most `ACROSS`; width and height of one, in inches.
+
+    Raises:
+        ConfigError: axes were given, and there are more or fewer than panels.
+    """
+    if ax is not None:
+        given = [ax] if isinstance(ax, Axes) else list(ax)
+        if len(given) != count:
+            raise ConfigError(
+                f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
+            )
+        return given
     across = min(count, 2 if count == 4 else ACROSS, most_across())
     rows = -(-count // across)
     figure = new_figure(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)
     shown = list(axes.flat)[:count]
-    for ax in list(axes.flat)[count:]:
-        ax.remove()
-    for ax in shown:
-        ax.tick_params(labelbottom=True)
+    for unused in list(axes.flat)[count:]:
+        unused.remove()
+    for panel in shown:
+        panel.tick_params(labelbottom=True)
         if not share_y:
-            ax.tick_params(labelleft=True)
+            panel.tick_params(labelleft=True)
     return shown
 
 
 def first_of_rows(axes: Sequence[Axes]) -> list[Axes]:
-    """The panels at the left."""
-    return [ax for ax in axes if ax.get_subplotspec().colspan.start == 0]  # type: ignore[union-attr]
+    """The panels at the left, and those that stand in no grid."""
+    specs = [ax.get_subplotspec() for ax in axes]
+    return [ax for ax, spec in zip(axes, specs, strict=True) if spec is None or spec.colspan.start == 0]
 
 
 def lie_together(ranges: Sequence[tuple[float, float]]) -> bool:
@@ -224,9 +247,23 @@ def lie_together(ranges: Sequence[tuple[float, float]]) -> bool:
     return all(high - low > span / 3 for low, high in ranges) or span == 0
 
 
-def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = None) -> None:
-    """Draw a key below all panels, in as many columns as fit; the figure grows by its further lines."""
+def figure_of(axes: Sequence[Axes]) -> Figure:
+    """The figure of panels."""
+    figure = axes[0].get_figure(root=True)
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = None, ax: Given = None) -> None:
+    """Draw a key below all panels, in as many columns as fit; the figure grows by its further lines.
+
+    In axes of the caller's it is the legend of the last one.
+    """
     if not handles:
+        return
+    if ax is not None:
+        last = ax if isinstance(ax, Axes) else ax[-1]
+        last.legend(handles=list(handles), title=title, fontsize=8)
         return
     legend = _fitted(
         lambda ncols: figure.legend(

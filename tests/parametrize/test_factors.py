@@ -219,6 +219,14 @@ def test_factors_are_those_of_the_table_of_rules(rule):
         assert tuple(row) == pytest.approx(expected), part
 
 
+def test_the_printed_table_shows_every_factor_of_every_parameter():
+    rows = parametrize(Net, width=16 * BASE, base_width=BASE).table()
+    heading, _, *lines = repr(rows).splitlines()
+    assert heading.split() == ["role", "shape", "m", "init", "learning_rate", "weight_decay", "eps"]
+    assert [line.split()[0] for line in lines] == list(rows.index)
+    assert "..." not in repr(rows)
+
+
 def test_at_the_base_nothing_changes():
     scaled = parametrize(Net, width=BASE, base_width=BASE)
     module = Net(BASE)
