@@ -11,7 +11,7 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 
 
 def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
-    """One row a sweep and parametrization, the worst regret first.
+    """One row a sweep and parametrization, the worst regret first: an unknown one before all.
 
     Args:
         analyses: by the name of the sweep.
@@ -37,4 +37,6 @@ def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
                     "verdict": result.verdict.decision,
                 }
             )
-    return pd.DataFrame(rows).sort_values(["regret", "name"], ascending=[False, True], ignore_index=True)
+    return pd.DataFrame(rows).sort_values(
+        ["regret", "name"], ascending=[False, True], ignore_index=True, na_position="first"
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, short_name
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name, short_name
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
@@ -92,7 +93,16 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def _no_column(table: pd.DataFrame, *missing: str) -> str:
-    return f"table has no column {', '.join(map(repr, missing))}; it has {list_of(table.columns, 20)}"
+    """Sentence about missing columns, with the nearest one that is there."""
+    known = {plain_name(column).replace("_", ""): str(column) for column in table.columns}
+    near = [
+        known[name]
+        for column in missing
+        for name in get_close_matches(plain_name(column).replace("_", ""), known, n=1, cutoff=0.75)
+    ]
+    nearest = f"; the nearest is {', '.join(map(repr, near))}" if near else ""
+    has = list_of(table.columns, 20)
+    return f"table has no column {', '.join(map(repr, missing))}{nearest}; it has {has}"
 
 
 def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]) -> None:

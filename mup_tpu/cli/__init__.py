@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+import mup_tpu
 from mup_tpu.cli.ending import guard
 from mup_tpu.cli.experiments import run_ablations, run_coord_checks, run_experiment, run_search_experiment
 
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
     app.command(data.app, name="data", help="Prepare shards of a corpus, or look at one.")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(f"mup-tpu {mup_tpu.__version__}")
+        return
     guard(
         lambda: app.cli(
             prog="mup-tpu",

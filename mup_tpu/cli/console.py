@@ -11,12 +11,15 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich.console
+from rich.box import SIMPLE_HEAD
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def visible(text: str) -> str:
 
 
 class Console(rich.console.Console):
-    """Shows `[/b]`, `:smile:` and escape characters as they are; lines of text are never wrapped."""
+    """Shows `[/b]`, `:smile:` and escape characters as they are; lines break between words, if at all."""
 
     failure: OSError | None = None
     """First error of standard output in this process; later output is lost."""
@@ -40,8 +43,16 @@ class Console(rich.console.Console):
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print lines of text as they are, and tables within the terminal's width."""
+    def print(self, *objects: Any, wrap: bool = True, **options: Any) -> None:
+        """Print lines of text, and tables within the terminal's width.
+
+        Args:
+            objects: what is printed.
+            wrap: whether lines of text may break between words; no for commands, which people copy.
+            options: of Rich's own print.
+        """
+        if wrap and self.is_terminal:
+            objects = tuple(_wrapped(o, self.width) if isinstance(o, str) else o for o in objects)
         options.setdefault("soft_wrap", all(isinstance(o, str) for o in objects))
         try:
             super().print(*objects, **options)
@@ -80,6 +91,41 @@ class Console(rich.console.Console):
             return
         Console.failure = Console.failure or error
         discard_output()
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Lines broken between words; what goes on has the indent of its line and two more."""
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, max(width, 20), subsequent_indent=f"{indent}  ", break_long_words=False,
+            break_on_hyphens=False, replace_whitespace=False,
+        ) or [line]  # fmt: skip
+    return "\n".join(lines)
+
+
+def table(*headings: str, title: str, left: Collection[str] = (), whole: Collection[str] = ()) -> Table:
+    """An empty table that fits 80 columns: numbers at the right, cells folded and never cut.
+
+    Args:
+        headings: of the columns.
+        title: of the table.
+        left: headings of columns of text.
+        whole: headings of columns whose cells stay on one line.
+    """
+    made = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        title_justify="left",
+    )
+    for heading in headings:
+        justify: Literal["left", "right"] = "left" if heading in left else "right"
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in whole)
+    return made
 
 
 class Bar:

@@ -31,8 +31,8 @@ def guard(call: Callable[[], Any]) -> None:
         if not _is_for_training(missing):
             raise
         _fail(f"this command {not_installed(missing)}", 2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped", style="yellow")
+    except KeyboardInterrupt as interrupt:
+        Console(stderr=True).print(str(interrupt) or "stopped", style="yellow")
         with contextlib.suppress(OSError):  # Ctrl-C ends a reader of the output too
             sys.stdout.flush()
         # At exit libraries would wait for threads, and the interrupt may have left those hanging.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
-from rich.table import Table
 
 from mup_tpu.cli.console import Console
+from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns, field_column
@@ -19,6 +19,7 @@ from mup_tpu.store.conditions import Condition
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.table import Table
 
 
 def runs(path: Where, csv: File | None = None, compact: bool = False, where: tuple[str, ...] = ()) -> None:
@@ -31,8 +32,9 @@ def runs(path: Where, csv: File | None = None, compact: bool = False, where: tup
             a formula.
         compact: Merge the folder's parts into one file each, for example before committing it.
     """
+    from mup_tpu.analysis import ranking
     from mup_tpu.analysis.rows import select
-    from mup_tpu.store import Store, load_axes, load_runs
+    from mup_tpu.store import Store, is_search, load_axes, load_runs
 
     table = select(load_runs(path), [Condition.parse(text) for text in where])
     if compact:
@@ -41,22 +43,27 @@ def runs(path: Where, csv: File | None = None, compact: bool = False, where: tup
         write_file(f"csv {csv}", csv, to_csv(table))
         Console().print(f"{len(table)} runs exported to {csv}")
         return
-    axes = load_axes(path)
-    varied = [field_column(field) for axis in (axes.compare, axes.scale, axes.tune) for field in axis.fields]
+    if is_search(path):
+        varied = ranking.varied(table)
+    else:
+        axes = load_axes(path)
+        varied = [field_column(f) for axis in (axes.compare, axes.scale, axes.tune) for f in axis.fields]
     Console().print(_run_table(table, varied))
 
 
 def _run_table(table: pd.DataFrame, varied: Sequence[str]) -> Table:
-    shown = Table(title=f"{table['experiment'].iloc[0]}: {len(table)} runs")
-    headings = dict(zip(varied, varied, strict=True)) | {
-        "seed": "seed",
+    """One row a run; a setting that all runs share stands in the title."""
+    shared = [c for c in (*varied, "seed") if len(table) > 1 and table[c].nunique(dropna=False) == 1]
+    said = "".join(f", {c} {_cell(c, table[c].iloc[0])}" for c in shared)
+    headings = {c: c.replace("_", "_\n") for c in (*varied, "seed") if c not in shared} | {
         "loss": "loss",
         "status": "status",
         "steps_done": "steps",
-        "wall_time_s": "seconds",
+        "wall_time_s": "s",
     }
-    for column, heading in headings.items():
-        shown.add_column(heading, justify="right" if table[column].dtype.kind in "if" else "left")
+    left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
+    title = f"{table['experiment'].iloc[0]}: {len(table)} runs{said}"
+    shown = new_table(*headings.values(), title=title, left=left)
     for row in table[list(headings)].itertuples(index=False):
         shown.add_row(*(_cell(name, value) for name, value in zip(headings, row, strict=True)))
     return shown
@@ -205,7 +212,7 @@ def report(path: Where, out: File | None = None, table: TableOptions = TableOpti
     """
     from mup_tpu.cli.results import open_results
 
-    Console().print(f"report: {open_results(path, table).write_report(out)}")
+    Console().print(f"report: {open_results(path, table).write_report(out)}", wrap=False)
 
 
 def referee(path: Where = "results", out: File | None = None) -> None:
@@ -231,4 +238,4 @@ def referee(path: Where = "results", out: File | None = None) -> None:
 
 def _print_figures(paths: Sequence[str]) -> None:
     for path in paths:
-        Console().print(f"figure: {path}")
+        Console().print(f"figure: {path}", wrap=False)

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
-from rich.table import Table
 
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
@@ -22,6 +22,7 @@ from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
 from mup_tpu.analysis.scores import Score, score, to_keep
 from mup_tpu.cli.console import Console
+from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
@@ -83,9 +84,8 @@ class Results:
         for result in self.analysis.results:
             cells = rendering.optima_cells(result, self.analysis.scale)
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
-            shown = Table(title=f"{result.parametrization}: best {tuned} by {scale}")
-            for heading in cells["headings"]:
-                shown.add_column(heading, justify="left" if heading == "status" else "right")
+            title = f"{result.parametrization}: best {tuned} by {scale}"
+            shown = new_table(*cells["headings"], title=title, left=("status",))
             for row in cells["rows"]:
                 shown.add_row(*row)
             console.print(shown)
@@ -111,17 +111,16 @@ class Results:
             if batch is None:
                 console.print("  settled: nothing to run")
                 continue
-            shown = Table(title=f"{result.parametrization}: runs to add")
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
-            for heading in (scale, tuned, "add", "then"):
-                shown.add_column(heading, justify="right")
+            title = f"{result.parametrization}: runs to add"
+            shown = new_table(scale, tuned, "add", "then", title=title)
             for cell in batch.cells:
                 at = columns.write_scale(analysis.scale, cell.scale)
-                shown.add_row(at, f"2^{cell.x:.4g}", str(cell.runs), str(cell.seeds))
+                shown.add_row(at, rendering.power(cell.x), str(cell.runs), str(cell.seeds))
             console.print(shown)
             console.print(f"  {batch.reason}; {batch.price()}")
             for line in batch.commands(checked.columns, checked.command):
-                console.print(f"  {line}")
+                console.print(f"  {line}", wrap=False)
 
     def predict(self, at: Sequence[str]) -> Predictions:
         """Predictions at targets, NAME=VALUE each."""
@@ -203,17 +202,17 @@ class SeveralSweeps(Results):
         return compare({folder.name: Results(str(folder)).analysis for folder in _sweeps_in(self.path)})
 
     def show(self, console: Console) -> None:
-        """Print α, regret, best loss and verdict of each sweep."""
-        shown = Table(title=f"{self.name}: {len(self.compared)} sweeps, the worst regret first")
-        for heading in ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict"):
-            shown.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+        """Print α, regret, best loss and verdict of each."""
+        headings = ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
+        title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
+        shown = new_table(*headings, title=title, left=("", "verdict"), whole=("", "verdict"))
         rows: list[dict[Any, Any]] = self.compared.to_dict("records")
         for row in rows:
             shown.add_row(
                 row["name"],
-                f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
-                f"{row['regret']:.3f} ({row['regret_low']:.3f} to {row['regret_high']:.3f})",
-                f"{row['best_loss']:.3f}",
+                _estimate(row, ("alpha", "low", "high"), 2),
+                _estimate(row, ("regret", "regret_low", "regret_high"), 3),
+                rendering.number(row["best_loss"], 3),
                 row["verdict"],
             )
         console.print(shown)
@@ -243,9 +242,8 @@ class SearchResults(Results):
         trials = ranking(load_runs(self.path))
         counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
         best = trials[trials["status"] == "finished"].drop(columns=["status", "steps_done"]).head(10)
-        shown = Table(title=f"best of {len(trials)} trials ({counts})")
-        for column in best:
-            shown.add_column(str(column).removesuffix("_steps"), justify="right")
+        headings = [str(column).removesuffix("_steps") for column in best]
+        shown = new_table(*headings, title=f"best of {len(trials)} trials ({counts})")
         for row in best.itertuples(index=False):
             cells = zip(best.columns, row, strict=True)
             shown.add_row(*(f"{value:.4f}" if name == "loss" else f"{value:.3g}" for name, value in cells))
@@ -298,9 +296,9 @@ class CoordinateCheck(Results):
         parametrizations = list(dict.fromkeys(r["parametrization"] for r in rows))
         for i in range(0, len(parametrizations), 2):  # three would be too wide for a terminal
             headings = [(p, q) for p in parametrizations[i : i + 2] for q in quantities]
-            shown = Table("layer", title=title)
-            for parametrization, quantity in headings:
-                shown.add_column(f"{parametrization} {quantity}", justify="right")
+            shown = new_table(
+                "layer", *(" ".join(heading) for heading in headings), title=title, left=("layer",)
+            )
             for layer in dict.fromkeys(r["layer"] for r in rows):
                 shown.add_row(layer, *(cells.get((layer, *heading), "") for heading in headings))
             console.print(shown)
@@ -320,6 +318,19 @@ class CoordinateCheck(Results):
     def page(self) -> rendering.Page:
         """Report of the checks."""
         return rendering.coordinate_check_page(self.name, self.measured)
+
+
+def _estimate(row: Mapping[Any, Any], names: tuple[str, str, str], digits: int) -> str:
+    """A number with its interval, or that it is not known."""
+    value, low, high = (row[name] for name in names)
+    if np.isnan(value):
+        return "not known"
+    known = rendering.number(value, digits)
+    return (
+        known
+        if np.isnan(low + high)
+        else (f"{known} ({rendering.number(low, digits)} to {rendering.number(high, digits)})")
+    )
 
 
 def _sweeps_in(path: str) -> list[Path]:

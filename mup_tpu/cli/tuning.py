@@ -81,8 +81,9 @@ def run_and_show(
     try:
         outcome = run_either(sweep, folder, where, run, until, console, continue_to)
     except KeyboardInterrupt:
-        console.print(f"stopped; finished trials are stored in {folder}, run the same command to go on")
-        raise
+        raise KeyboardInterrupt(
+            f"stopped; finished trials are stored in {folder}, run the same command to go on"
+        ) from None
     if outcome:
         ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}")

@@ -58,6 +58,8 @@ def make_packs(
 ) -> list[list[Trial]]:
     """Packs of trials of one shape, the longest first, so that the last one to run is short.
 
+    Where they are more than the workers, the shortest comes before all: results are stored from the start.
+
     Args:
         trials: in any order.
         workers: packs at once.
@@ -75,4 +77,5 @@ def make_packs(
             count = math.ceil(count / workers) * workers
         # Round robin spreads values of the hyperparameter: trials that diverge early are not all in one pack.
         packs += [group[i::count] for i in range(count) if group[i::count]]
-    return sorted(packs, key=lambda pack: -work(pack[0]))
+    packs.sort(key=lambda pack: -work(pack[0]))
+    return [packs[-1], *packs[:-1]] if len(packs) > workers else packs

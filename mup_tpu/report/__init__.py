@@ -4,7 +4,15 @@ from mup_tpu.report.coord_check import coordinate_check_page
 from mup_tpu.report.page import Page, render
 from mup_tpu.report.search import search_page
 from mup_tpu.report.sweeps import ablations_page, sweep_page
-from mup_tpu.report.words import details, how_made, optima_cells, recommendation, regret_cells
+from mup_tpu.report.words import (
+    details,
+    how_made,
+    number,
+    optima_cells,
+    power,
+    recommendation,
+    regret_cells,
+)
 
 __all__ = [
     "Page",
@@ -13,6 +21,8 @@ __all__ = [
     "details",
     "how_made",
     "optima_cells",
+    "number",
+    "power",
     "recommendation",
     "regret_cells",
     "render",

@@ -86,12 +86,12 @@ def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> s
         return ""
     at = {o.scale: o for o in result.optima}
     source, target = (write_scale(scale, s) for s in (headline.source, headline.target))
-    value = f"{label(hyperparameter)} 2^{at[headline.source].x:.1f}"
+    value = f"{label(hyperparameter)} {power(at[headline.source].x, '.1f')}"
     take = f"take {value} from {label(scale)} {source} to {target}"
     if result.verdict.decision == "DRIFTS":
         there = at[headline.target]
         if there.is_bracketed:
-            return f"do not {take}: 2^{there.x:.1f} is the optimum there"
+            return f"do not {take}: {power(there.x, '.1f')} is the optimum there"
         return f"do not {take}: its optimum is {there.sentence()}"
     if headline.status != "estimated":
         return ""
@@ -111,14 +111,14 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
 
 def optima_cells(result: TransferResult, scale: str) -> Cells:
     """Rows of optima by scale: optimum, interval, loss there, status."""
-    headings = (label(scale), "optimum", "95 % interval", "loss there", "near-optimal", "status")
+    headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
     return {"headings": headings, "rows": [_optimum_row(o, scale) for o in result.optima]}
 
 
 def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
     return (
         write_scale(scale, o.scale),
-        f"2^{o.x:.2f}" if o.is_bracketed else "-",
+        power(o.x, ".2f") if o.is_bracketed else "-",
         "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
         f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
         f"2^{o.band_low:.4g} to 2^{o.band_high:.4g}" if math.isfinite(o.band_low) else "-",
@@ -172,6 +172,11 @@ def _readable(column: str, value: Any) -> str:
     if column == "versions":
         return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
     return name(value) if column == "parametrization" else write(column, value)
+
+
+def power(x: float, digits: str = ".4g") -> str:
+    """A power of two and its value: 2^-5.53 = 0.0216."""
+    return f"2^{x:{digits}} = {2.0**x:.3g}"
 
 
 def _power(x: float) -> str:

@@ -11,7 +11,7 @@ from statistics import mean
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from mup_tpu.config import Trial
 from mup_tpu.jobs.pack_job import PackJob
@@ -39,8 +39,8 @@ class _Running:
 class SweepProgress:
     """Number of done and diverged trials of each size, rate, and time left.
 
-    The length of a bar is the share of steps that are done; the number beside it counts stored trials. Before
-    the first report of a size, its line names the work that goes before.
+    The length of a bar is the share of steps that are done, in the last line of all work; the number beside
+    it counts stored trials. Before the first report of a size, its line names the work that goes before.
     """
 
     def __init__(self, trials: list[Trial], scale: Sequence[str], console: Console) -> None:
@@ -56,18 +56,19 @@ class SweepProgress:
         """Rates of each ended pack, over all of its training."""
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[stored]}/{task.total} trials", justify="right"),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=24 if console.width >= 100 else 10),
+            TextColumn("{task.fields[stored]}", justify="right"),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
         self._tasks = {
-            size: self._bars.add_task(size, total=self.total[size], stored=0, note=_UNSTARTED)
+            size: self._bars.add_task(size, total=n, stored=f"0/{n} trials", note=_UNSTARTED)
             for size in sizes
+            for n in [self.total[size]]
         }
-        self._begun = set[str]()
+        everything = f"0/{len(trials)} trials"
+        self._all = self._bars.add_task("all", total=1.0, stored=everything, note="")
 
     def __rich__(self) -> Progress:
         """Bars as they are shown."""
@@ -83,11 +84,7 @@ class SweepProgress:
     def started(self, job: PackJob) -> None:
         """Show that a pack has gone to a worker."""
         self._running[job] = _Running(job.trials)
-        size = describe(job.trials[0], self._scale)
-        if size not in self._begun:
-            self._begun.add(size)
-            self._bars.reset(self._tasks[size])  # its clock has counted the time of waiting
-        self._refresh(size)
+        self._refresh(describe(job.trials[0], self._scale))
 
     def preparing(self, job: PackJob, doing: str) -> None:
         """Show the work before the first report of a pack."""
@@ -145,24 +142,34 @@ class SweepProgress:
             notes = [", ".join(dict.fromkeys(r.doing for r in packs)) or _UNSTARTED]
         if self.diverged[size]:
             notes.append(f"{self.diverged[size]} diverged")
-        if (left := self._time_left()) is not None:
-            notes.append(f"{left} left")
         self._bars.update(
             self._tasks[size],
             completed=self.done[size] + sum(len(r.pack) * r.trained for r in packs),
-            stored=self.done[size],
+            stored=f"{self.done[size]}/{self.total[size]} trials",
             note=" · ".join(notes) if self.done[size] < self.total[size] else "",
         )
+        share, stored, total = self._share_done(), sum(self.done.values()), sum(self.total.values())
+        took = format_seconds(time.monotonic() - self._began)
+        self._bars.update(
+            self._all,
+            completed=share,
+            stored=f"{stored}/{total} trials",
+            note=f"{took}, {self._time_left()} left" if 0 < share < 1 else took,
+        )
 
-    def _time_left(self) -> str | None:
-        """Time left by the share of work that is done; None before any is done."""
+    def _share_done(self) -> float:
+        """Share of the work of all trials that is done."""
         total = sum(n * self._cost[size] for size, n in self.total.items())
         done = sum(n * self._cost[size] for size, n in self.done.items())
         done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
-        if done <= 0:
+        return done / total
+
+    def _time_left(self) -> str | None:
+        """Time left by the share of work that is done; None before any is done."""
+        share = self._share_done()
+        if share <= 0:
             return None
-        seconds = (time.monotonic() - self._began) * (total - done) / done
-        return format_seconds(seconds)
+        return format_seconds((time.monotonic() - self._began) * (1 - share) / share)
 
 
 def count_statuses(result: PackResult) -> Counter[str]:

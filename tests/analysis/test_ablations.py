@@ -38,8 +38,8 @@ def table():
 
 
 def test_each_sweep_is_a_row_the_worst_regret_first(table):
-    assert table["name"].tolist() == ["broken", "fine", "unbracketed"]
-    broken, fine, unbracketed = table.itertuples()
+    assert table["name"].tolist() == ["unbracketed", "broken", "fine"], "an optimum outside the grid is worst"
+    unbracketed, broken, fine = table.itertuples()
     assert broken.verdict == "DRIFTS" and broken.alpha == pytest.approx(-1.0, abs=0.05)
     assert broken.regret == pytest.approx(0.04 * 2**2, abs=0.02)
     assert broken.regret_low < broken.regret < broken.regret_high

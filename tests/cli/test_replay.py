@@ -3,11 +3,13 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import mup_tpu
 from mup_tpu.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,7 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, outcome):
     assert code == 0 and min(json.loads(out)["results"][0]["curves"][0]["loss"]) == pytest.approx(2.2)
     for bad, sentence in (
         ("steps=300", "where: no row has steps 300; there are 100, 200"),
-        ("step=100", "where: table has no column 'step'; it has"),
+        ("step=100", "where: table has no column 'step'; the nearest is 'steps'; it has"),
         ("steps", "where 'steps' is not COLUMN=VALUE"),
     ):
         code, _, error = outcome("analyze", table, "--where", bad)
@@ -152,3 +154,28 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, outcome):
     code, out, err = outcome(*command)
     assert code == 0, err
     assert "DRIFTS (one look): init* ∝ layers^-1.0" in out
+
+
+def test_runs_of_a_search_show_what_was_tuned_and_losses_stay_whole(outcome, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = outcome("runs", ROOT / "results" / "tune_small")
+    assert code == 0 and "tune_small: 48 runs, seed 0" in out
+    headings = " ".join(out.splitlines()[1:3]).split()
+    assert {"lr", "warmup", "alpha_", "attn", "loss"} <= set(headings) and "2.8317" in out
+    code, out, _ = outcome("runs", ROOT / "results" / "ladder_mup")
+    assert code == 0 and "…" not in out and re.search(r" 2\.\d{4} ", out)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_column_that_is_nearly_named_is_suggested(tmp_path, outcome):
+    table = tmp_path / "runs.csv"
+    rows = [
+        {"d_model": w, "lr": 2.0**x, "loss": 2.0 + (x + 7) ** 2} for w in (64, 128) for x in range(-9, -4)
+    ]
+    pd.DataFrame(rows).to_csv(table)
+    code, _, error = outcome("analyze", table, "--width-col", "dmodel")
+    assert code == 2 and "table has no column 'dmodel'; the nearest is 'd_model'; it has" in error
+
+
+def test_the_version_is_said(outcome):
+    assert outcome("--version")[:2] == (0, f"mup-tpu {mup_tpu.__version__}\n")

@@ -26,10 +26,12 @@ def test_every_trial_is_in_one_pack_of_its_shape():
         assert all(len(pack) <= 8 for pack in packs)
 
 
-def test_workers_get_equal_shares_and_wide_packs_go_first():
+def test_workers_get_equal_shares_and_wide_packs_go_first_behind_one_that_ends_soon():
     packs = make_packs(SWEEP.trials(), 2, "loop")
-    widths = [pack[0].model.width for pack in packs]
-    assert widths == sorted(widths, reverse=True)
+    first, *widths = [pack[0].model.width for pack in packs]
+    assert first == min(widths) and widths == sorted(widths, reverse=True)
+    few = make_packs(SWEEP.trials(), len(packs), "loop")
+    assert few[0][0].model.width == max(widths), "where all start at once, the widest is first"
     for width in (64, 128):
         sizes = [len(pack) for pack in packs if pack[0].model.width == width]
         assert len(sizes) % 2 == 0 and max(sizes) - min(sizes) <= 1

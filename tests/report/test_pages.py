@@ -91,9 +91,10 @@ def test_a_verdict_ends_in_what_to_do(quickstart):
     advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
     sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
-    assert mup.startswith("take learning rate 2^-6.1 from width 64 to 384: expected cost ")
+    assert mup.startswith("take learning rate 2^-6.1 = 0.0145 from width 64 to 384: expected cost ")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    assert sp == "do not take learning rate 2^-6.1 from width 64 to 384: 2^-7.6 is the optimum there"
+    expected = "take learning rate 2^-6.1 = 0.0145 from width 64 to 384: 2^-7.6 = 0.0053 is the optimum there"
+    assert sp == f"do not {expected}"
 
 
 @pytest.mark.slow
