@@ -11,7 +11,7 @@ from typing import Any
 
 from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import patiently
-from mup_tpu.store.runs import results_folder
+from mup_tpu.store.access import results_folder
 
 FILE = "predictions.json"
 _MOST_BYTES = 2**24
