@@ -57,7 +57,7 @@ class _BlockAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
     def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
         """Output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
         query_NTd, key_NTd, value_NTd = (
