@@ -1,5 +1,6 @@
 """The training loop on real text: what it reports, what it stores, and how it ends."""
 
+import dataclasses
 import math
 import threading
 
@@ -86,6 +87,23 @@ def test_halving_compares_values_of_what_is_tuned_and_nothing_else(tiny, dataset
     other_rate = tiny.replace(width=64, steps=40, learning_rate=1e-5)
     halved = run([*trials, other_rate], dataset, halving=True, tuned=("init_std",))
     assert [row["status"] for row in halved.rows] == ["finished", "finished", "stopped", "finished"]
+
+
+@pytest.mark.slow
+def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_path):
+    trials = [tiny.replace(width=64, steps=40, init_std=std) for std in (0.05, 0.08, 3.0)]
+    options = RunOptions(halving=True, tuned=("init_std",), log_every=5)
+    whole = run_to_end(train_pack(trials, dataset, options))
+    options = dataclasses.replace(options, checkpoint_every=5)
+    for event in train_pack(trials, dataset, options, tmp_path):
+        if event.step > whole.rows[2]["steps_done"] + 5:
+            break
+    resumed = PackRun(trials, dataset, options, tmp_path)
+    assert resumed.pack.steps_done >= whole.rows[2]["steps_done"]
+    rows = run_to_end(resumed.steps()).rows
+    told = ("status", "steps_done", "reason", "loss")
+    assert [[row[name] for name in told] for row in rows] == [[r[name] for name in told] for r in whole.rows]
+    assert rows[2]["status"] == "stopped"
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])

@@ -20,7 +20,7 @@ from mup_tpu.analysis import analyze, load_table
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, Ladder, RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.errors import ConfigError, StoreError
-from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.store import Store, StoredAxes, load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.sweep import measured, run_sweep
@@ -303,3 +303,33 @@ def test_a_sweep_over_the_length_of_training_is_analysed(tiny, tmp_path):
     (result,) = analyze(load_table(tmp_path)).results
     assert [curve.scale for curve in result.curves] == [10, 20, 40]
     assert not run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
+
+
+def test_trials_that_halving_stopped_are_trained_whole_without_it(tiny, tmp_path):
+    sweep = Sweep("halved", tiny.replace(steps=5), widths=(32,), learning_rates=(0.003, 0.01))
+    run_sweep(sweep, str(tmp_path / "whole"), SweepOptions(), ALONE, Console(quiet=True))
+    stored = Store(tmp_path / "whole", "halved").results().drop(columns="experiment")
+    rows = [{k: v for k, v in row.items() if pd.notna(v)} for row in stored.to_dict("records")]
+    chosen = [row for row in rows if row["lr"] == 0.01]
+    stopped = [row | ({"status": "stopped", "loss": 9.0} if row in chosen else {}) for row in rows]
+    Store(tmp_path / "halved", "halved", StoredAxes.of(sweep)).append(stopped)
+
+    def run(**options):
+        how = dataclasses.replace(ALONE, **options)
+        return run_sweep(sweep, str(tmp_path / "halved"), SweepOptions(), how, Console(quiet=True))
+
+    assert run(halving=True) == {}
+    assert run() == {"finished": len(chosen)}
+    assert set(load_runs(tmp_path / "halved")["status"]) == {"finished"}
+
+
+def test_checkpoints_stay_until_rows_are_stored(tiny, tmp_path):
+    sweep = Sweep("kept", tiny.replace(steps=12), widths=(32,), learning_rates=(0.01,))
+    options = dataclasses.replace(ALONE, checkpoint_every=5)
+    (tmp_path / "curves").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        run_sweep(sweep, str(tmp_path), SweepOptions(), options, Console(quiet=True))
+    assert list(tmp_path.glob("checkpoints/*/step-00000010/meta.json"))
+    (tmp_path / "curves").unlink()
+    outcome = run_sweep(sweep, str(tmp_path), SweepOptions(), options, Console(quiet=True))
+    assert set(outcome) == {"finished"} and not list(tmp_path.glob("checkpoints/*/*"))
