@@ -13,18 +13,21 @@ from mup_tpu import _moved
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
+    from mup_tpu.study import Study, octaves
 
 __version__ = "0.1.0"
 
-__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table"]
+__all__ = ["Axis", "Ladder", "Study", "Sweep", "Trial", "analyze", "load_table", "octaves"]
 
 _FROM = {
     "Axis": "config",
     "Ladder": "config",
+    "Study": "study",
     "Sweep": "config",
     "Trial": "config",
     "analyze": "analysis",
     "load_table": "analysis",
+    "octaves": "study",
 }
 
 _moved.install()

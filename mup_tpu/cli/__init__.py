@@ -22,7 +22,7 @@ __all__ = ["guard", "main", "run_ablations", "run_coord_checks", "run_experiment
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; exits with 2 and one sentence where the input is wrong."""
-    from mup_tpu.cli import checks, data, replay, start, training, tuning
+    from mup_tpu.cli import checks, data, replay, start, study, training, tuning
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
@@ -31,10 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tuning.sweep,
         tuning.search,
         tuning.transfer,
+        study.ask,
+        study.tell,
         checks.coord_check,
         replay.runs,
         replay.analyze,
-        replay.ask,
+        replay.where_,
         replay.next_,
         replay.plot,
         replay.report,

@@ -6,6 +6,8 @@ Uses parts of `multiprocessing` that are not documented, as they are in Python 3
   first process is asked for, and `set_forkserver_preload` starts nothing.
 - `util.get_temp_dir`: the folder of the server's socket, which is marked so that what a killed process leaves
   is found.
+- `current_process()._config`: a forked process that is to be ended with its parent may not start processes of
+  its own by `multiprocessing`; one that is ended as a group may.
 - `sys.modules["__main__"]`: a new process would run the caller's script, which it does not need and which may
   lack the guard `if __name__ == "__main__"`.
 """
@@ -63,3 +65,8 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def allow_children() -> None:
+    """Let this process start others by `multiprocessing`, as loaders of data do."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]

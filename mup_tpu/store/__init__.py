@@ -1,6 +1,6 @@
 """The store: run tables and learning curves in a results folder."""
 
-from mup_tpu.store.header import StoredAxes, StoredAxis
+from mup_tpu.store.header import STUDY_COLUMNS, StoredAxes, StoredAxis
 from mup_tpu.store.runs import (
     FINAL,
     LOG_FILE,
@@ -10,6 +10,7 @@ from mup_tpu.store.runs import (
     is_search,
     load_axes,
     load_curves,
+    load_own_columns,
     load_planned,
     load_question,
     load_runs,
@@ -20,6 +21,7 @@ __all__ = [
     "FINAL",
     "LOG_FILE",
     "LOG_OBJECTS",
+    "STUDY_COLUMNS",
     "Store",
     "StoredAxes",
     "StoredAxis",
@@ -27,6 +29,7 @@ __all__ = [
     "is_search",
     "load_axes",
     "load_curves",
+    "load_own_columns",
     "load_planned",
     "load_question",
     "load_runs",
