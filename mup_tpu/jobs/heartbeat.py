@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 _LONGEST_LOOK_S = 5.0
+"""Silence counted between two looks at most; pools wait up to a second for a report."""
 
 
 class Heartbeats:
@@ -21,6 +22,8 @@ class Heartbeats:
     def __init__(self, limit: float) -> None:
         self._looked_at = time.monotonic()
         self._limit, self.sentence = limit, f"no report within the heartbeat of {limit:g} s"
+        # One look never spends a short limit: it may have followed a suspension.
+        self._longest_look = min(_LONGEST_LOOK_S, limit / 3)
         self._silence: dict[Any, float | None] = {}
         """Seconds; None for a worker heard since the last look."""
 
@@ -35,6 +38,6 @@ class Heartbeats:
     def hung(self) -> list[Any]:
         """Workers that count as hung. Call it often, after reading all reports."""
         now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
+        passed, self._looked_at = min(now - self._looked_at, self._longest_look), now
         self._silence = {w: 0.0 if s is None else s + passed for w, s in self._silence.items()}
         return [w for w, s in self._silence.items() if s is not None and s > self._limit]
