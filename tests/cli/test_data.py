@@ -28,8 +28,8 @@ def test_inspect_says_what_shards_and_corpora_hold(bpe_shards, corpus, outcome):
     code, text, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 1)
     assert code == 0, err
     assert "256 different" in text and "shards" not in text
-    code, _, err = outcome("data", "inspect", "--corpus", corpus, "--verify")
-    assert code == 2 and "--verify is for prepared shards" in err
+    code, out, err = outcome("data", "inspect", "--corpus", corpus, "--texts", 0, "--verify")
+    assert code == 0 and "is as it was tokenised" in out, err
 
 
 def test_verify_names_a_damaged_shard(bpe_shards, outcome, tmp_path):

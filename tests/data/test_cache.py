@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data import load
+from mup_tpu.data import cache, load
 from mup_tpu.data.cache import fingerprint, load_cache
 from mup_tpu.data.corpus import is_held_out, read_documents
+from mup_tpu.errors import DataError
 
 
 @pytest.fixture
@@ -154,3 +155,58 @@ def test_stored_results_keep_their_fingerprints_and_trial_ids():
         for row in runs.itertuples():
             trial = from_dict(Trial, json.loads(row.config))
             assert trial.trial_id(row.data_fingerprint) == row.trial_id
+
+
+def _change_unseen(file, old: bytes, new: bytes) -> None:
+    """Change bytes of a file and keep its size and times, as a restored backup may."""
+    before = file.stat()
+    with file.open("r+b") as opened:
+        place = opened.read().rindex(old)
+        opened.seek(place)
+        opened.write(new)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert len(old) == len(new) and file.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_another_text_of_the_same_size_and_time_is_tokenised_anew(folder, own_cache, tmp_path):
+    file = tmp_path / "texts" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("one two three four. " * 500)
+    config = DataConfig(corpus=str(file.parent if folder else file), validation_fraction=0.5)
+    before = fingerprint(config)
+    _change_unseen(file, b"four", b"five")
+    assert fingerprint(config) != before
+
+
+def test_an_unseen_change_of_a_large_text_is_found_by_reading_it_whole(own_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "HASHED_BYTES", 10_000)
+    monkeypatch.setattr(cache, "_SAMPLE", (4, 8))
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"sentence {i:05}. " for i in range(2000)))
+    config = DataConfig(corpus=str(file), validation_fraction=0.5)
+    before = fingerprint(config)
+    assert cache.verify(config) > 30_000
+    _change_unseen(file, b"sentence 01900", b"Sentence 01900")
+    assert fingerprint(config) == before, "the change lies between the blocks"
+    with pytest.raises(DataError, match="is not the text of its token cache"):
+        cache.verify(config)
+    assert fingerprint(config) != before
+    assert cache.verify(config) > 30_000
+    _change_unseen(file, b"1999.", b"2999.")
+    assert fingerprint(config) != before, "the last block is read"
+
+
+def test_a_corpus_that_cannot_be_read_is_named(own_cache, tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    opened = Path.open
+
+    def refuse(self, *args, **kwargs):
+        if self == file:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match=r"a\.txt cannot be read: Permission denied"):
+        fingerprint(DataConfig(corpus=str(file)))
