@@ -76,6 +76,7 @@ _OUTCOME = [
     Column("wall_time_s", float, "time", "s"),
     Column("device", str, "device"),
     Column("pack_size", int, "trials in the pack"),
+    Column("threads", int, "CPU threads of the pack"),
     Column("purchase", int, "purchase of the sequence"),
     Column("versions", str, "versions"),
     Column("git_commit", str, "git commit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mup_tpu.config import RunOptions
-from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.errors import ConfigError, Preempted, first_line
 from mup_tpu.files.leftovers import folder_of_this_process
 from mup_tpu.internals.ray import alone_on_this_machine, safe_job
 from mup_tpu.jobs.address import check_answers, find
@@ -29,6 +30,7 @@ from mup_tpu.jobs.tpu_hosts import (
     nodes_with,
     tpu_hosts,
 )
+from mup_tpu.training.signals import handling
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -69,6 +71,7 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
 
     Raises:
         ConfigError: no cluster answers at the address.
+        Preempted: SIGTERM came while the connection was open.
     """
     if ray.is_initialized():
         yield
@@ -82,9 +85,14 @@ def ray_cluster(address: str | None, console: Console | None = None) -> Iterator
     with (console or Console(quiet=True)).status(doing):
         _connect(address)
     try:
-        yield
+        with handling({signal.SIGTERM: _preempt}):  # Ray's own handler prints a C++ stack
+            yield
     finally:
         ray.shutdown()
+
+
+def _preempt(number: int, frame: object) -> None:
+    raise Preempted("ended by SIGTERM; checkpoints and stored trials are kept, and the same command goes on")
 
 
 def _connect(address: str | None) -> None:

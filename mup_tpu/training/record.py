@@ -148,6 +148,7 @@ class Records:
                 wall_time_s=wall_time / len(self.members),
                 device=device,
                 pack_size=len(self.members),
+                threads=torch.get_num_threads(),
             )
             points = train_curve(trained, every, self._dataset.tokens_per_step) + member.validation
             rows.append(row)

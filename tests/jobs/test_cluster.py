@@ -1,6 +1,7 @@
 """TPU hosts and lost nodes, on a fake Ray cluster: several nodes on this machine."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -41,6 +42,7 @@ ALONE = """
 import ipaddress, os
 from pathlib import Path
 import ray
+from mup_tpu.cli.ending import guard
 from mup_tpu.jobs.cluster import ray_cluster
 
 def descendants(pid):
@@ -66,19 +68,22 @@ def listening():
                 found = ipaddress.ip_address(b"".join(each))
                 yield fields[9], getattr(found, "ipv4_mapped", None) or found
 
-with ray_cluster(None):
-    assert ray.get(ray.remote(lambda: 1).remote()) == 1
-    ours = {socket for pid in descendants(str(os.getpid())) for socket in sockets(pid)}
-    print(*(address for socket, address in listening() if socket in ours))
-    print(ray._private.worker._global_node.get_session_dir_path(), flush=True)
-    input()
+def look():
+    with ray_cluster(None):
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1
+        ours = {socket for pid in descendants(str(os.getpid())) for socket in sockets(pid)}
+        print(*(address for socket, address in listening() if socket in ours))
+        print(ray._private.worker._global_node.get_session_dir_path(), flush=True)
+        input()
+
+guard(look)
 """
 
 
 @pytest.mark.slow
 def test_a_local_ray_serves_this_machine_and_this_user_only(tmp_path):
     """It listens on the loopback address, and other users can neither read the token that drivers need nor
-    enter the folder of logs and sockets, wherever temporary files lie."""
+    enter the folder of logs and sockets, wherever temporary files lie. SIGTERM ends it with one sentence."""
     long = tmp_path / ("temporary-" + "x" * 60)
     long.mkdir()
     environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(long)}
@@ -91,8 +96,10 @@ def test_a_local_ray_serves_this_machine_and_this_user_only(tmp_path):
     closed = [folder for folder in session.parents if not stat.S_IMODE(folder.stat().st_mode) & 0o077]
     as_another = {"user": 65534} if os.getuid() == 0 else None
     entered = as_another and not subprocess.run(["ls", session], capture_output=True, **as_another).returncode
-    _, errors = alone.communicate("\n")
-    assert alone.returncode == 0, errors
+    alone.send_signal(signal.SIGTERM)
+    _, errors = alone.communicate()
+    assert alone.returncode == 143, errors
+    assert errors.startswith("error: ended by SIGTERM; checkpoints") and len(errors.splitlines()) <= 2
     assert closed and closed[0].name.startswith("mup_tpu_") and not entered
     addresses = listening.split()
     assert len(addresses) >= 6, "a driver, a worker, GCS, raylet and agents listen"

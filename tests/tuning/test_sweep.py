@@ -74,8 +74,11 @@ def test_three_more_learning_rates_run_alone(tiny, tmp_path):
 def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=2)
     for size in (1, 3):
-        options = SweepOptions(pack_size=size)
-        run_sweep(sweep, str(tmp_path / str(size)), options, RunOptions(), Console(quiet=True))
+        options, run = SweepOptions(pack_size=size), RunOptions(threads=1)
+        run_sweep(sweep, str(tmp_path / str(size)), options, run, Console(quiet=True))
+        assert set(load_runs(tmp_path / str(size))["threads"]) == {1}, (
+            "losses of other threads are 1e-6 apart"
+        )
     pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ _READERS = {
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 _NO_HEAD = re.compile(r"#|sep=.?\s*$", re.IGNORECASE)
 """Lines before the head: comments, and the line with which spreadsheets name their delimiter."""
+MOST_COLUMNS = 10_000
+"""Columns of a table at most: each is looked at for its meaning."""
+
 KINDS = "CSV, TSV, JSON, JSONL or Parquet"
 
 
@@ -58,14 +62,34 @@ def read_file(path: str | Path) -> pd.DataFrame:
         if kind == "parquet":
             table = pd.read_parquet(path).reset_index().drop(columns="index", errors="ignore")
         else:
+            if str(path).lower().endswith(".zip"):
+                _check_one_file(path)
             packed = "zstd" if str(path).lower().endswith(".zst") else None  # fsspec needs a package for it
             with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
                 content = pa.input_stream(file, compression=packed).read()
             text = _text(content)
             table = {"text": _delimited, "json": _json, "lines": _json_lines}[kind](text)
+        _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
         raise TableError(f"table {path} cannot be read: {reason(error)}") from None
     return table.rename(columns=lambda name: name.strip() if isinstance(name, str) else name)
+
+
+def _check_columns(count: int) -> None:
+    if count > MOST_COLUMNS:
+        raise ValueError(
+            f"it has {count:,} columns, of which {MOST_COLUMNS:,} are read; keep those of the sweep"
+        )
+
+
+def _check_one_file(path: str | Path) -> None:
+    """Refuse an archive of several files: a table is one of them."""
+    with fsspec.open(str(path), "rb", compression=None) as file, zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX/" not in name]
+    if len(names) != 1:
+        raise ValueError(
+            f"it holds {len(names)} files, not one ({', '.join(names[:3])}); unpack it, and name one"
+        )
 
 
 def _text(content: bytes) -> str:
@@ -83,6 +107,7 @@ def _text(content: bytes) -> str:
 def _delimited(text: str) -> pd.DataFrame:
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if line.strip() and not _NO_HEAD.match(line)), 0)
+    _check_columns(1 + max(lines[start].count(sep) for sep in ";\t,") if lines else 0)
     text = "".join(lines[start:])
     heads = {sep: len(pd.read_csv(io.StringIO(text), sep=sep, nrows=0).columns) for sep in ";\t,"}
     # In a heading with decimal commas, commas split no more than semicolons do, which come first.

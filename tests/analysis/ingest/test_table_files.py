@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,21 @@ def test_what_is_no_table_says_what_it_is(tmp_path, name, content, sentence):
     with pytest.raises(TableError, match=sentence) as caught:
         load_table(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_an_archive_of_several_tables_and_a_table_of_too_many_columns_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "two.csv.zip", "w") as archive:
+        for name in ("mup.csv", "sp.csv"):
+            archive.writestr(name, CSV)
+    with pytest.raises(TableError, match=r"it holds 2 files, not one \(mup\.csv, sp\.csv\); unpack it"):
+        read_file(tmp_path / "two.csv.zip")
+    names = ",".join(f"c{i}" for i in range(1_000_000))
+    (tmp_path / "wide.csv").write_text(names + "\n")
+    (tmp_path / "wide.json").write_text(json.dumps([dict.fromkeys(names.split(",")[:20_000], 1)]))
+    with pytest.raises(TableError, match="it has 1,000,000 columns, of which 10,000 are read; keep those"):
+        read_file(tmp_path / "wide.csv")
+    with pytest.raises(TableError, match="it has 20,000 columns"):
+        read_file(tmp_path / "wide.json")
 
 
 def test_a_file_is_told_from_a_results_folder(tmp_path):
