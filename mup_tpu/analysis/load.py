@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.run_folders import FILES, is_of_another_tool, read_other_tool
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
@@ -38,11 +39,20 @@ from mup_tpu.errors import TableError
 from mup_tpu.store import load_axes, load_curves, load_planned, load_question, load_runs
 from mup_tpu.store.conditions import Condition
 
+Place = str | Path | Sequence[str | Path]
+"""Where runs lie: one place, or several that are read as one table."""
 
-def default_columns(path: str | Path) -> Columns:
+
+def default_columns(path: Place) -> Columns:
     """Names of a table's columns where none are given: a results folder's axes, else width and lr."""
-    if is_file(path) or is_tracked(path):
+    if not isinstance(path, str | Path) or _reader(path) is not None:
         return Columns()
+    folder = Path(str(path))
+    if folder.is_dir() and not (folder / "store.json").exists():
+        raise TableError(
+            f"{path} holds no runs that are read: it is no results folder (store.json), and has no runs of "
+            f"TensorBoard, Ray Tune, Lightning, Trainer or nanoGPT ({FILES}); give a table, or its runs"
+        )
     axes = load_axes(path)
     along = tuple(
         field_column(name) for axis in (axes.scale, axes.tune, axes.compare) for name in axis.fields
@@ -52,7 +62,7 @@ def default_columns(path: str | Path) -> Columns:
 
 
 def load_table(
-    path: str | Path,
+    path: Place,
     columns: Columns | None = None,
     chance: float | None = None,
     where: Sequence[Condition] | None = None,
@@ -62,7 +72,8 @@ def load_table(
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
     Args:
-        path: results folder (or fsspec URL), or a file, or what `read_tracked` takes.
+        path: results folder (or fsspec URL), or a file, or what `read_tracked` or `read_other_tool` take; or
+            several of these, but for results folders, as one table.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         where: conditions on rows; by default those that a results folder stores.
@@ -76,10 +87,33 @@ def load_table(
     if chance is not None:
         require_above_zero("chance", chance)
     columns = columns or default_columns(path)
-    if is_file(path) or is_tracked(path):
-        table = read_file(path) if is_file(path) else read_tracked(path)
-        return check_table(select(table, where or ()), columns, chance, Path(str(path)).name, states, unit)
-    return _load_stored(path, columns, chance, where, states)
+    if isinstance(path, str | Path) and _reader(path) is None:
+        return _load_stored(path, columns, chance, where, states)
+    paths = [path] if isinstance(path, str | Path) else [*path]
+    tables = [_read(one) for one in paths]
+    if len(paths) > 1:
+        names = ["/".join(Path(str(path)).parts[-2:]) for path in paths]
+        tables = [one.assign(file=name) for one, name in zip(tables, names, strict=True)]
+    table = select(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0], where or ())
+    return check_table(table, columns, chance, Path(str(paths[0])).name, states, unit)
+
+
+def _read(path: str | Path) -> pd.DataFrame:
+    """Anybody's runs at one of several places."""
+    if (read := _reader(path)) is None:
+        raise TableError(
+            f"{path} is no table, and stands beside one; give results folders alone, or tables alone"
+        )
+    return read(path)
+
+
+def _reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
+    """Reader of anybody's runs; None for a results folder."""
+    if is_of_another_tool(path):
+        return read_other_tool
+    if is_file(path):
+        return read_file
+    return read_tracked if is_tracked(path) else None
 
 
 def _load_stored(

@@ -13,7 +13,7 @@ from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns, field_column
-from mup_tpu.config.paths import File, Where
+from mup_tpu.config.paths import File, Several, Where
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
 
@@ -99,20 +99,22 @@ def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
     Console().print(f"{path} asks about {words}")
 
 
-def analyze(path: Where, table: TableOptions = TableOptions(), json: bool = False) -> None:
+def analyze(paths: Several, table: TableOptions = TableOptions(), json: bool = False) -> None:
     """Print the optimum of every width, its drift and regret, and the verdict: does it transfer?
 
-    A search shows its best trials; a folder of sweeps shows all sweeps beside each other.
+    A search shows its best trials; a folder of sweeps, or several folders, show all sweeps beside each other.
 
     Args:
-        path: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
-            runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's.
+        paths: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
+            runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
+            folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
+            tables are read as one.
         table: Columns and rows of the table.
         json: Print JSON only, for machines.
     """
     from mup_tpu.cli.results import open_results
 
-    found = open_results(path, table)
+    found = open_results(paths, table)
     if json:
         Console().write(to_json(found.to_dict()))
     else:
@@ -174,17 +176,17 @@ def predict(
     _print_figures(drawn)
 
 
-def plot(path: Where, out: File | None = None, table: TableOptions = TableOptions()) -> None:
+def plot(paths: Several, out: File | None = None, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 
     Args:
-        path: Results folder, or any table, as for analyze.
+        paths: Results folder, or any table, as for analyze; or several.
         out: Folder for the figures; by default PATH/figures, or figures beside a file, or here.
         table: Columns and rows of the table.
     """
     from mup_tpu.cli.results import open_results
 
-    _print_figures(open_results(path, table).draw(out))
+    _print_figures(open_results(paths, table).draw(out))
 
 
 def show(path: str, table: TableOptions = TableOptions()) -> None:
@@ -199,20 +201,20 @@ def show(path: str, table: TableOptions = TableOptions()) -> None:
     _print_figures(drawn)
 
 
-def report(path: Where, out: File | None = None, table: TableOptions = TableOptions()) -> None:
+def report(paths: Several, out: File | None = None, table: TableOptions = TableOptions()) -> None:
     """Write one self-contained HTML file: verdict, figures, tables, origin of the runs, warnings.
 
     Figures react to the pointer: a point shows its loss, seeds and trials; a click on the key hides a curve.
 
     Args:
-        path: Results folder (or fsspec URL) of a sweep, a search or a coordinate check; or a folder of
-            sweeps; or any table, as for analyze.
+        paths: Results folder (or fsspec URL) of a sweep, a search or a coordinate check; or a folder of
+            sweeps; or any table, as for analyze; or several.
         out: The file; by default report.html in the folder, or NAME.html beside a file.
         table: Columns and rows of the table.
     """
     from mup_tpu.cli.results import open_results
 
-    Console().print(f"report: {open_results(path, table).write_report(out)}", wrap=False)
+    Console().print(f"report: {open_results(paths, table).write_report(out)}", wrap=False)
 
 
 def referee(path: Where = "results", out: File | None = None) -> None:

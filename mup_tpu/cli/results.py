@@ -6,6 +6,8 @@ search, or a coordinate check.
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,7 @@ from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
+from mup_tpu.errors import ConfigError
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.predictions import keep_predictions, load_predictions
@@ -36,10 +39,21 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
 
 
-def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
-    """Content of a path; an unknown kind is read as a table."""
-    if _sweeps_in(path):
-        return SeveralSweeps(path, options)
+def open_results(paths: str | Sequence[str], options: TableOptions = TableOptions()) -> Results:
+    """Content of a path, or of several: results folders stand beside each other, tables are read as one.
+
+    An unknown kind is read as a table.
+    """
+    paths = [paths] if isinstance(paths, str) else [*paths]
+    if not paths:
+        raise ConfigError("paths: none was given; give a results folder or a table")
+    paths = [found for path in paths for found in _matching(path)]
+    path = paths[0]
+    if len(paths) > 1:
+        of_sweeps = all((Path(path) / STORE).exists() for path in paths)
+        return SeveralSweeps(_common(paths), options, paths) if of_sweeps else Results(path, options, paths)
+    if sweeps := _sweeps_in(path):
+        return SeveralSweeps(path, options, sweeps)
     if is_search(path):
         return SearchResults(path, options)
     if (Path(path) / CHECK_FILE).exists():
@@ -50,13 +64,13 @@ def open_results(path: str, options: TableOptions = TableOptions()) -> Results:
 class Results:
     """Runs of a sweep, or any table of runs."""
 
-    def __init__(self, path: str, options: TableOptions = TableOptions()) -> None:
-        self.path, self.options, self.name = path, options, Path(path).name
+    def __init__(self, path: str, options: TableOptions = TableOptions(), paths: Sequence[str] = ()) -> None:
+        self.path, self.options, self.name, self._paths = path, options, Path(path).name, paths or (path,)
 
     @cached_property
     def table(self) -> RunTable:
         """Checked run table."""
-        return self.options.load(self.path)
+        return self.options.load(*self._paths)
 
     @cached_property
     def analysis(self) -> TransferAnalysis:
@@ -199,7 +213,10 @@ class SeveralSweeps(Results):
     @cached_property
     def compared(self) -> pd.DataFrame:
         """A row for each sweep and parametrization."""
-        return compare({folder.name: Results(str(folder)).analysis for folder in _sweeps_in(self.path)})
+        names = [Path(path).name for path in self._paths]
+        names = names if len(set(names)) == len(names) else [*self._paths]
+        found = zip(names, self._paths, strict=True)
+        return compare({name: Results(path).analysis for name, path in found})
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
@@ -264,6 +281,7 @@ class SearchResults(Results):
         return rendering.search_page(self.name, load_runs(self.path))
 
 
+STORE = "store.json"
 CHECK_FILE = "coord_check.parquet"
 """Table of a coordinate check in its results folder."""
 
@@ -333,8 +351,18 @@ def _estimate(row: Mapping[Any, Any], names: tuple[str, str, str], digits: int) 
     )
 
 
-def _sweeps_in(path: str) -> list[Path]:
+def _sweeps_in(path: str) -> list[str]:
     """Folders with a store in a folder that is no store itself."""
-    if (Path(path) / "store.json").exists() or not Path(path).is_dir():
+    if (Path(path) / STORE).exists() or not Path(path).is_dir():
         return []
-    return sorted(file.parent for file in Path(path).glob("*/store.json"))
+    return sorted(str(file.parent) for file in Path(path).glob(f"*/{STORE}"))
+
+
+def _matching(path: str) -> list[str]:
+    """The path, or what a pattern that the shell left alone matches."""
+    return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]
+
+
+def _common(paths: Sequence[str]) -> str:
+    """Innermost folder that holds all of these folders."""
+    return os.path.commonpath([os.path.abspath(path) for path in paths])

@@ -63,12 +63,13 @@ class TableOptions:
     delta: float = 0.2
     """Largest drift exponent that does not matter."""
 
-    def load(self, path: str) -> RunTable:
-        """Read and check a results folder or table."""
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
         from mup_tpu.analysis import load_table
         from mup_tpu.analysis.ingest.table_values import States
         from mup_tpu.analysis.load import default_columns
 
+        path = paths[0] if len(paths) == 1 else paths
         usual = default_columns(path)
         columns = replace(
             usual,

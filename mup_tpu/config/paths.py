@@ -35,3 +35,6 @@ File = Annotated[Path, _named(Path)]
 
 Where = Annotated[Folder, tyro.conf.Positional]
 """Positional path."""
+
+Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]
+"""Positional paths, one at least."""

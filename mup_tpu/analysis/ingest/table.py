@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.run_names import with_settings
 from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
 from mup_tpu.analysis.ingest.table_shapes import as_rows
@@ -58,8 +59,9 @@ def check_table(
     is_exported = {"trial_id", "config"} <= set(table)  # rows of a results folder, whose columns are known
     if not is_exported:
         table, shaped = as_rows(table, columns)
+        table, named = with_settings(table, columns)
         table, columns, guessed = find_columns(table, columns)
-        notes += [*shaped, *guessed]
+        notes += [*shaped, *named, *guessed]
     require_columns(table, columns)
     table, ended = _ended(table, columns, states, notes)
     rows = standard_form(table, columns, ended, lambda part, column: _read(table, part, column, notes))

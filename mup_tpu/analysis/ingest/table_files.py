@@ -141,6 +141,8 @@ def _json_value(found: Any) -> pd.DataFrame:
     if isinstance(found, dict) and {"columns", "data"} <= set(found):
         return pd.DataFrame(found["data"], columns=found["columns"])
     if isinstance(found, dict):
+        if (rows := _rows_by_group(found)) is not None:
+            return _records(rows)
         if "schema" in found and "data" in found:
             return _records(found["data"])
         if len(found) == 1 and not any(map(means, found)):
@@ -151,6 +153,35 @@ def _json_value(found: Any) -> pd.DataFrame:
         if rows and all(isinstance(column, dict | list) for column in rows):
             return pd.DataFrame(found)
     return _records(found)
+
+
+def _rows_by_group(found: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Rows of a mapping with a list of runs a size, by itself or under one key of another; None otherwise."""
+
+    def holds_lists(value: Any) -> bool:
+        is_filled = isinstance(value, dict) and len(value) > 1
+        lists = [runs for runs in value.values() if isinstance(runs, list) and runs] if is_filled else []
+        return (
+            is_filled
+            and len(lists) == len(value)
+            and all(isinstance(run, dict) for runs in lists for run in runs)
+        )
+
+    groups = [found] if holds_lists(found) else [value for value in found.values() if holds_lists(value)]
+    if len(groups) != 1:
+        return None
+    rows = []
+    for name, runs in groups[0].items():
+        told: dict[str, Any] = {"group": name}
+        if size := _SIZE.fullmatch(name):
+            told = {"params": float(f"{size[1]}.{size[2] or 0}") * _PREFIX[size[3].lower()]}
+        rows += [told | run for run in runs]
+    return rows
+
+
+_SIZE = re.compile(r"([0-9]+)(?:[._]([0-9]+))?([kmb])", re.IGNORECASE)
+"""A number of parameters as a name: 130m, 1_2b."""
+_PREFIX = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 def _records(rows: Any) -> pd.DataFrame:

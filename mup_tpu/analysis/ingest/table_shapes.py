@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.run_names import AXES, NUMBER, meaning_at_end, settings
 from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means
 from mup_tpu.analysis.ingest.table_values import numbers
 from mup_tpu.config import parse_number
-from mup_tpu.errors import ConfigError, TableError
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.errors import TableError
 
-_AXES = {"width": "scale", "depth": "scale", "size": "scale", "lr": "hyperparameter"}
-_SHORT = {"w": "width", "d": "width", "l": "depth", "s": "seed"}
-"""Meaning of a letter before a number in the name of a run or column."""
-
-_NUMBER = r"[0-9]+\^-?[0-9.]+|[0-9]*[.,]?[0-9]+(?:e[+-]?[0-9]+)?"
-_HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{_NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
-_SETTING = re.compile(
-    rf"(?P<name>[a-z][a-z_/.]*?)\s*[-_=: ]?\s*(?P<number>{_NUMBER})(?![0-9])", re.IGNORECASE
-)
+_HEADING = re.compile(rf"(?P<before>.*?)(?P<number>{NUMBER})(?P<after>[^0-9]*)", re.IGNORECASE)
 _CURVE = re.compile(r"(?P<run>.+) - (?P<metric>\S.*)")
 _EXTREMES = ("__MIN", "__MAX")
 """Suffixes of columns that Weights & Biases exports beside a curve: extremes of a group of steps."""
@@ -72,9 +63,9 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
     if len(values) < 2:
         return None
     others = [name for name in table if name not in values]
-    there = {axis for name in others if (axis := _AXES.get(means(name)))}
+    there = {axis for name in others if (axis := AXES.get(means(name)))}
     there |= {axis for axis in ("scale", "hyperparameter") if getattr(columns, axis) in others}
-    told = {_AXES[what] for text in (before, after) if (what := _meaning(text)) in _AXES}
+    told = {AXES[what] for text in (before, after) if (what := _meaning(text)) in AXES}
     missing = {"scale", "hyperparameter"} - there
     if len(told) == 1 and told <= missing and len(missing) == 1:
         return told.pop(), values
@@ -90,8 +81,8 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
 
 def _meaning(text: str) -> str:
     """Axis that the words beside a number name; "" for none."""
-    what = _meaning_at_end(re.sub(r"[\s=:]+", "_", text))
-    return what if what in _AXES else ""
+    what = meaning_at_end(re.sub(r"[\s=:]+", "_", text))
+    return what if what in AXES else ""
 
 
 def _numbers(texts: list[str], name: str) -> np.ndarray:
@@ -116,8 +107,8 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
     metrics = {matches[name]["metric"] for name in losses}
     if len(metrics) > 1:
         raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export those of one loss")
-    settings = {name: _settings(matches[name]["run"]) for name in losses}
-    untold = [name for name, found in settings.items() if not _has_both(found)]
+    told = {name: settings(matches[name]["run"]) for name in losses}
+    untold = [name for name, found in told.items() if not _has_both(found)]
     if untold:
         raise TableError(
             f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
@@ -126,30 +117,11 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
         )
     rows = [
         pd.DataFrame({**found, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
-        for name, found in settings.items()
+        for name, found in told.items()
     ]
     note = f"{len(losses)} columns are taken for curves of {metrics.pop()}, their runs told by their names"
     return pd.concat(rows, ignore_index=True), [note]
 
 
 def _has_both(found: dict[str, Any]) -> bool:
-    return {_AXES[what] for what in found if what in _AXES} == {"scale", "hyperparameter"}
-
-
-def _settings(run: str) -> dict[str, Any]:
-    """Settings in a run's name: `d_model: 64, lr: 0.01` or `w64-lr2^-8-s0`."""
-    found: dict[str, Any] = {}
-    for match in _SETTING.finditer(run):
-        what = _meaning_at_end(match["name"])
-        if what in (*_AXES, "seed") and what not in found:
-            with contextlib.suppress(ConfigError):
-                found[what] = parse_number(match["number"])
-    rules = {word for word in re.split(r"[^a-z]+", run.lower()) if word in PARAMETRIZATIONS}
-    return found | ({"parametrization": rules.pop()} if len(rules) == 1 else {})
-
-
-def _meaning_at_end(text: str) -> str:
-    """Meaning of a name or its end: `sp_w` means w."""
-    words = [word for word in re.split(r"[-_/. ]+", text) if word]
-    names = ["_".join(words[i:]) for i in range(len(words))]
-    return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")
+    return {AXES[what] for what in found if what in AXES} == {"scale", "hyperparameter"}

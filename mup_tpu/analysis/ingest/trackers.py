@@ -48,17 +48,18 @@ def read_tracked(path: str | Path) -> pd.DataFrame:
     return table
 
 
-def _package(path: str, extra: str, module: str) -> Any:
+def package(path: str, name: str, module: str, extra: str = "") -> Any:
+    """Module of a package that an extra of this one installs, by default one of the package's name."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise TableError(
-            f"{path} needs the package {extra} ({reason(error)}): pip install 'mup_tpu[{extra}]'"
+            f"{path} needs the package {name} ({reason(error)}): pip install 'mup_tpu[{extra or name}]'"
         ) from None
 
 
 @contextlib.contextmanager
-def _errors_in_a_sentence(path: str) -> Iterator[None]:
+def errors_in_a_sentence(path: str) -> Iterator[None]:
     """Errors of a tracker's package, of any kind, as one sentence."""
     try:
         yield
@@ -73,8 +74,8 @@ def _wandb(project: str) -> pd.DataFrame:
     path = f"wandb:{project}"
     if len(project.split("/")) != 2 or not all(project.split("/")):
         raise TableError(f"{path} is not wandb:ENTITY/PROJECT")
-    wandb = _package(path, "wandb", "wandb")
-    with _errors_in_a_sentence(path):
+    wandb = package(path, "wandb", "wandb")
+    with errors_in_a_sentence(path):
         runs = wandb.Api().runs(project, per_page=500, lazy=False)
         rows = [
             {"Name": run.name, "State": run.state, "config": run.config, **run.summary_metrics}
@@ -92,9 +93,9 @@ def hush_mlflow() -> None:
 def _mlflow(experiment: str) -> pd.DataFrame:
     """Runs of an experiment: `params.…`, and the last value of each metric as `metrics.…`."""
     path = f"mlflow:{experiment}"
-    mlflow = _package(path, "mlflow", "mlflow")
+    mlflow = package(path, "mlflow", "mlflow")
     hush_mlflow()
-    with _errors_in_a_sentence(path):
+    with errors_in_a_sentence(path):
         if mlflow.get_experiment_by_name(experiment) is None:
             there = ", ".join(sorted(e.name for e in mlflow.search_experiments()))
             raise TableError(f"{path}: {mlflow.get_tracking_uri()} has no such experiment; there are {there}")
@@ -116,11 +117,11 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
             f"{path} holds offline runs of Weights & Biases, which has no reader for their files: send them "
             "with `wandb sync` and give wandb:ENTITY/PROJECT"
         )
-    accumulators = _package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
-    hparams = _package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
+    accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
+    hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     runs: dict[Path, tuple[dict[str, Any], list[pd.Series]]] = {}
-    with _errors_in_a_sentence(path):
+    with errors_in_a_sentence(path):
         for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
             events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
             events.Reload()

@@ -1,0 +1,193 @@
+"""Runs in folders, databases and journals of other tools, mostly written by the tools themselves."""
+
+import json
+
+import pytest
+
+from mup_tpu.analysis import load_table
+from mup_tpu.cli import main
+from mup_tpu.errors import TableError
+
+RUNS = [(w, 2.0**e, 3 - w / 640 + 0.05 * (e + 8) ** 2) for w in (64, 128, 256) for e in range(-10, -5)]
+"""Width, learning rate and final loss."""
+
+
+def tune(folder, local_ray):
+    """Ray Tune's own folder: result.json, progress.csv and params.json of each trial."""
+    from ray import tune
+
+    def train(config):
+        for done in (1, 2):
+            width, lr = config["shape"]["width"], config["lr"]
+            loss = next(loss for w, r, loss in RUNS if (w, r) == (width, lr))
+            tune.report({"loss": loss + 2 - done})
+
+    space = [{"shape": {"width": w}, "lr": lr} for w, lr, _ in RUNS]
+    config = tune.RunConfig(storage_path=str(folder), name="sweep", verbose=0)
+    tune.Tuner(
+        tune.with_resources(lambda config: train(config["point"] | {}), {"cpu": 1}),
+        param_space={"point": tune.grid_search(space)},
+        run_config=config,
+    ).fit()
+
+
+def trainer(folder):
+    """trainer_state.json of transformers' TrainerState, in two checkpoints of each run."""
+    from transformers.trainer_callback import TrainerState
+
+    for width, lr, loss in RUNS:
+        history = [{"step": s, "loss": loss + 0.3, "learning_rate": lr / s} for s in (10, 50, 90)]
+        for step in (50, 100):
+            history.append({"step": step, "eval_loss": loss + 0.01 * (100 - step)})
+            file = folder / f"w{width}_lr{lr:.6e}" / f"checkpoint-{step}" / "trainer_state.json"
+            file.parent.mkdir(parents=True)
+            TrainerState(global_step=step, log_history=[*history]).save_to_json(str(file))
+
+
+def lightning(folder):
+    """metrics.csv and hparams.yaml as Lightning's CSVLogger writes them."""
+    for number, (width, lr, loss) in enumerate(RUNS):
+        run = folder / "lightning_logs" / f"version_{number}"
+        run.mkdir(parents=True)
+        (run / "hparams.yaml").write_text(f"d_model: {width}\nlr: {lr}\nname: null\n")
+        rows = [f"0,{s},{loss + 0.2},\n0,{s},,{loss + 0.01 * (100 - s)}\n" for s in (50, 100)]
+        (run / "metrics.csv").write_text("epoch,step,train_loss,val_loss\n" + "".join(rows))
+
+
+def nanogpt(folder):
+    """log.txt with the lines that nanoGPT's train.py prints."""
+    for width, lr, loss in RUNS:
+        run = folder / f"w{width}_lr{lr:.6e}"
+        run.mkdir(parents=True)
+        lines = [
+            f"step {s}: train loss {loss + 0.2:.6f}, val loss {loss + 0.01 * (100 - s):.6f}\n"
+            f"iter {s}: loss {loss + 0.1:.6f}, time 12.34ms, mfu 1.00%\n"
+            for s in (0, 100)
+        ]
+        (run / "log.txt").write_text("number of parameters: 0.80M\n" + "".join(lines))
+
+
+def dumps(folder):
+    """JSON files with config and summary, where the summary has the decayed learning rate."""
+    folder.mkdir()
+    for number, (width, lr, loss) in enumerate(RUNS):
+        run = {
+            "config": {"width": {"value": width}, "lr": {"value": lr}},
+            "summary": {"val_loss": loss, "lr": 0},
+        }
+        (folder / f"run{number}.json").write_text(json.dumps(run | {"state": "finished"}))
+
+
+def optuna_study(storage):
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(storage=storage, study_name="widths")
+    for width, lr, loss in RUNS:
+        study.enqueue_trial({"width": width, "lr": lr})
+        trial = study.ask()
+        trial.suggest_categorical("width", [64, 128, 256])
+        trial.suggest_float("lr", 1e-5, 1, log=True)
+        study.tell(trial, loss)
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+
+
+def found_in(path):
+    runs = load_table(path).runs
+    return sorted(zip(runs["scale"], runs["x"].round(3), runs["loss"].round(4), strict=True))
+
+
+EXPECTED = sorted((w, round(e, 3), round(3 - w / 640 + 0.05 * (e + 8) ** 2, 4))
+                  for w in (64, 128, 256) for e in range(-10, -5))  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [trainer, lightning, nanogpt, dumps])
+def test_a_folder_of_another_tool_is_read_as_it_is(write, tmp_path):
+    write(tmp_path / "out")
+    assert found_in(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.slow
+def test_a_folder_of_ray_tune_is_read_as_it_is(tmp_path, local_ray):
+    tune(tmp_path, local_ray)
+    assert found_in(tmp_path / "sweep") == EXPECTED
+    files = sorted((tmp_path / "sweep").rglob("result.json"))
+    assert found_in(files) == EXPECTED, "single files are read too"
+    for file in files:
+        file.unlink()
+    assert found_in(tmp_path / "sweep") == EXPECTED, "progress.csv and params.json say the same"
+
+
+def test_a_study_of_optuna_is_read_from_its_database_and_from_its_journal(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna_study(f"sqlite:///{tmp_path}/study.db")
+    journal = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    optuna_study(optuna.storages.JournalStorage(journal))
+    assert found_in(tmp_path / "study.db") == found_in(tmp_path / "journal.log") == EXPECTED
+    optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="another")
+    with pytest.raises(TableError, match=r"holds 2 studies \(another, widths\), not one"):
+        load_table(tmp_path / "study.db")
+
+
+def test_a_database_of_mlflow_is_read_by_its_path(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    try:
+        for name, runs in (("widths", RUNS), ("other", RUNS[:1])):
+            mlflow.set_experiment(name)
+            for width, lr, loss in runs:
+                with mlflow.start_run():
+                    mlflow.log_params({"d_model": width, "learning_rate": lr})
+                    mlflow.log_metric("val_loss", loss)
+            mlflow.set_tracking_uri(before)
+            if name == "widths":
+                assert found_in(tmp_path / "mlflow.db") == EXPECTED
+            mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    finally:
+        mlflow.set_tracking_uri(before)
+    with pytest.raises(
+        TableError, match=r"holds several experiments \(other, widths\): set MLFLOW_TRACKING_URI"
+    ):
+        load_table(tmp_path / "mlflow.db")
+
+
+def test_lists_of_runs_by_size_in_json_are_one_table(tmp_path, capsys):
+    """As marin's selection_summary.json: sizes as names, and other things beside them."""
+    sizes = {64: "130m", 128: "520m", 256: "1_2b"}
+    runs = {
+        name: [
+            {"learning_rate": lr, "c4_loss": loss, "state": "finished"} for w, lr, loss in RUNS if w == width
+        ]
+        for width, name in sizes.items()
+    }
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps({"all_runs": runs, "optimizer": "muonh", "selected_runs": {"130m": {"x": 1}}}))
+    main(["analyze", str(file), "--loss-col", "c4_loss", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {o["scale"] for o in found["results"][0]["optima"]} == {130e6, 520e6, 1.2e9}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.db", b"", "is a database of neither MLflow nor Optuna"),
+        ("x.db", b"no database", "cannot be read: file is not a database"),
+        ("out/a/log.txt", b"hello\n", "holds 1 files log.txt, and none has a loss"),
+        ("out/a/result.json", b"{broken\n", "cannot be read: "),
+        ("out/a/trainer_state.json", b"{}", "cannot be read: "),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, name, content, sentence):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    with pytest.raises(TableError, match=sentence) as caught:
+        load_table(file if name == "x.db" else tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_runs_says_what_is_read(tmp_path):
+    (tmp_path / "notes.md").write_text("nothing")
+    with pytest.raises(TableError, match="holds no runs that are read: it is no results folder .*Ray Tune"):
+        load_table(tmp_path)
