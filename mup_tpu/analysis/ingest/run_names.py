@@ -50,6 +50,8 @@ def meaning_at_end(text: str) -> str:
 
 def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
     """The table with settings that stand in its runs' names alone as columns, and notes on them."""
+    if not table.columns.is_unique:  # refused later, with their names
+        return table, []
     there = {means(name) for name in table} - {""}
     there |= {what for what, axis in AXES.items() if getattr(columns, axis) in table}
     there |= {"parametrization"} if columns.parametrization in table else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.ingest.loss_errors import with_errors
 from mup_tpu.analysis.ingest.run_names import with_settings
 from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
@@ -61,7 +62,8 @@ def check_table(
         table, shaped = as_rows(table, columns)
         table, named = with_settings(table, columns)
         table, columns, guessed = find_columns(table, columns)
-        notes += [*shaped, *named, *guessed]
+        table, columns, errors = with_errors(table, columns)
+        notes += [*shaped, *named, *guessed, *errors]
     require_columns(table, columns)
     table, ended = _ended(table, columns, states, notes)
     rows = standard_form(table, columns, ended, lambda part, column: _read(table, part, column, notes))

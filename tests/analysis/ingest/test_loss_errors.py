@@ -1,0 +1,59 @@
+"""Tables of means: their standard errors are found, and set how much an optimum is known."""
+
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import analyze, load_table
+from mup_tpu.errors import TableError
+
+RUNS = pd.DataFrame(
+    [(w, 2.0**e, 3 - w / 640 + 0.05 * (e + 8) ** 2) for w in (64, 128, 256) for e in range(-10, -5)],
+    columns=["width", "lr", "val_loss"],
+)
+
+
+def table_of(runs, tmp_path):
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    return load_table(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize("sign", ["±", " ± ", "+/-", " +- "])
+def test_errors_behind_a_sign_are_the_losses_own(sign, tmp_path):
+    cells = [f"{loss:.4f}{sign}{0.002 * (1 + i % 2)}" for i, loss in enumerate(RUNS["val_loss"])]
+    table = table_of(RUNS.assign(val_loss=cells), tmp_path)
+    assert table.runs["loss"].tolist() == pytest.approx(RUNS["val_loss"].tolist())
+    assert table.runs["loss_error"].tolist() == pytest.approx([0.002 * (1 + i % 2) for i in range(15)])
+    assert any("standard errors of its means" in note for note in table.notes)
+
+
+def test_a_diverged_mean_has_no_error(tmp_path):
+    cells = [f"{loss:.4f} ± 0.002" for loss in RUNS["val_loss"]]
+    table = table_of(RUNS.assign(val_loss=[*cells[:-1], "inf"]), tmp_path)
+    assert table.runs["loss"].tolist()[-1] == float("inf")
+
+
+def test_columns_of_errors_and_of_deviations_with_their_counts_are_the_same(tmp_path):
+    errors = table_of(RUNS.assign(val_loss_se=0.005), tmp_path).runs["loss_error"]
+    deviations = table_of(RUNS.assign(val_loss_std=0.01, n_seeds=4), tmp_path)
+    assert errors.tolist() == pytest.approx([0.005] * 15) == deviations.runs["loss_error"].tolist()
+    assert "the standard error of val_loss is val_loss_std over the root of n_seeds" in deviations.notes
+
+
+def test_larger_errors_make_wider_intervals(tmp_path):
+    narrow, wide = (
+        analyze(table_of(RUNS.assign(val_loss_se=error), tmp_path)).results[0].optima[0]
+        for error in (0.001, 0.02)
+    )
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+
+
+def test_a_deviation_of_an_unknown_number_of_runs_is_not_used(tmp_path):
+    table = table_of(RUNS.assign(val_loss_std=0.01), tmp_path)
+    assert table.runs["loss_error"].isna().all()
+    assert any("val_loss_std is not used: a column n_seeds would say" in note for note in table.notes)
+
+
+def test_text_behind_a_loss_is_refused(tmp_path):
+    cells = [f"{loss:.4f}" for loss in RUNS["val_loss"]]
+    with pytest.raises(TableError, match=r"row 3 has '3\.4379 \(crashed s7001\)'"):
+        table_of(RUNS.assign(val_loss=[*cells[:3], "3.4379 (crashed s7001)", *cells[4:]]), tmp_path)
