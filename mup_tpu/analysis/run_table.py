@@ -28,7 +28,7 @@ RUN = ["compared", "scale", "x", "seed"]
 HISTORY = [*RUN, "step", "loss"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunTable:
     """A checked table, and notes on it."""
 
@@ -43,14 +43,19 @@ class RunTable:
     """Unit of the column cost."""
     command: str | None = None
     """Command line that adds runs; None unless an experiment's script made the results folder."""
-    history: pd.DataFrame | None = field(default=None, repr=False)
+    history: pd.DataFrame | None = None
     """Training losses by step, where known: compared, scale, x, seed, step, loss."""
-    stored: pd.DataFrame | None = field(default=None, repr=False)
+    stored: pd.DataFrame | None = None
     """Rows of the results folder, which say how the runs were made; None for other tables."""
     planned: tuple[float, ...] = ()
     """Scales of a sequence, which has a look after each purchase; none for a table with one look."""
-    zeros: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    zeros: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Runs at hyperparameter 0, which has no log2; columns of `runs` without x."""
+
+    def __repr__(self) -> str:
+        scales = ", ".join(f"{scale:g}" for scale in sorted(self.runs["scale"].unique()))
+        compared = ", ".join(sorted(self.runs["compared"].unique()))
+        return f"{self.name}: {len(self.runs)} runs of {compared} at {self.columns.scale} {scales}"
 
     def part(self, keep: Callable[[pd.DataFrame], pd.Series]) -> RunTable:
         """Table of some of its runs, with their history.

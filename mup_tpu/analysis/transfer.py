@@ -94,7 +94,7 @@ class Sequenced:
         return {"looks": looks, "unit": self.costs.unit, "stops": self.stops}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TransferResult:
     """All that one parametrization's runs say about transfer."""
 
@@ -129,6 +129,9 @@ class TransferResult:
         """From the smallest bracketed scale to the largest that was run."""
         return _headline(self.optima, self.regrets)
 
+    def __repr__(self) -> str:
+        return self.verdict.sentence
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values: all that the figures show."""
         return {
@@ -149,7 +152,7 @@ class TransferResult:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TransferAnalysis:
     """The analysis of a run table, one result a parametrization."""
 
@@ -162,6 +165,9 @@ class TransferAnalysis:
     """Regret that the verdicts took as not mattering, nat per token."""
     delta: float
     """Drift exponent that they took as not mattering."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.results))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

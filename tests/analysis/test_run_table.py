@@ -300,9 +300,9 @@ def test_a_table_with_decimal_commas_and_semicolons_says_what_one_with_points_sa
     runs().to_csv(tmp_path / "points.csv", index=False)
     runs().to_csv(tmp_path / "commas.csv", index=False, sep=";", decimal=",")
     runs().to_csv(tmp_path / "tabs.CSV", index=False, sep="\t")
-    expected = analyze(load_table(tmp_path / "points.csv")).results
+    expected = analyze(load_table(tmp_path / "points.csv")).to_dict()["results"]
     for name in ("commas.csv", "tabs.CSV"):
-        assert repr(analyze(load_table(tmp_path / name)).results) == repr(expected)
+        assert repr(analyze(load_table(tmp_path / name)).to_dict()["results"]) == repr(expected)
 
 
 def test_states_of_trackers_are_not_finished():

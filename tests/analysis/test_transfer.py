@@ -40,9 +40,18 @@ def result_of(frame):
 def test_runs_in_memory_say_what_they_say_from_a_file(tmp_path):
     swept(0.0, WIDTHS[:3], seeds=1).to_csv(tmp_path / "runs.csv", index=False)
     frame = pd.read_csv(tmp_path / "runs.csv")
-    assert repr(analyze(frame).results) == repr(analyze(tmp_path / "runs.csv").results)
+    assert repr(analyze(frame).to_dict()["results"]) == repr(
+        analyze(tmp_path / "runs.csv").to_dict()["results"]
+    )
     with pytest.raises(TableError, match="width"):
         analyze(frame.drop(columns="width"))
+
+
+def test_a_table_and_its_analysis_print_as_sentences():
+    table = load_table(Path(__file__).parents[2] / "results" / "quickstart")
+    assert repr(table) == "quickstart: 80 runs of mup, sp at width 64, 128, 256, 384"
+    printed = repr(analyze(table)).splitlines()
+    assert [line.partition(" (")[0] for line in printed] == ["mup: TRANSFERS", "sp: DRIFTS"]
 
 
 def test_a_fixed_optimum_transfers():
