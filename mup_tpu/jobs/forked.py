@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class _Process(Worker):
-    """Process, with the driver's end of its pipe."""
+    """Process, with the driver's end of its pipe, and its part of the machine as environment variables."""
 
-    def __init__(self, results: str | None, preload: Sequence[str]) -> None:
+    def __init__(self, results: str | None, preload: Sequence[str], part: Mapping[str, str]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
-        self.process = start_process(_work, (theirs, results, dict(os.environ)), preload)
+        self.part = part
+        self.process = start_process(_work, (theirs, results, {**os.environ, **part}), preload)
         theirs.close()  # otherwise the end of the process would not close the pipe
 
     def end(self) -> None:
@@ -48,12 +49,20 @@ class Forked(Pool[_Process]):
         count: jobs at once.
         results: folder or fsspec URL of the workers' logs; None keeps none.
         preload: modules for a new server to import.
+        parts: environment variables of each of the `count` processes, such as the GPU that it may see.
     """
 
     passes_sigterm_on = True
 
-    def __init__(self, count: int, results: str | None, preload: Sequence[str] = PACK_MODULES) -> None:
+    def __init__(
+        self,
+        count: int,
+        results: str | None,
+        preload: Sequence[str] = PACK_MODULES,
+        parts: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         self._count, self._results, self._preload = count, results, preload
+        self._free = [*parts] or [{}] * count
         # The server imports the modules before it forks the first process.
         self.waits_for = "importing torch" if preload else ""
         self._killed_here = killed_for_memory()
@@ -81,7 +90,7 @@ class Forked(Pool[_Process]):
 
     def hand(self, job: Job) -> _Process:
         """Hand a job to an idle process, or to a new one."""
-        worker = self._idle.pop() if self._idle else _Process(self._results, self._preload)
+        worker = self._idle.pop() if self._idle else _Process(self._results, self._preload, self._free.pop(0))
         self._busy[worker.connection] = worker
         with contextlib.suppress(OSError):  # it died while idle: `hear` reports it
             worker.connection.send(job)
@@ -114,6 +123,7 @@ class Forked(Pool[_Process]):
         """Kill a process."""
         del self._busy[worker.connection]
         worker.end()
+        self._free.append(worker.part)
 
     def terminate(self, worker: _Process) -> None:
         """Send SIGTERM to a process."""

@@ -75,10 +75,12 @@ class Pools:
         workers, threads = this_machine.room(trials, run)
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             execution = this_machine.execution(run)
-        several = workers > 1
-        pool = self._kept(
-            (workers,), lambda: Forked(workers, self._results) if several else InProcess(self._results)
-        )
+        parts = this_machine.gpus(run)[:workers] if workers > 1 else []
+
+        def pool_of_processes() -> Pool[Any]:
+            return Forked(workers, self._results, parts=parts) if workers > 1 else InProcess(self._results)
+
+        pool = self._kept((workers,), pool_of_processes)
         return Place(pool, workers, execution, replace(run, threads=threads))
 
     def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:

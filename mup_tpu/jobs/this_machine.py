@@ -65,17 +65,38 @@ def execution(options: RunOptions) -> str:
     return get_device(options.device).execution
 
 
+def gpus(options: RunOptions) -> list[dict[str, str]]:
+    """Environment by which a process sees one GPU, for each GPU that packs may use; none on other devices."""
+    if is_cpu(options) or options.device == "xla":
+        return []
+    from mup_tpu.devices import get_device
+
+    if get_device(options.device).torch_device.type != "cuda":
+        return []
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    return [{"CUDA_VISIBLE_DEVICES": name.strip()} for name in names]
+
+
 def room(trials: int, options: RunOptions) -> tuple[int, int]:
-    """Packs at once on this machine, and CPU threads of each, for this number of trials."""
-    if not _CAN_FORK or not is_cpu(options):
+    """Packs at once on this machine, and CPU threads of each, for this number of trials.
+
+    A GPU trains one pack at a time.
+    """
+    if not _CAN_FORK:
         return 1, options.threads or cores()
+    if not is_cpu(options):
+        packs = max(1, min(len(gpus(options)), trials))
+        return packs, options.threads or max(1, cores() // packs)
     threads = options.threads or threads_per_pack(trials, cores())
     return max(1, cores() // threads), threads
 
 
 def start_server(where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep would use it, without waiting for its imports."""
-    if not where.on_ray and room(cores(), options)[0] > 1:
+    if not where.on_ray and is_cpu(options) and room(cores(), options)[0] > 1:
         ensure_server(PACK_MODULES)
 
 

@@ -64,8 +64,9 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     members = len(make_packs(trials, 1, execution)[0])
     mesh = device.arrange(members, trials[0].data.batch_size, run.mesh).mesh
     devices = mesh.trial * mesh.data
-    peak = peak_flops(device, precision) * devices
-    return Machine(device.name, peak, 1, execution, devices, device.free_memory_bytes(), by_xla)
+    peak = peak_flops(device, precision) * devices * packs
+    name = device.name if packs == 1 else f"{packs} × {device.name}"
+    return Machine(name, peak, packs, execution, devices, device.free_memory_bytes(), by_xla)
 
 
 def tpu(chips: Target) -> Machine:

@@ -9,11 +9,14 @@ import time
 
 import psutil
 import pytest
-from light_jobs import Count
+import torch
+from light_jobs import Count, Sees
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.devices.cuda import CudaDevice
 from mup_tpu.errors import DataError
+from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.forked import Forked
 from mup_tpu.jobs.in_process import InProcess
@@ -142,6 +145,48 @@ def test_workers_that_ran_into_a_caller_who_stopped_listening_are_gone(kind, ray
         events.close()
         assert gone([pid for job in jobs for pid in job.pids()])
         assert lasts([Count(tmp_path, "c")], pool)["c"] == Finished("c from 0"), "the pool is open"
+
+
+@LINUX
+def test_each_process_sees_one_gpu_and_the_one_that_replaces_it_the_same(tmp_path):
+    parts = [{"CUDA_VISIBLE_DEVICES": name} for name in ("2", "GPU-8a")]
+    with Forked(2, None, preload=(), parts=parts) as pool:
+        both = lasts(
+            [Sees(tmp_path, "a", then="wait"), Sees(tmp_path, "b", then="die")], pool, LONG, _go(tmp_path)
+        )
+        assert {ended.result for ended in both.values()} == {"2", "GPU-8a"}
+        again = lasts([Sees(tmp_path, name) for name in "cdef"], pool)
+        assert {ended.result for ended in again.values()} == {"2", "GPU-8a"}
+        assert len({pid for name in "cdef" for pid in Sees(tmp_path, name).pids()}) == 2
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def _go(folder):
+    """Let a waiting job end once another has ended."""
+
+    def on_event(job, event):
+        if isinstance(event, Finished):
+            (folder / "go").touch()
+
+    return on_event
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["0", "1", "2"]), ("3, 5", ["3", "5"]), ("GPU-8a", ["GPU-8a"])]
+)
+def test_gpus_of_this_machine_are_those_that_cuda_may_see(visible, names, monkeypatch):
+    """The answers of torch are made up: tests run without GPUs."""
+    device = CudaDevice("a GPU", torch.device("cuda", 0))
+    monkeypatch.setattr("mup_tpu.devices.get_device", lambda name: device, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = this_machine.gpus(RunOptions(device="cuda"))
+    assert [part["CUDA_VISIBLE_DEVICES"] for part in found] == names
+    assert this_machine.room(8, RunOptions(device="cuda", threads=1)) == (len(names), 1)
+    assert this_machine.room(1, RunOptions(device="cuda", threads=1)) == (1, 1)
+    assert this_machine.gpus(RunOptions(device="cpu")) == []
 
 
 @LINUX

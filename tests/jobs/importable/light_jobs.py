@@ -71,6 +71,14 @@ class Count(Job):
         return []
 
 
+class Sees(Count):
+    """Counts, and ends with the GPU that its process may see."""
+
+    def run(self, here):
+        yield from super().run(here)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 class Hungry(Job):
     """Uses memory for each of its members, whatever an estimate would say; its result is their names."""
 
