@@ -26,6 +26,13 @@ from xla_program import STEPS, STRETCH, trials
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
+IS_NIGHTLY = {("one device", "llama"), ("trials", "llama")}
+"""Of Llama, the mesh of both axes runs daily, and its blocks as one loop on that of trials."""
+PROGRAMS = [
+    pytest.param(mesh, name, marks=pytest.mark.nightly if (mesh, name) in IS_NIGHTLY else ())
+    for mesh in MESHES
+    for name in ARCHITECTURES
+]
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +104,12 @@ def on_cpu(corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "architecture", "optimizer"),
-    [*((mesh, name, "adamw") for mesh in MESHES for name in ARCHITECTURES), ("trials", "gpt2", "muon")],
-)
+@pytest.mark.parametrize(("mesh", "architecture"), [*PROGRAMS, ("trials", "gpt2 with muon")])
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
-    run, mesh, architecture, optimizer
+    run, mesh, architecture
 ):
-    found, _, _ = run(mesh, architecture=architecture, optimizer=optimizer)
+    name, _, optimizer = architecture.partition(" with ")
+    found, _, _ = run(mesh, architecture=name, optimizer=optimizer or "adamw")
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here, and the
@@ -169,8 +174,7 @@ def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("mesh", "architecture"), PROGRAMS)
 def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     """In float32, 50 steps apart by reassociation alone; another seed is 1e-2 away."""
     found, _, _ = run(mesh, architecture=architecture)
@@ -229,10 +233,10 @@ def collectives(programs: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, architecture):
-    assert collectives(run("trials", architecture=architecture)[1]) == []
-    assert collectives(run("data", architecture=architecture)[1]) == ["all-reduce"]
+@pytest.mark.parametrize(("mesh", "architecture"), [p for p in PROGRAMS if p.values[0] != "one device"])
+def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, mesh, architecture):
+    expected = {"trials": [], "data": ["all-reduce"]}[mesh]
+    assert collectives(run(mesh, architecture=architecture)[1]) == expected
 
 
 @pytest.mark.slow

@@ -113,7 +113,6 @@ def test_a_half_written_part_is_never_seen(tmp_path):
     assert len(load_runs(tmp_path)) == 2
 
 
-@pytest.mark.slow
 def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
     """A row says that all of its trial is there, so a kill between the two leaves a curve without a row."""
     store = Store(tmp_path, "x")
