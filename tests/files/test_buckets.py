@@ -489,8 +489,9 @@ def test_a_bucket_that_is_away_for_some_seconds_is_waited_for(cloud, caplog, gcs
             Folder(url).write("runs/a", b"1")
         waits = threading.Thread(target=patiently, args=[lambda: Folder(url).write("runs/a", b"1")])
         waits.start()
-        while "tried again: " not in caplog.text:
+        while waits.is_alive() and "tried again: " not in caplog.text:
             time.sleep(0.05)
+        assert waits.is_alive(), "it gave up at once"
         with server_of(cut_above(cloud, 1_000, times=0), port):
             waits.join(60)
     assert Folder(url).read("runs/a") == b"1"
