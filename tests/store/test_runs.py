@@ -130,7 +130,8 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
     store, read_table, remove = Store(tmp_path, "x"), tables.read_table, Folder.remove
     for name in "ab":
         store.append([row(name)], [point(name, 1, 3.0)])
-    others = iter(["after the reading", "before the removal"] * 2)
+    names = [f"{table} {step}" for table in ("runs", "curves") for step in ("read", "about to be removed")]
+    others = iter(names)
 
     def another(step):
         name = next(others)
@@ -141,11 +142,11 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
 
     def read(folder, table):
         found = read_table(folder, table)
-        another("reading")
+        another("read")
         return found
 
     def late(folder, *names):
-        another("removal")
+        another("removed")
         remove(folder, *names)
 
     with monkeypatch.context() as patch:
@@ -153,7 +154,7 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
         patch.setattr(Folder, "remove", late)
         store.compact()
     assert next(others, None) is None
-    expected = {"a", "b", "after the reading", "before the removal"}
+    expected = {"a", "b", *names}
     assert store.done() == expected and set(load_curves(tmp_path)["trial_id"]) == expected
 
 
