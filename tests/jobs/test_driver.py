@@ -125,6 +125,7 @@ class ScriptedPool(Pool):
 
     def hear(self):
         self.clock.now += 1.0
+        assert self.clock.now < 10_000, "the run does not end"
         for worker in list(self.busy):
             try:
                 event = next(worker.events, None)  # None: it hangs
