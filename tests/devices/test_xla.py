@@ -122,7 +122,9 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["trial=2,data=1", "trial=1,data=2"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("trial=2,data=1", marks=pytest.mark.nightly), "trial=1,data=2"]
+)
 def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
     run_program, mesh
 ):
@@ -184,7 +186,10 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "architecture"), [("data", "gpt2"), ("trials", "llama")])
+@pytest.mark.parametrize(
+    ("mesh", "architecture"),
+    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("trials", "llama")],
+)
 def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
     found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
@@ -240,7 +245,7 @@ def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, mesh, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["trials", "data"])
+@pytest.mark.parametrize("mesh", ["trials", pytest.param("data", marks=pytest.mark.nightly)])
 def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpus):
     """No product of a stack is gathered or split; the losses are the CPU device's, resumed or not."""
     found, programs, _ = run(mesh, optimizer="muon")
