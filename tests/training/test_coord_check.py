@@ -92,7 +92,7 @@ def test_llama_is_flat_along_the_depth_under_completep_and_not_in_mup(tiny):
     α = 1 as they do where it is ½ (Dey et al. 2025, section 6)."""
     names = ("mup", "completep", "completep_half", "completedp")
     trial = deep(tiny).replace(architecture="llama", qk_norm=True)
-    *_, table = measure(trial, Axis("depth", (2, 4, 8)), names, 1)
+    *_, table = measure(trial, Axis("depth", (2, 4, 8, 16)), names, 1)
     fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
     stream = {name: fitted[name, "update", "last residual"] for name in names}
     assert 0.7 < stream["mup"] < 1.1

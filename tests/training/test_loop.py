@@ -98,6 +98,7 @@ def test_a_member_that_was_stopped_stays_so_after_a_resume(tiny, dataset, tmp_pa
             break
     resumed = PackRun(trials, dataset, options, tmp_path)
     assert resumed.pack.steps_done >= whole.rows[2]["steps_done"]
+    assert list(resumed.pack.live) == [True, True, False], "it is trained on, unseen"
     rows = run_to_end(resumed.steps()).rows
     told = ("status", "steps_done", "reason", "loss")
     assert [[row[name] for name in told] for row in rows] == [[r[name] for name in told] for r in whole.rows]
