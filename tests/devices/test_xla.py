@@ -26,13 +26,12 @@ from xla_program import STEPS, STRETCH, trials
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
-IS_NIGHTLY = {("one device", "llama"), ("trials", "llama")}
-"""Of Llama, the mesh of both axes runs daily, and its blocks as one loop on that of trials."""
 PROGRAMS = [
-    pytest.param(mesh, name, marks=pytest.mark.nightly if (mesh, name) in IS_NIGHTLY else ())
+    pytest.param(mesh, name, marks=pytest.mark.nightly if name == "llama" else ())
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
+"""Llama's run nightly; its blocks as one loop run daily."""
 
 
 @pytest.fixture(scope="session")
