@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from mup_tpu.analysis import check_table, load_table
 from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimate, loss_curve, pooled_noise
@@ -217,6 +218,17 @@ def test_given_errors_are_used():
     noise = pooled_noise([curve])
     assert noise.source == "given errors"
     assert noise.errors_G(curve) == pytest.approx(np.full(5, 0.004))
+
+
+def test_noise_known_from_few_runs_widens_the_interval_as_students_t_does():
+    curve = curve_of(lambda x: 2.5 + 0.04 * (x + 8.2) ** 2, range(-12, -4))
+
+    def width(df):
+        optimum = estimate(curve, Noise(0.02, df, "seeds"), np.random.default_rng(0)).optimum
+        return optimum.high - optimum.low
+
+    expected = stats.t.ppf(0.975, 4) / stats.norm.ppf(0.975)
+    assert width(4) / width(10_000) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.slow

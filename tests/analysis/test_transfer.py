@@ -270,6 +270,36 @@ def test_drift_interval_widens_with_the_optima_s_own_scatter():
     assert wild.high - wild.low > 10 * (calm.high - calm.low)
 
 
+@pytest.mark.parametrize(
+    ("scatter", "error", "noise_df", "low", "high"),
+    [
+        # By scatter alone it is Student's interval of a line through four points: 0.95 exactly.
+        (0.3, 0.01, 1000, 0.925, 0.965),
+        # By errors alone, known from 3 degrees of freedom; scatter that is not there widens it further.
+        (0.0, 0.3, 3, 0.97, 1.0),
+    ],
+)
+def test_drift_interval_holds_the_truth_as_often_as_it_says(scatter, error, noise_df, low, high):
+    generator, held = np.random.default_rng(0), []
+    for _ in range(2000):
+        x = -8 + np.hypot(scatter, error) * generator.standard_normal(4)
+        told = error * np.sqrt(generator.chisquare(noise_df) / noise_df)
+        drift = fit_drift([bracketed(s, v, told) for s, v in zip(WIDTHS, x, strict=True)], noise_df)
+        held.append(drift.low <= 0 <= drift.high)
+    assert low <= np.mean(held) <= high
+
+
+def test_regret_is_as_uncertain_as_the_optimum_that_it_is_read_at():
+    """Beside divergence its standard error is half a grid step: 0.98 octaves either way at 95 %."""
+    frame = swept(-0.6, (64, 256), range(-13, -4), sigma=0.001)
+    frame.loc[(frame["width"] == 64) & (frame["lr"] >= 2.0**-7), "loss"] = np.nan
+    (found,) = result_of(frame).regrets
+    assert found.value == pytest.approx(0.04 * 1.2**2, abs=0.004)
+    assert found.low == pytest.approx(0.04 * (1.2 - 1.96 / 2) ** 2, abs=0.001)
+    assert found.high == pytest.approx(0.04 * (1.2 + 1.96 / 2) ** 2, rel=0.06)
+    assert found.high_99 == pytest.approx(0.04 * (1.2 + 2.326 / 2) ** 2, rel=0.06)
+
+
 def test_wider_is_better_counts_pairs_and_tests_the_trend():
     curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")]
     found = wider_is_better(curves)

@@ -37,15 +37,12 @@ def interrupted(command: list[str], moment: str) -> tuple[int, list[str]]:
     return process.returncode, [line for line in lines if not line.startswith("import time:")]
 
 
+AT_ONCE = ["tyro", "rich.console", "numpy", "pandas"]
+BEGUN = ["torch._C", "torch.nn", "torch", "mup_tpu.training.pack"]
+"""Imports after an experiment knows its folder."""
+DAILY = {"tyro", "pandas", "torch._C", "mup_tpu.training.pack"}
 MOMENTS = [
-    "tyro",
-    "rich.console",
-    "numpy",
-    "pandas",
-    "torch._C",
-    "torch.nn",
-    "torch",
-    "mup_tpu.training.pack",
+    pytest.param(moment, marks=() if moment in DAILY else pytest.mark.nightly) for moment in AT_ONCE + BEGUN
 ]
 
 
@@ -61,6 +58,5 @@ def test_ctrl_c_in_the_middle_of_imports_ends_an_experiment_and_its_server(momen
     """It is the server of its processes that imports torch."""
     command = ["experiments/quickstart.py", "--results", str(tmp_path), "--threads", "1"]
     code, lines = interrupted(command, moment)
-    begun = moment in MOMENTS[MOMENTS.index("torch._C") :]  # else it knows of no folder yet
-    said = f"stopped; finished trials are stored in {tmp_path}" if begun else "stopped\n"
+    said = f"stopped; finished trials are stored in {tmp_path}" if moment in BEGUN else "stopped\n"
     assert code == 130 and len(lines) == 1 and lines[0].startswith(said)

@@ -32,7 +32,10 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     command = ["train", *small, "--corpus", corpus, "--log-every", 4]
     sentence = "error: No space left on device; stored results are kept, and the same command goes on\n"
     lost = "warning: lines of the log are lost: No space left on device\n"
-    assert run(*command, "--results", tmp_path / "r") == (2, lost + sentence)
+    export = tmp_path / "export"
+    code, error = run(*command, "--results", tmp_path / "r", "--export", export)
+    assert code == 2 and error.startswith(lost) and error.endswith(sentence), error  # between them a bar
+    assert (export / "model.safetensors").exists(), "first the row and the export, then words about them"
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
     assert run("runs", tmp_path / "r") == (2, sentence)
     assert run(*command, "--results", tmp_path / "both", stderr=None)[0] == 2
@@ -183,25 +186,22 @@ def test_no_cell_of_an_exported_table_is_a_formula(tmp_path, outcome):
 
 
 LOST = {
-    "full": "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
     "unread": "import os\nread, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)",
     "closed": "import os, sys\nos.close(1)\nsys.stdout = None",
     "ascii": "import io, os, sys\nsys.stdout = io.TextIOWrapper(os.fdopen(1, 'wb', closefd=False), 'ascii')",
 }
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
-@pytest.mark.parametrize(("stream", "code"), [("full", 2), ("unread", 0), ("closed", 0), ("ascii", 0)])
-def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, code, corpus, tmp_path, small):
+@pytest.mark.parametrize("stream", LOST)
+def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, corpus, tmp_path, small):
     """First the row and the export, then words about them."""
     out = tmp_path / "μP"
     words = ["train", *small, "--corpus", corpus, "--results", tmp_path / "r", "--export", out]
     program = f"{LOST[stream]}\nfrom mup_tpu.cli import main\nmain({list(map(str, words))!r})\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert (out / "model.safetensors").exists() and (out / "tokenizer.json").exists()
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
-    assert ("No space left on device" in done.stderr) == (stream == "full")
     assert stream != "ascii" or r"exported a stock model to" in done.stdout and r"\u03bcP" in done.stdout
 
 

@@ -46,8 +46,10 @@ def run(tmp_path, sweep_toml):
     return run
 
 
-@pytest.mark.parametrize("what", COMMANDS)
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "what", ["sweep", pytest.param("sweep on Ray", marks=pytest.mark.nightly), "data prepare"]
+)
 def test_no_module_of_the_working_folder_is_executed(run, corpus, what):
     script = shutil.which("mup-tpu", path=str(Path(sys.executable).parent))
     if script is None:

@@ -212,10 +212,15 @@ eval_batches = 1
 """
 
 
+EXAMPLES = [
+    pytest.param(file, id=file.stem, marks=() if file.stem in ("ladder", "llama") else pytest.mark.nightly)
+    for file in sorted((ROOT / "experiments" / "examples").glob("*.toml"))
+]
+"""Sweeps along one field are run by other tests too; as these files say them, nightly."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "experiments" / "examples").glob("*.toml")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("file", EXAMPLES)
 def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
     text = file.read_text()

@@ -26,6 +26,12 @@ from xla_program import STEPS, STRETCH, trials
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
+PROGRAMS = [
+    pytest.param(mesh, name, marks=pytest.mark.nightly if name == "llama" else ())
+    for mesh in MESHES
+    for name in ARCHITECTURES
+]
+"""Llama's run nightly; its blocks as one loop run daily."""
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +103,12 @@ def on_cpu(corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "architecture", "optimizer"),
-    [*((mesh, name, "adamw") for mesh in MESHES for name in ARCHITECTURES), ("trials", "gpt2", "muon")],
-)
+@pytest.mark.parametrize(("mesh", "architecture"), [*PROGRAMS, ("trials", "gpt2 with muon")])
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
-    run, mesh, architecture, optimizer
+    run, mesh, architecture
 ):
-    found, _, _ = run(mesh, architecture=architecture, optimizer=optimizer)
+    name, _, optimizer = architecture.partition(" with ")
+    found, _, _ = run(mesh, architecture=name, optimizer=optimizer or "adamw")
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == 0
     # XLA counts an execution some time after its values are there, so that the first may count here, and the
@@ -117,7 +121,9 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["trial=2,data=1", "trial=1,data=2"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("trial=2,data=1", marks=pytest.mark.nightly), "trial=1,data=2"]
+)
 def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
     run_program, mesh
 ):
@@ -169,8 +175,7 @@ def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("mesh", "architecture"), PROGRAMS)
 def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     """In float32, 50 steps apart by reassociation alone; another seed is 1e-2 away."""
     found, _, _ = run(mesh, architecture=architecture)
@@ -180,7 +185,10 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "architecture"), [("data", "gpt2"), ("trials", "llama")])
+@pytest.mark.parametrize(
+    ("mesh", "architecture"),
+    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("trials", "llama")],
+)
 def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
     found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
@@ -229,14 +237,14 @@ def collectives(programs: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, architecture):
-    assert collectives(run("trials", architecture=architecture)[1]) == []
-    assert collectives(run("data", architecture=architecture)[1]) == ["all-reduce"]
+@pytest.mark.parametrize(("mesh", "architecture"), [p for p in PROGRAMS if p.values[0] != "one device"])
+def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, mesh, architecture):
+    expected = {"trials": [], "data": ["all-reduce"]}[mesh]
+    assert collectives(run(mesh, architecture=architecture)[1]) == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["trials", "data"])
+@pytest.mark.parametrize("mesh", ["trials", pytest.param("data", marks=pytest.mark.nightly)])
 def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpus):
     """No product of a stack is gathered or split; the losses are the CPU device's, resumed or not."""
     found, programs, _ = run(mesh, optimizer="muon")

@@ -106,7 +106,7 @@ def script(tmp_path, base, ray):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ray", [False, True])
+@pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_temporary_folders_of_a_killed_sweep_are_removed_by_the_next(ray, temporary, tiny, tmp_path):
     """And those of the standard library that are not ours stay."""
     others = temporary / "pymp-other"

@@ -148,7 +148,9 @@ def marks_outside(ax):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "twelve scales" else ()) for n in TABLES]
+)
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))
     table = check_table(swept(**TABLES[name]), columns)

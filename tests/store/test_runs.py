@@ -113,7 +113,6 @@ def test_a_half_written_part_is_never_seen(tmp_path):
     assert len(load_runs(tmp_path)) == 2
 
 
-@pytest.mark.slow
 def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
     """A row says that all of its trial is there, so a kill between the two leaves a curve without a row."""
     store = Store(tmp_path, "x")
@@ -127,11 +126,12 @@ def test_of_a_trial_whose_curve_cannot_be_stored_there_is_no_row(tmp_path):
 
 
 def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monkeypatch):
-    """Another driver stores a trial when the parts are read, and before they are removed."""
-    store, write_part, remove = Store(tmp_path, "x"), tables.write_part, Folder.remove
+    """Another driver stores a trial right after the parts are read, and before they are removed."""
+    store, read_table, remove = Store(tmp_path, "x"), tables.read_table, Folder.remove
     for name in "ab":
         store.append([row(name)], [point(name, 1, 3.0)])
-    others = iter(["before the write", "before the removal"] * 2)
+    names = [f"{table} {step}" for table in ("runs", "curves") for step in ("read", "about to be removed")]
+    others = iter(names)
 
     def another(step):
         name = next(others)
@@ -140,19 +140,21 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
             content = parts.encode(pa.Table.from_pylist(records))
             (tmp_path / table / parts.new_name(content)).write_bytes(content)
 
-    def write(folder, table, rows):
-        another("write")
-        write_part(folder, table, rows)
+    def read(folder, table):
+        found = read_table(folder, table)
+        another("read")
+        return found
 
     def late(folder, *names):
-        another("removal")
+        another("removed")
         remove(folder, *names)
 
-    monkeypatch.setattr(tables, "write_part", write)
-    monkeypatch.setattr(Folder, "remove", late)
-    store.compact()
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "read_table", read)
+        patch.setattr(Folder, "remove", late)
+        store.compact()
     assert next(others, None) is None
-    expected = {"a", "b", "before the write", "before the removal"}
+    expected = {"a", "b", *names}
     assert store.done() == expected and set(load_curves(tmp_path)["trial_id"]) == expected
 
 

@@ -80,7 +80,7 @@ def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tin
         architecture="llama", steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own
     )  # fmt: skip
     scale = Axis("width", (32, 64, 128, 256))
-    *_, table = measure(trial, scale, ("sp", "sp_embedding", "mup", "completep"), 2)
+    *_, table = measure(trial, scale, ("sp", "sp_embedding", "mup", "completep"), 1)
     largest = slopes(table).groupby("parametrization")["slope"].max()
     assert largest["mup"] < 0.2 and largest["completep"] < 0.2
     assert largest["sp"] > 1.5 and largest["sp_embedding"] > 1.5
@@ -249,7 +249,7 @@ def test_muon_s_updates_change_layers_alike_at_every_width_with_mup_s_factor_alo
         steps=4, warmup=0.0, schedule="constant", optimizer="muon", muon_scale=scale, learning_rate=2.0**-5,
         adamw_lr_ratio=1e-9,
     )  # fmt: skip
-    *_, table = measure(trial, Axis("width", (32, 64, 128, 256)), (name,), 2)
+    *_, table = measure(trial, Axis("width", (32, 64, 128, 256)), (name,), 1)
     found = slopes(table).query("quantity == 'update'").set_index("layer")["slope"]
     # Attention's softmax and the readout, whose weights do not learn here, have exponents of their own.
     exponents = found[[layer for layer in found.index if layer.startswith(("mlp", "residual"))]]

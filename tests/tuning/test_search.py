@@ -233,7 +233,7 @@ def test_killed_search_is_resumed_without_repeating_or_losing_a_trial(local_ray,
     while driver.poll() is None and time.monotonic() < deadline:
         if log.exists() and log.read_text().count('"ended"') >= 2:
             break
-        time.sleep(0.2)
+        time.sleep(0.02)  # on a busy machine four more trials end between two looks that are rare
     assert driver.poll() is None, "the search ended before it could be killed"
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
@@ -335,7 +335,7 @@ def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
     """A trial that would train for hours does not outlive its search."""
     space = "space.steps = {kind = 'choice', values = [20, 1000000]}"
     file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"
-    words = {"heartbeat": 4 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
+    words = {"heartbeat": 6 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
     options = [word for k, v in words.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     search = start_search(file, results, *options)
     output, _ = search.communicate(timeout=240)
