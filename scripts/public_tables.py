@@ -1,0 +1,332 @@
+"""What other people's sweeps say about the best learning rate, by the analysis that our own sweeps get.
+
+    python scripts/public_tables.py                    # rows in results/public/rows, and our own sweeps
+    python scripts/public_tables.py --tables FOLDER    # also Step Law's tables, which are not copied here
+
+results/public gets a row for each sweep (sweeps.csv), exponents pooled over sources (pooled.csv), a figure
+and a page. FOLDER holds `dense_lr_bs_loss.csv` and `moe_lr_bs_loss.csv` of github.com/step-law/steplaw;
+without it their rows of sweeps.csv are kept.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import tyro
+from scipy import stats
+
+from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
+from mup_tpu.errors import MupTpuError
+
+PLACE = Path("results/public")
+STEP_LAW = "step-law/steplaw"
+NAMES = {
+    "mup": "μP", "sp": "SP", "completep": "CompleteP 1", "completep_half": "CompleteP ½",
+    "completedp": "Complete(d)P",
+    "mup_hidden_embedding": "μP, embeddings as hidden", "mup_sqrt_attention": "μP, attention 1/√d",
+    "mup_unscaled_readout": "μP, readout unscaled", "sp_embedding": "SP, embeddings tuned", "none": "no rule",
+    "lr_sqrt": "× √batch", "lr_linear": "× batch", "lr_0.32": "× tokens^−0.32", "lr_0.5": "× tokens^−½",
+}  # fmt: skip
+"""Names of rules on the page."""
+ORDER = (
+    "width",
+    "depth",
+    "parameters",
+    "active parameters (MoE)",
+    "batch size",
+    "tokens",
+    "steps planned",
+    "flops",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of someone else's runs."""
+
+    repository: str
+    path: str
+    commit: str
+    claim: str
+    """What its authors say."""
+    columns: Columns = Columns()
+    rule: str = ""
+    """Name of its rule; "" where the table compares several."""
+
+
+SOURCES = {
+    "mup_mlp": Source(
+        "microsoft/mup", "examples/MLP/demo.ipynb", "13e9901",
+        "μP's optimum stays with the width of an MLP on CIFAR-10, SP's falls (epoch 3)",
+    ),
+    "nanogpt_mup_shakespeare": Source(
+        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_shakespeare_char/plot.ipynb",
+        "read off its figure",
+        "μP's optimum stays with the width of GPT-2, SP's falls (tiny Shakespeare, means of 3 seeds)",
+    ),
+    "nanogpt_mup_owt": Source(
+        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_owt/plot.ipynb", "read off its figure",
+        "the same on OpenWebText",
+    ),
+    "gemstone": Source(
+        "mcleish7/gemstone-scaling-laws", "data/preflight_mup_olmo_variant.csv", "1fb97a2",
+        "a variant of μP with OLMo's initialisation, tried on four shapes before their ladder was trained",
+        Columns(along=("depth",)), "μP, OLMo's variant",
+    ),
+    "marin_muonh": Source(
+        "marin-community/marin", "experiments/speedrun/muonh_qwen3_scaling/selection_summary.json", "329ead4",
+        "MuonH on Qwen3 of 130 M to 1.2 B parameters, batch and tokens growing too: the best rate falls",
+        Columns(scale="params"), "MuonH",
+    ),
+}  # fmt: skip
+
+
+def main(tables: Path | None = None, results: Path = Path("results")) -> None:
+    """Analyse all sweeps, pool their exponents, and write table, figure and page.
+
+    Args:
+        tables: Folder with Step Law's two tables.
+        results: Folder of our own sweeps.
+    """
+    found = [row for name, source in SOURCES.items() for row in _of_source(name, source)]
+    before = pd.read_csv(PLACE / "sweeps.csv") if (PLACE / "sweeps.csv").exists() else pd.DataFrame()
+    step_law = [*_of_step_law(tables)] if tables else before[before["source"] == STEP_LAW].to_dict("records")
+    sweeps = pd.DataFrame([*found, *step_law, *_ours(results)])
+    sweeps.to_csv(PLACE / "sweeps.csv", index=False, float_format="%.4g")
+    sweeps = pd.read_csv(PLACE / "sweeps.csv")  # the page follows from the stored numbers
+    pooled = pool(sweeps)
+    pooled.to_csv(PLACE / "pooled.csv", index=False, float_format="%.4g")
+    draw(pooled, sweeps)
+    (PLACE / "README.md").write_text(page(sweeps, pooled), encoding="utf-8")
+
+
+def _of_source(name: str, source: Source) -> Iterator[dict[str, object]]:
+    table = load_table(PLACE / "rows" / f"{name}.csv", source.columns)
+    kind = "parameters" if source.columns.scale == "params" else table.columns.scale
+    for row in _rows(table, source.repository, name, kind):
+        yield row | ({"rule": source.rule} if source.rule else {})
+
+
+def _of_step_law(folder: Path) -> Iterator[dict[str, object]]:
+    """Sweeps along parameters, tokens or batch size, the other two fixed; four scales at least in each."""
+    kinds = {"N": "parameters", "Na": "active parameters (MoE)", "D": "tokens", "bs": "batch size"}
+    for file in ("dense_lr_bs_loss.csv", "moe_lr_bs_loss.csv"):
+        frame = pd.read_csv(folder / file)
+        size = "Na" if "Na" in frame else "N"
+        for scale in (size, "D", "bs"):
+            fixed = [column for column in (size, "D", "bs") if column != scale]
+            for values, part in frame.groupby(fixed):
+                runs = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
+                if runs[scale].nunique() < 4:
+                    continue
+                at = ", ".join(f"{column} {value:.3g}" for column, value in zip(fixed, values, strict=True))
+                try:
+                    table = check_table(runs, Columns(scale=scale))
+                except MupTpuError as error:
+                    print(f"{file}, {at} left out: {error}")
+                    continue
+                for row in _rows(table, STEP_LAW, f"{file.partition('_')[0]}, {at}", kinds[scale]):
+                    yield row | {"rule": "SP"}
+
+
+def _ours(results: Path) -> Iterator[dict[str, object]]:
+    for header in sorted(results.glob("*/store.json")):
+        try:
+            table = load_table(header.parent)
+        except MupTpuError:  # a search, say
+            continue
+        if table.columns.hyperparameter == "lr":
+            yield from _rows(table, "ours", header.parent.name, table.columns.scale.replace("_", " "))
+
+
+def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[str, object]]:
+    """A row for each rule of a sweep."""
+    analysis = analyze(table)
+    scales = sorted(table.runs["scale"].unique())
+    for result in analysis.results:
+        drift, regret = result.drift, result.headline_regret
+        yield {
+            "source": source,
+            "sweep": sweep,
+            "growing": kind,
+            "rule": NAMES.get(result.compared, result.compared),
+            "from": scales[0],
+            "to": scales[-1],
+            "runs": int((table.runs["compared"] == result.compared).sum()),
+            "alpha": drift.alpha,
+            "low": drift.low,
+            "high": drift.high,
+            "regret": regret.value if regret else math.nan,
+            "regret_low": regret.low if regret else math.nan,
+            "regret_high": regret.high if regret else math.nan,
+            "verdict": result.verdict.decision,
+        }
+
+
+def pool(sweeps: pd.DataFrame) -> pd.DataFrame:
+    """α of each rule along each way of growing: random effects over sweeps, then over sources.
+
+    The variance between is DerSimonian and Laird's (1986), and the interval over sources Hartung and Knapp's
+    (2001), which with two sources is wide, as it should be. One source alone keeps its own interval.
+    """
+    rows = []
+    known = sweeps[np.isfinite(sweeps["high"] - sweeps["low"])]
+    for (kind, rule), group in known.groupby(["growing", "rule"], sort=False):
+        of_sources = [_pooled(*_estimates(part)) for _, part in group.groupby("source")]
+        mean, error, between = of_sources[0]
+        half = stats.norm.ppf(0.975) * error
+        if len(of_sources) > 1:
+            mean, error, between = _pooled(*np.array([found[:2] for found in of_sources]).T)
+            half = stats.t.ppf(0.975, len(of_sources) - 1) * error
+        rows.append(
+            {"growing": kind, "rule": rule, "sources": ", ".join(sorted(set(group["source"]))),
+             "sweeps": len(group), "alpha": mean, "low": mean - half, "high": mean + half, "between": between}
+        )  # fmt: skip
+    found = pd.DataFrame(rows)
+    place = found["growing"].map({kind: number for number, kind in enumerate(ORDER)})
+    return found.assign(place=place).sort_values(["place", "sweeps"], ascending=[True, False], kind="stable",
+                                                 ignore_index=True).drop(columns="place")  # fmt: skip
+
+
+def _estimates(part: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Exponents and their standard errors, from intervals of 95 %."""
+    errors = (part["high"] - part["low"]).to_numpy() / (2 * stats.norm.ppf(0.975))
+    return part["alpha"].to_numpy(), np.maximum(errors, 1e-3)
+
+
+def _pooled(values: np.ndarray, errors: np.ndarray) -> tuple[float, float, float]:
+    """Mean, its standard error, and the standard deviation between."""
+    if len(values) == 1:
+        return values[0], errors[0], math.nan
+    weights, freedom = errors**-2.0, len(values) - 1
+    q = float((weights * (values - np.average(values, weights=weights)) ** 2).sum())
+    tau2 = max(0.0, (q - freedom) / (weights.sum() - (weights**2).sum() / weights.sum()))
+    weights = 1 / (errors**2 + tau2)
+    mean = float(np.average(values, weights=weights))
+    spread = float((weights * (values - mean) ** 2).sum() / (freedom * weights.sum()))
+    return mean, math.sqrt(max(spread, 1 / weights.sum())), math.sqrt(tau2)
+
+
+def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
+    """α of each rule along each way of growing, pooled, above the sweeps that it comes from."""
+    kept = pooled[pooled["high"] - pooled["low"] < 4].iloc[::-1].reset_index(drop=True)
+    figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(kept) + 1.1), layout="constrained")
+    for y, row in kept.iterrows():
+        part = sweeps[(sweeps["growing"] == row["growing"]) & (sweeps["rule"] == row["rule"])]
+        for is_ours, marker, colour in ((False, "o", "#0072B2"), (True, "s", "#E69F00")):
+            shown = part[(part["source"] == "ours") == is_ours]
+            axes.plot(
+                shown["alpha"], [y] * len(shown), marker, color=colour, alpha=0.35, markersize=4, zorder=1
+            )
+        axes.plot([row["low"], row["high"]], [y, y], color="black", linewidth=2, zorder=2)
+        axes.plot(row["alpha"], y, "D", color="black", markersize=5, zorder=3)
+    labels = [f"{row['growing']}: {row['rule']} ({row['sweeps']})" for _, row in kept.iterrows()]
+    axes.set_yticks(range(len(kept)), labels, fontsize=8)
+    axes.axvline(0, color="0.6", linewidth=1, zorder=0)
+    for y in range(1, len(kept)):
+        if kept["growing"][y] != kept["growing"][y - 1]:
+            axes.axhline(y - 0.5, color="0.85", linewidth=0.8, zorder=0)
+    axes.set_ylim(-0.7, len(kept) - 0.3)
+    axes.set_xlim(-2, 1.2)
+    axes.set_xlabel("α: best learning rate ∝ scale^α (95 % of the mean)")
+    for marker, colour, label in (("o", "#0072B2", "a sweep of others"), ("s", "#E69F00", "a sweep of ours"),
+                                  ("D", "black", "mean, random effects")):  # fmt: skip
+        axes.plot([], [], marker, color=colour, label=label, markersize=5)
+    axes.legend(loc="lower left", fontsize=8)
+    figure.savefig(PLACE / "alphas.png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
+    """The page of results/public."""
+    parts = [_TOP, _findings(pooled), _table(pooled, ["growing", "rule", "sweeps", "sources"])]
+    for name, source in SOURCES.items():
+        own = sweeps[(sweeps["source"] == source.repository) & (sweeps["sweep"] == name)]
+        where = f"`{source.path}` of [{source.repository}](https://github.com/{source.repository})"
+        along = "".join(f" --along {column}" for column in source.columns.along)
+        parts.append(
+            f"## {name}\n"
+            + textwrap.fill(
+                f"From {where} ({source.commit}). They say: {source.claim}.",
+                118,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            + "\n"  # fmt: skip
+            f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{along}\n```\n"
+            + _table(own, ["rule", "from", "to", "runs"], "verdict")
+        )
+    step_law = sweeps[sweeps["source"] == STEP_LAW]
+    counts = step_law.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
+    cells = [[kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)]
+    parts.append(_STEP_LAW + _markdown(["growing", *counts], cells))
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _findings(pooled: pd.DataFrame) -> str:
+    """What the pooled exponents say, a line each."""
+
+    def of(kind: str, rule: str) -> str:
+        row = pooled[(pooled["growing"] == kind) & (pooled["rule"] == rule)].iloc[0]
+        return f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+
+    return (
+        f"- **Width.** μP's best rate stays, over three sources: {of('width', 'μP')}. SP's falls:\n"
+        f"  {of('width', 'SP')}, and sources differ more than their errors.\n"
+        f"- **Tokens, at fixed size and batch.** Step Law's rate stays: {of('tokens', 'SP')}. The 0.307 of\n"
+        "  their law is along a batch that grows with the tokens.\n"
+        f"- **Batch, at fixed tokens.** It rises, by less than a root: {of('batch size', 'SP')}.\n"
+        "- **Active parameters of a mixture of experts**, all parameters fixed:\n"
+        f"  {of('active parameters (MoE)', 'SP')}.\n"
+        "- **Depth** has no other public table that we found: CompleteP rests on our own sweep.\n"
+    )
+
+
+_TOP = """\
+# Other people's sweeps
+Does everybody's evidence say what ours says? Public tables of learning-rate sweeps, each analysed as our own
+are; and one exponent for each rule along each way of growing, pooled over all.
+
+![Exponents by rule and way of growing](alphas.png)
+
+α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources (random
+effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no law: they
+differ in data, lengths and optimizers, nobody drew them at random, and sweeps that share runs are not
+independent. Made by `python scripts/public_tables.py --tables FOLDER`.
+"""
+_STEP_LAW = """\
+## Step Law
+From `data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv` of
+[step-law/steplaw](https://github.com/step-law/steplaw) (32a8f4c), 2 619 runs not copied here. They say:
+lr ∝ N^-0.713 · D^0.307, at the best batch. Here are sweeps along one of size, tokens and batch, the other two
+fixed, with four points at least. Verdicts:
+"""
+
+
+def _table(rows: pd.DataFrame, names: list[str], last: str = "") -> str:
+    cells = []
+    for row in rows.to_dict("records"):
+        known = row["high"] - row["low"] < 4
+        alpha = f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})" if known else "not known"
+        first = [f"{row[n]:,g}" if isinstance(row[n], int | float) else str(row[n]) for n in names]
+        cells.append([*first, alpha, *([row[last]] if last else [])])
+    return _markdown([*names, "α (95 %)", *([last] if last else [])], cells)
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
