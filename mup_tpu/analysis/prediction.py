@@ -15,6 +15,7 @@ from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.priors import priors_of
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -176,7 +177,8 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
     found: list[RulePrediction] = []
     notes, lines = list[str](), dict[str, Line]()
     for result in analysis.results:
-        line = fit_line(result.optima, np.random.default_rng(seed))
+        priors = priors_of(analysis.scale, result.compared)
+        line = fit_line(result.optima, np.random.default_rng(seed), priors)
         if line is None:
             count = sum(o.is_bracketed for o in result.optima)
             notes.append(

@@ -1,0 +1,73 @@
+"""Priors of a line of optima, by kind of scale and by what a rule promises along it.
+
+Chosen by the density that they give the held-out optima of 162 stored and public sweeps, at the next scale
+and two octaves ahead (benchmarks/prediction.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mup_tpu.analysis.ingest.table_columns import means, plain_name
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+
+TAUS = (np.arange(60) + 0.5) / 12
+"""Scatters that are weighed, over the prior's scale."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Scales of the priors of a line."""
+
+    slope: float = 0.5
+    """Standard deviation of the slope at the largest known scale, octaves per octave."""
+    bend: float = 0.3
+    """Standard deviation of the slope's change over one octave."""
+    scatter: float = 0.15
+    """Scale of the half-normal scatter τ, octaves."""
+
+    @property
+    def tau_K(self) -> np.ndarray:
+        """Scatters that are weighed."""
+        return self.scatter * TAUS
+
+
+USUAL = Priors()
+"""Priors of a scale of which no more is known."""
+_BY_KIND = {
+    "width": Priors(0.75, 0.4, 0.15),
+    "width, kept": Priors(0.5, 0.2, 0.1),
+    "batch size": Priors(0.4, 0.4, 0.1),
+    "tokens": Priors(0.25, 0.25, 0.17),
+    "size": Priors(0.25, 0.15, 0.12),
+}
+"""Depth is not here: five sweeps do not tell it from the usual priors."""
+
+_NAMES = {
+    "batch size": ("batch_size", "batch", "bs", "global_batch_size"),
+    "tokens": ("tokens", "tokens_planned", "steps", "steps_planned", "d", "training_tokens"),
+    "size": ("params_non_embedding", "flops", "n", "na"),
+}
+
+
+def kind_of(scale: str) -> str:
+    """Kind of a scale by its column: width, depth, batch size, tokens, size (parameters, FLOPs), or ""."""
+    usual = means(scale)
+    if usual in ("width", "depth", "size"):
+        return usual
+    name = plain_name(scale)
+    return next((kind for kind, names in _NAMES.items() if name in names), "")
+
+
+def keeps(rule: str, kind: str) -> bool:
+    """Whether a rule's source says that the best hyperparameters stay along a kind of scale."""
+    return rule in PARAMETRIZATIONS and kind in PARAMETRIZATIONS[rule].transfers
+
+
+def priors_of(scale: str, rule: str) -> Priors:
+    """Priors of a rule's line along a scale, by its column."""
+    kind = kind_of(scale)
+    kept = f"{kind}, kept" if keeps(rule, kind) else kind
+    return _BY_KIND.get(kept, _BY_KIND.get(kind, USUAL))
