@@ -2,8 +2,9 @@
 
     python benchmarks/priors.py --results results --tables FOLDER
 
-Priors of a kind are those that give its held-out optima (benchmarks/prediction.py) the highest density, times a
-log-normal (of scale 0.7) around the usual priors, which counts as three optima. The halves follow from a hash of each sweep's name.
+Priors of a kind are those that give its held-out optima (benchmarks/prediction.py) the highest density, times
+a log-normal (of scale 0.7) around the usual priors, which counts as three optima. The halves follow from a
+hash of each sweep's name.
 
 Shapes: S scales, K scatters, B coefficients.
 """

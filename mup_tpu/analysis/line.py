@@ -4,13 +4,15 @@ x*(r) = β₀ + α·r + W(r) + scatter, with x* the log2 of the optimum, r octav
 optimum is known, scatter ~ N(0, τ²) at each scale. β₀ is flat, α ~ N(0, slope²), τ half-normal. W lets the
 slope wander on either side of r = 0: it changes by N(0, bend²) an octave (an integrated Wiener process, as in
 smoothing splines). Scales far behind then say little of the slope ahead; a line or a parabola through all of
-them covers too few optima two octaves ahead (benchmarks/prediction.md).
+them covers too few optima two octaves ahead (benchmarks/prediction.md). A share of lines is steady, with much
+smaller slope and bend.
 
-For each τ of a grid all else is normal, so draws are exact and independent. An optimum beyond its grid's edge
-bounds the line: its normal is truncated there (Geweke, Hajivassiliou and Keane's simulator, then resampling).
+For each τ of a grid, steady or not, all else is normal, so draws are exact and independent. An optimum beyond
+its grid's edge bounds the line: its normal is truncated there (Geweke, Hajivassiliou and Keane's simulator,
+then resampling).
 
-Shapes: S scales (C of them beyond their grid), K scatters, R draws, B = 2 + S coefficients: β₀, α, and W at
-the scales over the root of its covariance.
+Shapes: S scales (C of them beyond their grid), K scatters and factors, R draws, B = 2 + S coefficients: β₀, α,
+and W at the scales over the root of its covariance.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import log_ndtr, ndtri_exp
 
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.priors import TAUS, USUAL, Priors
+from mup_tpu.analysis.priors import USUAL, Priors
 
 DRAWS = 20_000
 LEAST = 2
@@ -77,6 +79,8 @@ class Line:
     path: _Path
     coefficients_RB: np.ndarray
     tau_R: np.ndarray
+    factor_R: np.ndarray
+    """Factors on slope and bend."""
     known: tuple[Optimum, ...]
     """Bracketed optima."""
 
@@ -86,7 +90,7 @@ class Line:
 
     def trend_R(self, scale: float, generator: np.random.Generator) -> np.ndarray:
         """Draws of log2 of the optimum at a scale, as if none was measured there."""
-        spread_R = np.sqrt(self.tau_R**2 + self.path.left(self.octaves(scale)))
+        spread_R = np.sqrt(self.tau_R**2 + self.factor_R**2 * self.path.left(self.octaves(scale)))
         return self._mean_R(self.octaves(scale)) + spread_R * generator.standard_normal(len(self.tau_R))
 
     def optima_R(self, scale: float, generator: np.random.Generator) -> np.ndarray:
@@ -102,7 +106,8 @@ class Line:
 
     def variance(self, octaves: float) -> float:
         """Variance of the optimum at a distance beyond the origin, octaves²."""
-        return float(self._mean_R(octaves).var() + self.path.left(octaves) + (self.tau_R**2).mean())
+        left = float((self.factor_R**2).mean()) * self.path.left(octaves)
+        return float(self._mean_R(octaves).var() + (self.tau_R**2).mean()) + left
 
     def _mean_R(self, octaves: float) -> np.ndarray:
         return self.coefficients_RB @ self.path.design(np.array([octaves]))[0]
@@ -121,18 +126,24 @@ def fit_line(
     x_S = np.array([o.x for o in known])
     error_S = np.maximum([o.se for o in known], _LEAST_ERROR)
     design_SB = path.design(path.octaves_S)[: len(known)]
-    posterior = [_posterior(design_SB, error_S**2 + tau**2, priors) for tau in priors.tau_K]
-    log_K = np.array([p.log_evidence(x_S) for p in posterior]) - 0.5 * TAUS**2
+    posterior = [_posterior(design_SB, error_S**2 + tau**2, priors, f) for tau, f in _weighed(priors)]
+    log_K = np.array([p.log_evidence(x_S) for p in posterior]) + np.log(priors.weight_K)
     if beyond:
-        coefficients_RB, tau_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
-        return Line(origin, path, coefficients_RB, tau_R, known)
-    weight_K = np.exp(log_K - log_K.max())
-    count_K = generator.multinomial(draws, weight_K / weight_K.sum())
-    coefficients = [
-        p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
-        for p, count in zip(posterior, count_K, strict=True)
-    ]
-    return Line(origin, path, np.concatenate(coefficients), np.repeat(priors.tau_K, count_K), known)
+        coefficients_RB, chosen_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
+    else:
+        weight_K = np.exp(log_K - log_K.max())
+        count_K = generator.multinomial(draws, weight_K / weight_K.sum())
+        coefficients = [
+            p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
+            for p, count in zip(posterior, count_K, strict=True)
+        ]
+        coefficients_RB, chosen_R = np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
+    return Line(origin, path, coefficients_RB, priors.tau_K[chosen_R], priors.factor_K[chosen_R], known)
+
+
+def _weighed(priors: Priors) -> list[tuple[float, float]]:
+    """Scatters and factors that are weighed."""
+    return list(zip(priors.tau_K.tolist(), priors.factor_K.tolist(), strict=True))
 
 
 def expected_variance(octaves_S: np.ndarray, variance_S: np.ndarray, ahead: float, priors: Priors) -> float:
@@ -146,9 +157,15 @@ def expected_variance(octaves_S: np.ndarray, variance_S: np.ndarray, ahead: floa
     """
     path = _Path(octaves_S, priors.bend)
     design_SB, (at_B,) = path.design(octaves_S), path.design(np.array([ahead]))
-    roots = [_posterior(design_SB, variance_S + tau**2, priors).root for tau in priors.tau_K]
-    variance_K = np.array([((at_B @ root) ** 2).sum() for root in roots]) + priors.tau_K**2
-    return float(np.average(variance_K, weights=np.exp(-0.5 * TAUS**2)) + path.left(ahead))
+    weight_KS = 1 / (variance_S + priors.tau_K[:, None] ** 2)
+    precision_KB = priors.factor_K[:, None] ** -2 * np.r_[0.0, priors.slope**-2, np.ones(len(octaves_S))]
+    precision_KBB = np.einsum("sb,ks,sc->kbc", design_SB, weight_KS, design_SB)
+    precision_KBB += precision_KB[:, :, None] * np.eye(len(at_B))
+    known_K = np.linalg.solve(
+        precision_KBB, np.broadcast_to(at_B[:, None], (len(precision_KB), len(at_B), 1))
+    )
+    variance_K = known_K[:, :, 0] @ at_B + priors.tau_K**2 + priors.factor_K**2 * path.left(ahead)
+    return float(np.average(variance_K, weights=priors.weight_K))
 
 
 def _bound(optimum: Optimum) -> float:
@@ -171,18 +188,19 @@ class _Posterior:
         return x @ self.gain_BS.T
 
     def log_evidence(self, x_S: np.ndarray) -> float:
-        """Log of the optima's density, up to a constant that all τ share."""
+        """Log of the optima's density, up to a constant."""
         mean_B = self.mean(x_S)
         explained = mean_B @ np.linalg.solve(self.root @ self.root.T, mean_B)
         return self.log_constant - 0.5 * float((self.precision_S * x_S**2).sum() - explained)
 
 
-def _posterior(design_SB: np.ndarray, variance_S: np.ndarray, priors: Priors) -> _Posterior:
+def _posterior(design_SB: np.ndarray, variance_S: np.ndarray, priors: Priors, factor: float) -> _Posterior:
     weighted_BS = design_SB.T / variance_S
-    precision_B = np.r_[0.0, priors.slope**-2, np.ones(design_SB.shape[1] - 2)]
+    deviation_B = factor * np.r_[priors.slope, np.ones(design_SB.shape[1] - 2)]
+    precision_B = np.r_[0.0, deviation_B**-2]
     covariance = np.linalg.inv(weighted_BS @ design_SB + np.diag(precision_B))
     root = np.linalg.cholesky(covariance)
-    constant = float(np.log(np.diag(root)).sum() - 0.5 * np.log(variance_S).sum())
+    constant = float(np.log(np.diag(root)).sum() - np.log(deviation_B).sum() - 0.5 * np.log(variance_S).sum())
     return _Posterior(covariance @ weighted_BS, root, 1 / variance_S, constant)
 
 
@@ -195,13 +213,13 @@ def _bounded(
     generator: np.random.Generator,
     draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of the coefficients and of τ where some optima are only bounded.
+    """Draws of the coefficients, and of the numbers of τ and factor, where some optima are only bounded.
 
     Args:
         known: bracketed optima.
         beyond: optima at an edge of their grid.
         path: through all of them, the known ones first.
-        log_K: log weight of each τ by the known optima.
+        log_K: log weight of each τ and factor by the known optima.
         priors: of the line.
         generator: of the draws.
         draws: number of them.
@@ -211,10 +229,10 @@ def _bounded(
     x_S, error_S = np.array([o.x for o in known]), np.maximum([o.se for o in known], _LEAST_ERROR)
     side_C = np.array([1.0 if math.isinf(o.low) else -1.0 for o in beyond])  # 1: at most the bound
     bound_C = np.array([_bound(o) for o in beyond])
-    each = -(-draws // len(TAUS))
+    each = -(-draws // len(log_K))
     coefficients, logs = [], []
-    for tau, log_weight in zip(priors.tau_K, log_K, strict=True):
-        before = _posterior(design_SB, error_S**2 + tau**2, priors)
+    for (tau, factor), log_weight in zip(_weighed(priors), log_K, strict=True):
+        before = _posterior(design_SB, error_S**2 + tau**2, priors, factor)
         spread = at_CB @ before.root
         root_CC = np.linalg.cholesky(spread @ spread.T + tau**2 * np.eye(len(beyond)))
         mean_C = at_CB @ before.mean(x_S)
@@ -227,7 +245,7 @@ def _bounded(
             log_R = log_R + log_inside_R
         x_RC = mean_C + shock_RC @ root_CC.T
         variance = np.concatenate([error_S**2 + tau**2, np.full(len(beyond), tau**2)])
-        after = _posterior(whole_SB, variance, priors)
+        after = _posterior(whole_SB, variance, priors, factor)
         x_RS = np.concatenate([np.tile(x_S, (each, 1)), x_RC], axis=1)
         coefficients.append(
             after.mean(x_RS) + generator.standard_normal((each, len(after.root))) @ after.root.T
@@ -235,4 +253,4 @@ def _bounded(
         logs.append(log_R)
     weight = np.exp(np.concatenate(logs) - np.max(logs))
     chosen = generator.choice(len(weight), draws, p=weight / weight.sum())
-    return np.concatenate(coefficients)[chosen], np.repeat(priors.tau_K, each)[chosen]
+    return np.concatenate(coefficients)[chosen], chosen // each

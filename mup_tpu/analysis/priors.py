@@ -13,8 +13,10 @@ import numpy as np
 from mup_tpu.analysis.ingest.table_columns import means, plain_name
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-TAUS = (np.arange(60) + 0.5) / 12
+_TAUS = (np.arange(60) + 0.5) / 12
 """Scatters that are weighed, over the prior's scale."""
+_STEADY = 0.15
+"""Slope and bend of a steady line, over those of another."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,42 @@ class Priors:
     """Standard deviation of the slope's change over one octave."""
     scatter: float = 0.15
     """Scale of the half-normal scatter τ, octaves."""
+    steady: float = 0.0
+    """Probability that the line is steady: its slope and bend are _STEADY times as large."""
+
+    @property
+    def _factors(self) -> dict[float, float]:
+        """Probability of each factor on slope and bend."""
+        shares = {1.0: 1 - self.steady, _STEADY: self.steady}
+        return {factor: share for factor, share in shares.items() if share > 0}
 
     @property
     def tau_K(self) -> np.ndarray:
         """Scatters that are weighed."""
-        return self.scatter * TAUS
+        return np.tile(self.scatter * _TAUS, len(self._factors))
+
+    @property
+    def factor_K(self) -> np.ndarray:
+        """Factors on slope and bend that are weighed."""
+        return np.repeat(list(self._factors), len(_TAUS))
+
+    @property
+    def weight_K(self) -> np.ndarray:
+        """Prior probability of each, up to a constant."""
+        return np.outer(list(self._factors.values()), np.exp(-0.5 * _TAUS**2)).ravel()
 
 
 USUAL = Priors()
 """Priors of a scale of which no more is known."""
 _BY_KIND = {
     "width": Priors(0.75, 0.4, 0.15),
-    "width, kept": Priors(0.5, 0.2, 0.1),
+    "width, kept": Priors(0.5, 0.2, 0.1, steady=0.6),
+    "depth, kept": Priors(steady=0.5),
     "batch size": Priors(0.4, 0.4, 0.1),
     "tokens": Priors(0.25, 0.25, 0.17),
-    "size": Priors(0.25, 0.15, 0.12),
+    "size": Priors(0.25, 0.15, 0.12, steady=0.3),
 }
-"""Depth is not here: five sweeps do not tell it from the usual priors."""
+"""Five sweeps of depth do not tell it from the usual priors."""
 
 _NAMES = {
     "batch size": ("batch_size", "batch", "bs", "global_batch_size"),

@@ -91,6 +91,34 @@ def test_the_variance_to_expect_is_that_of_kriging_over_the_scatters_prior():
     assert expected_variance(at_S, np.square(ERRORS), 2.0, Priors()) == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_steady_line_is_believed_as_far_as_the_optima_say_so():
+    may_be, is_not = Priors(steady=0.5), Priors()
+    flat = [optimum(scale, -6.0, 0.03) for scale in SCALES]
+    steep = [optimum(scale, -0.5 * math.log2(scale), 0.03) for scale in SCALES]
+
+    def spread(optima, priors):
+        return (
+            fit_line(optima, np.random.default_rng(0), priors).trend_R(4096, np.random.default_rng(1)).std()
+        )
+
+    assert spread(flat, may_be) < 0.6 * spread(flat, is_not)
+    assert spread(steep, may_be) == pytest.approx(spread(steep, is_not), rel=0.1)
+    steady = (fit_line(flat, np.random.default_rng(0), may_be).factor_R < 1).mean()
+    # Bayes' rule with each prior alone: the densities of the optima by their normal's contrasts.
+    contrast = np.linalg.svd(np.ones((1, 4)))[2][1:]
+    at = np.log2(np.array(SCALES) / SCALES[-1])
+
+    def density(factor):
+        def of(tau):
+            prior = 0.25 * np.outer(at, at) + 0.09 * np.vectorize(wandered)(at[:, None], at)
+            K = factor**2 * prior + np.eye(4) * (0.03**2 + tau**2)
+            return norm(0, 0.15).pdf(tau) / math.sqrt(np.linalg.det(contrast @ K @ contrast.T))
+
+        return quad(of, 0, 1.0, limit=200)[0]
+
+    assert steady == pytest.approx(density(0.15) / (density(0.15) + density(1.0)), abs=0.02)
+
+
 def test_scales_far_behind_do_not_pin_the_slope_ahead():
     far = [optimum(2.0**k, -6.0, 0.02) for k in range(12)]
     sd = fit_line(far, np.random.default_rng(0)).trend_R(2.0**13, np.random.default_rng(1)).std()
