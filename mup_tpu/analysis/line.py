@@ -11,8 +11,8 @@ For each τ of a grid, steady or not, all else is normal, so draws are exact and
 its grid's edge bounds the line: its normal is truncated there (Geweke, Hajivassiliou and Keane's simulator,
 then resampling).
 
-Shapes: S scales (C of them beyond their grid), K scatters and factors, R draws, B = 2 + S coefficients: β₀, α,
-and W at the scales over the root of its covariance.
+Shapes: S scales (C of them beyond their grid), K scatters and factors, R draws, B = 2 + S coefficients: β₀,
+α, and W at the scales over the root of its covariance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outlook: the interval and the regret at a target that runs at proxy scales would leave, before they are made.
+"""Outlook: interval and regret at a target that runs at proxy scales would leave, before they are made.
 
 Shapes: S proxy scales.
 """
@@ -81,7 +81,8 @@ class Assumed:
         source = f"{analysis.name}, {result.compared}"
         return cls(priors, float(slope_R.mean()), valley.curvature, float(np.median(told)), source)
 
-    def _error(self, runs: float) -> float:
+    def error(self, runs: float) -> float:
+        """Squared standard error of an optimum from some runs, octaves²."""
         return max(self.per_run / runs, _FLOOR)
 
     def variance(self, octaves_S: Sequence[float], runs_S: Sequence[float]) -> float:
@@ -91,7 +92,7 @@ class Assumed:
             octaves_S: distances of the proxies from the target, below 0, ascending.
             runs_S: runs at each.
         """
-        at_S, variance_S = np.array(octaves_S), np.array([self._error(runs) for runs in runs_S])
+        at_S, variance_S = np.array(octaves_S), np.array([self.error(runs) for runs in runs_S])
         return expected_variance(at_S - at_S[-1], variance_S, -float(at_S[-1]), self.priors)
 
     def regret(self, variance: float) -> float:
@@ -103,5 +104,5 @@ class Assumed:
         p, away = self.priors, abs(octaves)
         drifted = (self.drift * away) ** 2
         drawn_K = (p.factor_K * p.slope * away) ** 2 + (p.factor_K * p.bend) ** 2 * away**3 / 3
-        variance_K = drifted + drawn_K + 2 * p.tau_K**2 + self._error(runs)
+        variance_K = drifted + drawn_K + 2 * p.tau_K**2 + self.error(runs)
         return self.regret(float(np.average(variance_K, weights=p.weight_K)))
