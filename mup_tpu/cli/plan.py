@@ -80,7 +80,7 @@ def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
     if file is None:
         return Sweep("plan", Trial()), {}
     values = read_toml(file)
-    asked = {name: values.pop(name) for name in ("target", "budget") if name in values}
+    asked: dict[str, Any] = {name: values.pop(name) for name in ("target", "budget") if name in values}
     if isinstance(goal := asked.get("target"), dict):
         asked["target"] = tuple(f"{name}={value}" for name, value in goal.items())
     elif "target" in asked:

@@ -477,12 +477,12 @@ def _told(
         runs, name = PACK * added, describe(trial, tuple(points[0]))
         cost = runs * ray.costs[found.rungs[i]]
         steps.append(Step(name, trial, runs, says, cost, half_width, ray.assumed.regret(variance)))
-    at, runs = [ray.octaves[r] for r in found.rungs], [PACK * n for n in found.packs]
+    at, counts = [ray.octaves[r] for r in found.rungs], [PACK * n for n in found.packs]
     others = {}
     if ray.rule != "sp" and analysis is None:
         column = planned.scale_axis.column
         sp = Assumed.usual(column, "sp")
-        others = {"sp": sp.regret(sp.variance(at, runs))} if sp.priors != ray.assumed.priors else {}
+        others = {"sp": sp.regret(sp.variance(at, counts))} if sp.priors != ray.assumed.priors else {}
     return Plan(
         target=goal.replace(parametrization=ray.rule, **bases),
         target_flops=whole,
@@ -491,7 +491,7 @@ def _told(
         rule=ray.rule,
         sweep=planned,
         steps=tuple(steps),
-        copied=ray.assumed.copied(at[0], runs[0]),
+        copied=ray.assumed.copied(at[0], counts[0]),
         others=others,
         larger=_larger(found, budget, whole),
         assumed=ray.assumed,
