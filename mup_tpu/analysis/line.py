@@ -126,19 +126,46 @@ def fit_line(
     x_S = np.array([o.x for o in known])
     error_S = np.maximum([o.se for o in known], _LEAST_ERROR)
     design_SB = path.design(path.octaves_S)[: len(known)]
-    posterior = [_posterior(design_SB, error_S**2 + tau**2, priors, f) for tau, f in _weighed(priors)]
-    log_K = np.array([p.log_evidence(x_S) for p in posterior]) + np.log(priors.weight_K)
     if beyond:
+        log_K = np.array([p.log_evidence(x_S) for p in _posteriors(design_SB, error_S, priors)])
+        log_K += np.log(priors.weight_K)
         coefficients_RB, chosen_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
     else:
-        weight_K = np.exp(log_K - log_K.max())
-        count_K = generator.multinomial(draws, weight_K / weight_K.sum())
-        coefficients = [
-            p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
-            for p, count in zip(posterior, count_K, strict=True)
-        ]
-        coefficients_RB, chosen_R = np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
+        coefficients_RB, chosen_R = draw_coefficients(design_SB, x_S, error_S, generator, priors, draws)
     return Line(origin, path, coefficients_RB, priors.tau_K[chosen_R], priors.factor_K[chosen_R], known)
+
+
+def draw_coefficients(
+    design_SB: np.ndarray,
+    x_S: np.ndarray,
+    error_S: np.ndarray,
+    generator: np.random.Generator,
+    priors: Priors,
+    draws: int = DRAWS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws of a regression's coefficients, and of the numbers of τ and factor.
+
+    Args:
+        design_SB: factors of the coefficients: 1, the slope's, and others, whose priors are N(0, 1).
+        x_S: optima.
+        error_S: their standard errors.
+        generator: of the draws.
+        priors: of slope, scatter and steadiness.
+        draws: number of them.
+    """
+    posterior = _posteriors(design_SB, error_S, priors)
+    log_K = np.array([p.log_evidence(x_S) for p in posterior]) + np.log(priors.weight_K)
+    weight_K = np.exp(log_K - log_K.max())
+    count_K = generator.multinomial(draws, weight_K / weight_K.sum())
+    coefficients = [
+        p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
+        for p, count in zip(posterior, count_K, strict=True)
+    ]
+    return np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
+
+
+def _posteriors(design_SB: np.ndarray, error_S: np.ndarray, priors: Priors) -> list[_Posterior]:
+    return [_posterior(design_SB, error_S**2 + tau**2, priors, f) for tau, f in _weighed(priors)]
 
 
 def _weighed(priors: Priors) -> list[tuple[float, float]]:

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.ask,
         replay.next_,
         replay.predict,
+        replay.law,
         replay.plot,
         replay.report,
         replay.referee,

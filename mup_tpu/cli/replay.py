@@ -176,6 +176,49 @@ def predict(
     _print_figures(drawn)
 
 
+def law(
+    path: Where,
+    scales: tuple[str, ...] = (),
+    at: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    best_over: tuple[str, ...] = (),
+    table: TableOptions = TableOptions(),
+    json: bool = False,
+) -> None:
+    """Print the optimum as a power law of several scales that vary together: lr* ∝ N^a · D^b · B^c.
+
+    Args:
+        path: Results folder (or fsspec URL), or a table in a file.
+        scales: Columns of sizes: width depth, or N D bs.
+        at: Sizes at which to predict, a number for each scale: N=1e9,D=2e10,bs=512.
+        best_over: Columns that are tuned too; of their values the best is taken in each cell.
+        table: Columns and rows of the table.
+        json: Print JSON only, for machines.
+    """
+    from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
+    from mup_tpu.analysis.prediction import plain
+
+    laws = fit_power_laws(path, scales, table.columns(path), best_over, table.conditions or ())
+    sizes = [read_sizes(text) for text in at]
+    if json:
+        found = [one.to_dict() | {"at": [{"sizes": s, "x": one.at(s)} for s in sizes]} for one in laws]
+        Console().write(to_json(found))
+        return
+    console = Console()
+    for note in laws[0].notes:
+        console.print(f"note: {note}", style="yellow")
+    for one in laws:
+        first, *others = one.lines()
+        console.print(first, style="bold")
+        for line in others:
+            console.print(f"  {line}")
+        for text, size in zip(at, sizes, strict=True):
+            x, low, high = one.at(size)
+            console.print(
+                f"  at {text}: {columns.label(one.hyperparameter)} 2^{x:.2f} ({plain(x)}), 95 % 2^{low:.2f} "
+                f"to 2^{high:.2f} ({plain(low)} to {plain(high)})"
+            )
+
+
 def plot(paths: Several, out: File | None = None, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 
