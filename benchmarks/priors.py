@@ -3,8 +3,8 @@
     python benchmarks/priors.py --results results --tables FOLDER
 
 Priors of a kind are those that give its held-out optima (benchmarks/prediction.py) the highest density, times
-a log-normal (of scale 0.7) around the usual priors, which counts as three optima. The halves follow from a
-hash of each sweep's name.
+a log-normal (of scale 0.7) around the usual priors, which counts as three optima; the probability of a steady
+line is given. The halves follow from a hash of each sweep's name.
 
 Shapes: S scales, K scatters, B coefficients.
 """
@@ -23,7 +23,7 @@ from prediction import HeldOut, every_held_out
 from scipy.optimize import minimize
 
 from mup_tpu.analysis.line import fit_line
-from mup_tpu.analysis.priors import USUAL, Priors, keeps, kind_of
+from mup_tpu.analysis.priors import USUAL, Priors, keeps, kind_of, priors_of
 
 _WEIGHT = 3.0
 
@@ -50,15 +50,16 @@ def log_density(one: HeldOut, priors: Priors) -> float:
 
 def chosen(held_out: Sequence[HeldOut]) -> Priors:
     """Priors of the highest density."""
+    steady = priors_of(held_out[0].case.scale, held_out[0].rule).steady if held_out else 0.0
     usual = np.log([USUAL.slope, USUAL.bend, USUAL.scatter])
 
     def loss(logs: np.ndarray) -> float:
-        priors = Priors(*np.exp(logs))
+        priors = Priors(*np.exp(logs), steady)
         away = _WEIGHT * 0.5 * float((((logs - usual) / 0.7) ** 2).sum())
         return away - sum(log_density(one, priors) for one in held_out)
 
     options = {"xatol": 0.05, "fatol": 0.05, "maxiter": 60}
-    return Priors(*np.exp(minimize(loss, usual, method="Nelder-Mead", options=options).x))
+    return Priors(*np.exp(minimize(loss, usual, method="Nelder-Mead", options=options).x), steady)
 
 
 def main(results: Path = Path("results"), tables: Path | None = None) -> None:

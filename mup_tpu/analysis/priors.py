@@ -58,11 +58,11 @@ USUAL = Priors()
 """Priors of a scale of which no more is known."""
 _BY_KIND = {
     "width": Priors(0.75, 0.4, 0.15),
-    "width, kept": Priors(0.5, 0.2, 0.1, steady=0.75),
+    "width, kept": Priors(0.5, 0.3, 0.1, steady=0.75),
     "depth, kept": Priors(steady=0.5),
     "batch size": Priors(0.4, 0.4, 0.1),
     "tokens": Priors(0.25, 0.25, 0.17),
-    "size": Priors(0.25, 0.15, 0.12, steady=0.3),
+    "size": Priors(0.28, 0.15, 0.12, steady=0.3),
 }
 """Five sweeps of depth do not tell it from the usual priors."""
 
