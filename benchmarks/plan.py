@@ -125,8 +125,9 @@ def largest(budget: float, runs: int, target: int) -> int:
 
 
 def proxy_grid(world: World, budget: float) -> Value:
-    """9 values half an octave apart, 3 seeds each, at the largest proxy that fits."""
-    return grid(world, largest(budget, 27, world.target), 0.5, 9, 3)
+    """9 values half an octave apart, at least 3 seeds each, at the largest proxy that fits."""
+    width = largest(budget, 27, world.target)
+    return grid(world, width, 0.5, 9, int(budget / (9 * cost(width))))
 
 
 def half_on_the_largest(world: World, budget: float) -> Value:

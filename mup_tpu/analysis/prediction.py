@@ -269,7 +269,8 @@ def _furthest(bears: Callable[[float], bool]) -> float:
 
 def sentence(found: RulePrediction, scale: str, hyperparameter: str) -> str:
     """Optimum of a prediction with its intervals, and how far it reaches."""
-    at = f"{columns.label(scale)} {columns.write_scale(scale, found.scale)}"
+    size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
+    at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
     if not found.target.startswith(scale):
         at = f"{found.target} ({at})"
     run = columns.write_scale(scale, found.scale / 2**found.reach)

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.next_,
         replay.predict,
         replay.law,
+        replay.isoflop,
         replay.plot,
         replay.report,
         replay.referee,

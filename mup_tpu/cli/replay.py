@@ -219,6 +219,43 @@ def law(
             )
 
 
+def isoflop(
+    path: Where,
+    at: tyro.conf.UseAppendAction[tuple[float, ...]] = (),
+    params: str = "params",
+    tokens: str = "tokens",
+    loss: str = "loss",
+    where: tuple[str, ...] = (),
+    json: bool = False,
+) -> None:
+    """Print compute-optimal sizes, N* and D* by budget, from runs of several parameters and tokens.
+
+    Args:
+        path: Results folder (or fsspec URL), or a table in a file.
+        at: Budgets in FLOP (6·N·D) at which to say N*, D* and the loss: 1e21.
+        params: Column of the parameters.
+        tokens: Column of the tokens.
+        loss: Column of the loss, nat per token.
+        where: Rows to take, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: source=llama_3.
+        json: Print JSON only, for machines.
+    """
+    from dataclasses import asdict
+
+    from mup_tpu.analysis.compute_optimal import compute_optimal
+    from mup_tpu.analysis.load import read_rows
+    from mup_tpu.analysis.rows import select
+
+    rows = select(read_rows(path), [Condition.parse(text) for text in where])
+    own = {params: "params", tokens: "tokens", loss: "loss"}
+    found = compute_optimal(rows[[c for c in own if c in rows]].rename(columns=own))
+    optimal = [found.at(flops) for flops in at]
+    if json:
+        Console().write(to_json(found.to_dict() | {"at": [asdict(one) for one in optimal]}))
+        return
+    for line in (*found.lines(), *map(found.sentence, optimal)):
+        Console().print(line)
+
+
 def plot(paths: Several, out: File | None = None, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 

@@ -1,9 +1,10 @@
-"""The command `law`."""
+"""The commands `law` and `isoflop`."""
 
 import json
 
 import numpy as np
 import pandas as pd
+import pytest
 
 
 def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
@@ -28,3 +29,16 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
     ):
         code, _, err = outcome(*wrong)
         assert code == 2 and sentence in err
+
+
+def test_compute_optimal_sizes_from_a_file(tmp_path, outcome):
+    n, d = (x.ravel() for x in np.meshgrid(10.0 ** np.arange(7, 11), 10.0 ** np.arange(9, 13)))
+    table = pd.DataFrame({"N": n, "D": d, "loss": 1.7 + 400 * n**-0.34 + 400 * d**-0.28})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    arguments = ("isoflop", tmp_path / "t.csv", "--params", "N", "--tokens", "D")
+    code, out, err = outcome(*arguments, "--at", "1e21")
+    assert code == 0 and "N* ∝ C^0.45" in out and "at 1e+21 FLOP: N " in out, err
+    code, out, _ = outcome(*arguments, "--json")
+    assert code == 0 and json.loads(out)["exponents"] == pytest.approx([0.34, 0.28], abs=0.01)
+    code, _, err = outcome("isoflop", tmp_path / "t.csv")
+    assert code == 2 and "params is not a column" in err
