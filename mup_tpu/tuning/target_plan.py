@@ -1,15 +1,13 @@
 """Plans: which proxies to run, for a budget, to know a target's learning rate, and what that will tell.
 
-Every proxy has some of the target's growing fields smaller, down a ray to the least useful size, and the
-others as the target has them. Of all rungs and seeds that the budget allows, the plan takes those of the
-least expected regret plus price; a run's price is the loss that its share of the target's compute is worth.
+Of all proxies and seeds that the budget allows (`proxies.py`), the plan takes those of the least expected
+regret plus price; a run's price is the loss that its share of the target's compute is worth.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,16 @@ import pandas as pd
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.outlook import PACK, Assumed
-from mup_tpu.config import Axis, Ladder, Sweep, Trial
-from mup_tpu.config.columns import configured, write
+from mup_tpu.config import Sweep, Trial
+from mup_tpu.config.columns import write
 from mup_tpu.config.toml import parse_value, write_sweep
 from mup_tpu.config.values import parse_number, parse_seconds, shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.models import training_flops
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.corpora import Corpora
-
-GROWING = ("width", "depth", "batch_size", "steps")
-_WORTH = 0.1
-"""Loss that e times the compute saves, nat: that of L(N, D) in Hoffmann et al. 2022 at 1e19 to 1e23 FLOP."""
-_LEAST = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
-"""Least useful sizes of a proxy, unless the base has smaller ones."""
-_MOST_RUNGS, _MOST_LEVELS, _MOST_PACKS = 5, 12, 24
+from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of
 
 
 @dataclass(frozen=True)
@@ -196,6 +188,8 @@ def plan(
         TableError: the table cannot be used.
     """
     sweep = base if isinstance(base, Sweep) else Sweep("plan", base or Trial())
+    if sweep.tune is not None and sweep.tune.field != "learning_rate":
+        raise ConfigError(f"tune {sweep.tune.field} of the sweep: a plan is made for the learning rate alone")
     fields = _fields(target, sweep.base)
     corpora = Corpora()
     goal = sweep.base.replace(**fields)
@@ -203,12 +197,12 @@ def plan(
     whole = training_flops(goal, vocab_size)
     paid = _flops(budget, flops_per_second)
     analysis = None if table is None else analyze(table)
-    best: tuple[float, _Candidate] | None = None
+    best: tuple[float, Candidate] | None = None
     for rule in _rules(sweep, fields):
-        for levels in _levels(goal, sweep.base, fields):
-            ray = _Ray.of(levels, goal.replace(parametrization=rule), rule, vocab_size, analysis)
+        for levels in levels_of(goal, sweep.base, fields):
+            ray = Ray.of(levels, goal.replace(parametrization=rule), rule, vocab_size, analysis)
             for candidate in ray.candidates(paid):
-                score = candidate.regret + _WORTH * candidate.flops / whole
+                score = candidate.regret + WORTH * candidate.flops / whole
                 if best is None or score < best[0]:
                     best = score, candidate
     if best is None:
@@ -270,156 +264,19 @@ def _rules(sweep: Sweep, fields: Mapping[str, int]) -> tuple[str, ...]:
     """Rules to choose from: the sweep's own, else μP, and CompleteP where depth grows."""
     if sweep.parametrizations:
         return sweep.parametrizations
+    if sweep.compare is not None and sweep.compare.field == "parametrization":
+        return tuple(map(str, sweep.compare.values))
     optimizer = sweep.base.optimizer.optimizer
     usual = ("mup", "completep") if "depth" in fields else ("mup",)
     return tuple(r for r in usual if _has_rule(r, optimizer)) or (sweep.base.model.parametrization,)
 
 
 def _has_rule(rule: str, optimizer: str) -> bool:
-    from mup_tpu.rules.parametrization import require_rule
-
     try:
         require_rule(rule, optimizer)
     except ConfigError:
         return False
     return rule in PARAMETRIZATIONS
-
-
-def _least(base: Trial) -> dict[str, int]:
-    """Least useful sizes of a proxy: at most those of the base."""
-    own = base.flat() | {"width": base.model.base_width}
-    return {name: min(least, own[name]) for name, least in _LEAST.items()}
-
-
-def _levels(goal: Trial, base: Trial, fields: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
-    """Sizes on each ray below the target, ascending: a ray for every set of fields that shrink."""
-    model = goal.model
-    unit = model.head_size if model.growing_dimension == "heads" else model.base_width // model.head_size
-    units = {"width": unit}
-    floors = {
-        name: -(-least // units.get(name, 1)) * units.get(name, 1) for name, least in _least(base).items()
-    }
-    can_shrink = [name for name, value in fields.items() if value >= 2 * floors[name]]
-    for count in range(1, len(can_shrink) + 1):
-        for names in itertools.combinations(can_shrink, count):
-            ratios = {name: fields[name] / floors[name] for name in names}
-            steps = min(_MOST_LEVELS, max(NEEDED, round(math.log2(max(ratios.values())))))
-            found = []
-            for i in range(steps):
-                point = dict(fields)
-                for name in names:
-                    size = floors[name] * ratios[name] ** (i / steps)
-                    point[name] = max(1, round(size / units.get(name, 1))) * units.get(name, 1)
-                if point not in found:
-                    found.append(point)
-            yield found
-
-
-@dataclass(frozen=True)
-class _Ray:
-    """Sizes between the least useful one and the target, under one rule."""
-
-    points: tuple[dict[str, int], ...]
-    """Fields that change, at each size."""
-    trials: tuple[Trial, ...]
-    costs: tuple[float, ...]
-    """Cost of a run, FLOP."""
-    octaves: tuple[float, ...]
-    """Distance from the target along the scale, below 0."""
-    rule: str
-    assumed: Assumed
-
-    @classmethod
-    def of(
-        cls,
-        levels: Sequence[dict[str, int]],
-        goal: Trial,
-        rule: str,
-        vocab_size: int,
-        analysis: TransferAnalysis | None,
-    ) -> _Ray:
-        """The ray through some sizes.
-
-        Raises:
-            ConfigError: a size is not allowed.
-        """
-        changing = [name for name in levels[0] if len({level[name] for level in levels}) > 1]
-        trials = tuple(goal.replace(**level) for level in levels)
-        costs = tuple(training_flops(trial, vocab_size) for trial in trials)
-        points = tuple({name: level[name] for name in changing} for level in levels)
-        axis = _axis(points)
-        if isinstance(axis, Axis):
-            column, at = axis.column, [float(point[changing[0]]) for point in points]
-            whole = float(configured(goal)[column])
-        else:
-            column, at, whole = axis.column, list(costs), training_flops(goal, vocab_size)
-        octaves = tuple(math.log2(value / whole) for value in at)
-        own = analysis is not None and analysis.scale == column
-        assumed = Assumed.usual(column, rule)
-        if own and analysis is not None:
-            assumed = Assumed.measured(analysis, rule)
-        return cls(points, trials, costs, octaves, rule, assumed)
-
-    def candidates(self, budget: float) -> Iterator[_Candidate]:
-        """Every choice of evenly spaced rungs, a pack each, that the budget pays."""
-        for count, space, first in itertools.product(
-            range(NEEDED, _MOST_RUNGS + 1), (1, 2, 3), range(len(self.trials))
-        ):
-            rungs = tuple(range(first, first + count * space, space))
-            if rungs[-1] < len(self.trials) and self.octaves[rungs[-1]] < 0:
-                candidate = _Candidate(self, rungs, (1,) * count)
-                if candidate.flops <= budget:
-                    yield candidate
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """Rungs of a ray, and the packs of runs at each."""
-
-    ray: _Ray
-    rungs: tuple[int, ...]
-    packs: tuple[int, ...]
-
-    @property
-    def flops(self) -> float:
-        """Cost of all runs."""
-        return sum(PACK * n * self.ray.costs[i] for i, n in zip(self.rungs, self.packs, strict=True))
-
-    @property
-    def variance(self) -> float:
-        """Variance of the prediction at the target, octaves²."""
-        at = [self.ray.octaves[i] for i in self.rungs]
-        return self.ray.assumed.variance(at, [PACK * n for n in self.packs])
-
-    @property
-    def regret(self) -> float:
-        """Expected regret at the target, nat."""
-        return self.ray.assumed.regret(self.variance)
-
-    def seeded(self, budget: float, whole: float) -> _Candidate:
-        """This candidate with further packs, as long as each pays."""
-        now = self
-        for _ in range(_MOST_PACKS):
-            packs = [
-                replace(now, packs=(*now.packs[:i], now.packs[i] + 1, *now.packs[i + 1 :]))
-                for i in range(len(now.packs))
-            ]
-            packs = [more for more in packs if more.flops <= budget]
-            if not packs:
-                return now
-            best = min(packs, key=lambda more: more.regret + _WORTH * more.flops / whole)
-            if best.regret + _WORTH * best.flops / whole >= now.regret + _WORTH * now.flops / whole:
-                return now
-            now = best
-        return now
-
-
-def _axis(points: Sequence[dict[str, int]]) -> Axis | Ladder:
-    """The scale of a sweep over some points: an axis where one field changes, else a ladder by FLOPs."""
-    if len(points[0]) == 1:
-        ((name, _),) = points[0].items()
-        return Axis(name, tuple(point[name] for point in points))
-    return Ladder(tuple(points))
 
 
 def _too_little(
@@ -428,11 +285,11 @@ def _too_little(
     """Why nothing can be planned, in a sentence."""
     costs = [
         PACK * sum(sorted(training_flops(goal.replace(**level), vocab_size) for level in levels)[:NEEDED])
-        for levels in _levels(goal, base, fields)
+        for levels in levels_of(goal, base, fields)
     ]
     if not costs:
         at = ", ".join(f"{name}={value}" for name, value in fields.items())
-        least = ", ".join(f"{name} {_least(base)[name]}" for name in fields)
+        least = ", ".join(f"{name} {least_of(base)[name]}" for name in fields)
         return f"target {at} has no smaller proxy: it must be at least twice {least}; sweep it itself"
     return (
         f"budget {budget} does not pay three proxies of {PACK} runs, which cost {min(costs):.2g} FLOP at the "
@@ -441,7 +298,7 @@ def _too_little(
 
 
 def _told(
-    found: _Candidate,
+    found: Candidate,
     given: Sweep,
     goal: Trial,
     fields: Mapping[str, int],
@@ -456,10 +313,9 @@ def _told(
     fixed = {name: value for name, value in fields.items() if name not in points[0]}
     bases = {f"base_{name}": points[0][name] for name in ("width", "depth") if name in points[0]}
     base = given.base.replace(**fixed, **bases, parametrization=ray.rule)
-    rates = given.learning_rates or _rates(base, analysis)
-    # Axes of the file are replaced: the plan has its own scale, and tunes the learning rate.
+    rates = given.learning_rates or (given.tune.values if given.tune else _rates(base, analysis))
     seeds = max(found.packs) + 1
-    planned = Sweep(given.experiment, base, (ray.rule,), None, tuple(rates), seeds, _axis(points))
+    planned = Sweep(given.experiment, base, (ray.rule,), None, tuple(rates), seeds, axis_of(points))
     steps, packs = list[Step](), [0] * len(points)
     extra = [i for i, n in enumerate(found.packs) if n > 1]
     for number, i in enumerate([*range(len(points)), *extra]):
@@ -499,7 +355,7 @@ def _told(
     )
 
 
-def _larger(found: _Candidate, budget: float, whole: float) -> str:
+def _larger(found: Candidate, budget: float, whole: float) -> str:
     """Why no larger proxy is run, in words."""
     ray, top = found.ray, found.rungs[-1]
     if top + 1 >= len(ray.trials):
@@ -509,7 +365,7 @@ def _larger(found: _Candidate, budget: float, whole: float) -> str:
     cost = more.flops - found.flops
     if more.flops > budget:
         return f"{name} would cost {cost:.2g} FLOP more, beyond the budget"
-    saved, price = found.regret - more.regret, _WORTH * cost / whole
+    saved, price = found.regret - more.regret, WORTH * cost / whole
     return f"{name} would save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
 
 

@@ -10,7 +10,7 @@ from mup_tpu.analysis.line import fit_line
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.outlook import Assumed
 from mup_tpu.analysis.priors import Priors
-from mup_tpu.config import Ladder, Sweep, Trial
+from mup_tpu.config import Axis, Ladder, Sweep, Trial
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.models import training_flops
@@ -112,6 +112,16 @@ def _one_width():
 
     rows = [{"width": 64, "lr": 2.0**x, "loss": 2 + 0.1 * (x + 6) ** 2} for x in range(-9, -3)]
     return pd.DataFrame(rows)
+
+
+def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_refused():
+    rules, rates = Axis("parametrization", ("sp", "mup")), Axis("learning_rate", (2**-9, 2**-8, 2**-7))
+    found = plan("width=1024", "1e15", Sweep("mine", tune=rates, compare=rules))
+    assert found.rule == "mup" and found.sweep.experiment == "mine"
+    assert found.sweep.learning_rates == (2**-9, 2**-8, 2**-7)
+    assert plan("width=1024", "1e15", Sweep("mine", parametrizations=("sp",))).rule == "sp"
+    with pytest.raises(ConfigError, match="tune weight_decay of the sweep: a plan is made for the learning"):
+        plan("width=1024", "1e15", Sweep("mine", tune=Axis("weight_decay", (0.0, 0.1))))
 
 
 @pytest.mark.parametrize(
