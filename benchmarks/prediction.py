@@ -15,7 +15,7 @@ Shapes: S scales, R draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,19 +26,19 @@ from rich.progress import track
 from scipy.interpolate import PchipInterpolator
 
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
-from mup_tpu.analysis.line import Priors, fit_line
+from mup_tpu.analysis.line import fit_line
 from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.priors import Priors, kind_of, priors_of
 from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.errors import MupTpuError
 
 LINES = {
-    "line with curvature prior": Priors(),
-    "straight line": Priors(slope=10.0, curvature=1e-3),
-    "mean of all": Priors(slope=1e-3, curvature=1e-3),
+    "line that may bend": None,
+    "straight line": Priors(slope=10.0, bend=1e-3),
+    "mean of all": Priors(slope=1e-3, bend=1e-3),
 }
+"""Priors of each line; None takes those of the kind of scale."""
 METHODS = (*LINES, "largest's optimum", "smallest's optimum")
-WIDTHS = ("width", "N", "Na")
-"""Scales of the width alone: itself, parameters, or active ones."""
 _NEEDED = 3
 """Least known optima of a sweep: two to predict from, one to predict."""
 
@@ -54,6 +54,17 @@ class Case:
     """"next" (the largest scale left out) or "two octaves"."""
     octaves: float
     """Octaves from the largest scale that was left in to the one predicted."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A held-out optimum, and what smaller scales say."""
+
+    case: Case
+    rule: str
+    optima: tuple[Optimum, ...]
+    truth: Optimum
+    result: TransferResult
 
 
 def main(
@@ -72,24 +83,30 @@ def main(
         worlds: Simulated worlds of each family.
         least_known: Least known optima of a sweep.
     """
-    sweeps = [*stored_sweeps(results), *(public_sweeps(tables) if tables else ())]
-    predicted: list[dict[str, object]] = []
-    for name, table in track(sweeps, "sweeps"):
-        try:
-            predicted += predictions(name, table, least_known)
-        except MupTpuError as error:
-            print(f"{name} left out: {error}")
-    found = pd.DataFrame(predicted)
+    held_out = every_held_out(results, tables, least_known)
+    found = pd.DataFrame([_row(one, method) for one in held_out for method in METHODS])
     if out:
         found.round(5).to_csv(out, index=False)
     for ahead in ("next", "two octaves"):
         print(f"\n{ahead}, all\n{summary(found, ahead).to_string()}")
-        is_width = found["scale"].isin(WIDTHS)
-        for kind, rows in (("width alone", is_width), ("others", ~is_width)):
-            print(f"\n{ahead}, {kind}\n{summary(found[rows], ahead).to_string()}")
-        for scale, part in found.groupby("scale"):
-            print(f"\n{ahead}, {scale}\n{summary(part, ahead).to_string()}")
+        print(
+            f"\n{ahead}, three scales or more left\n{summary(found[found['known'] >= 3], ahead).to_string()}"
+        )
+        for kind, part in found.groupby(found["scale"].map(kind_of)):
+            print(f"\n{ahead}, {kind}\n{summary(part, ahead).to_string()}")
     print(f"\nsimulated worlds\n{simulated(worlds).to_string()}")
+
+
+def every_held_out(results: Path, tables: Path | None, least_known: int) -> list[HeldOut]:
+    """Held-out optima of stored sweeps and of tables in a folder."""
+    sweeps = [*stored_sweeps(results), *(public_sweeps(tables) if tables else ())]
+    found = list[HeldOut]()
+    for name, table in track(sweeps, "sweeps"):
+        try:
+            found += held_out_of(name, table, least_known)
+        except MupTpuError as error:
+            print(f"{name} left out: {error}")
+    return found
 
 
 def stored_sweeps(folder: Path) -> Iterator[tuple[str, RunTable]]:
@@ -127,9 +144,8 @@ def grids(name: str, frame: pd.DataFrame) -> Iterator[tuple[str, RunTable]]:
             yield f"{name}/{scale} ({at})", check_table(part, Columns(scale=scale))
 
 
-def predictions(name: str, table: RunTable, least_known: int) -> list[dict[str, object]]:
-    """A row for each rule, distance and method."""
-    rows: list[dict[str, object]] = []
+def held_out_of(name: str, table: RunTable, least_known: int) -> Iterator[HeldOut]:
+    """Held-out optima of a sweep: of each rule, the next scale's and that two octaves ahead."""
     scale = table.columns.scale
     analysed: dict[float, dict[str, TransferResult]] = {}
 
@@ -158,19 +174,17 @@ def predictions(name: str, table: RunTable, least_known: int) -> list[dict[str, 
                 continue
             octaves = math.log2(truth.scale / max(o.scale for o in optima if o.is_bracketed))
             case = Case(f"{name} {result.compared}", scale, ahead, octaves)
-            rows += [_row(case, method, optima, truth, result) for method in METHODS]
-    return rows
+            yield HeldOut(case, result.compared, tuple(optima), truth, result)
 
 
-def _row(
-    case: Case, method: str, optima: Sequence[Optimum], truth: Optimum, result: TransferResult
-) -> dict[str, object]:
+def _row(one: HeldOut, method: str) -> dict[str, object]:
     """One method's prediction of a held-out optimum."""
-    known = [o for o in optima if o.is_bracketed]
+    case, truth = one.case, one.truth
+    known = [o for o in one.optima if o.is_bracketed]
     x, inside_50, inside_95 = known[-1 if method.startswith("largest") else 0].x, math.nan, math.nan
     generator = np.random.default_rng(0)
     if method in LINES:
-        line = fit_line(optima, generator, LINES[method])
+        line = fit_line(one.optima, generator, LINES[method] or priors_of(case.scale, one.rule))
         assert line is not None, "two optima are known"
         optima_R = line.optima_R(truth.scale, generator)
         x = float(optima_R.mean())
@@ -186,7 +200,7 @@ def _row(
         "predicted": x,
         "truth": truth.x,
         "se": truth.se,
-        "regret": regret_of(result, truth, x),
+        "regret": regret_of(one.result, truth, x),
         "inside_50": inside_50,
         "inside_95": inside_95,
     }

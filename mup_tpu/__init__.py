@@ -13,10 +13,11 @@ from mup_tpu import _moved
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
+    from mup_tpu.tuning.target_plan import plan
 
 __version__ = "0.1.0"
 
-__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table", "predict"]
+__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table", "plan", "predict"]
 
 _FROM = {
     "Axis": "config",
@@ -25,6 +26,7 @@ _FROM = {
     "Trial": "config",
     "analyze": "analysis",
     "load_table": "analysis",
+    "plan": "tuning.target_plan",
     "predict": "analysis",
 }
 

@@ -1,14 +1,18 @@
 """The line of optima over scales, and how far it can be trusted beyond the largest.
 
-x*(r) = β₀ + α·r + q·r² + scatter, with x* the log2 of the optimum, r octaves from the largest scale whose
-optimum is known, scatter ~ N(0, τ²) at each scale. Priors: α ~ N(0, 0.5²), q ~ N(0, 0.1²), τ half-normal of
-scale 0.15, β₀ flat. The interval of a straight line covers too few optima two octaves ahead; a prior on q
-mends that (benchmarks/prediction.md).
+x*(r) = β₀ + α·r + W(r) + scatter, with x* the log2 of the optimum, r octaves from the largest scale whose
+optimum is known, scatter ~ N(0, τ²) at each scale. β₀ is flat, α ~ N(0, slope²), τ half-normal. W lets the
+slope wander on either side of r = 0: it changes by N(0, bend²) an octave (an integrated Wiener process, as in
+smoothing splines). Scales far behind then say little of the slope ahead; a line or a parabola through all of
+them covers too few optima two octaves ahead (benchmarks/prediction.md). A share of lines is steady, with much
+smaller slope and bend.
 
-For each τ of a grid all else is normal, so draws are exact and independent. An optimum beyond its grid's edge
-bounds the line: its normal is truncated there (Geweke, Hajivassiliou and Keane's simulator, then resampling).
+For each τ of a grid, steady or not, all else is normal, so draws are exact and independent. An optimum beyond
+its grid's edge bounds the line: its normal is truncated there (Geweke, Hajivassiliou and Keane's simulator,
+then resampling).
 
-Shapes: S scales (C of them beyond their grid), K scatters, R draws, B = 3 coefficients.
+Shapes: S scales (C of them beyond their grid), K scatters and factors, R draws, B = 2 + S coefficients: β₀,
+α, and W at the scales over the root of its covariance.
 """
 
 from __future__ import annotations
@@ -16,40 +20,54 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.special import log_ndtr, ndtri_exp
 
 from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.priors import USUAL, Priors
 
 DRAWS = 20_000
 LEAST = 2
 """Scales with a known optimum that a line needs."""
 _LEAST_ERROR = 0.01
-_TAUS = (np.arange(60) + 0.5) / 12
-"""Scatters that are weighed, over the prior's scale."""
+_JITTER = 1e-10
 
 
 @dataclass(frozen=True)
-class Priors:
-    """Scales of the priors of a line."""
+class _Path:
+    """Coefficients of a line at any distance."""
 
-    slope: float = 0.5
-    """Standard deviation of α, octaves per octave."""
-    curvature: float = 0.1
-    """Standard deviation of q, octaves per octave²."""
-    scatter: float = 0.15
-    """Scale of τ, octaves."""
+    octaves_S: np.ndarray
+    bend: float
 
-    @property
-    def tau_K(self) -> np.ndarray:
-        """Scatters that are weighed."""
-        return self.scatter * _TAUS
+    @cached_property
+    def _root_SS(self) -> np.ndarray:
+        """Root of W's covariance at the scales."""
+        covariance_SS = _covariance(self.octaves_S, self.octaves_S, self.bend)
+        return np.linalg.cholesky(covariance_SS + _JITTER * np.eye(len(self.octaves_S)))
 
-    @property
-    def precision(self) -> np.ndarray:
-        """Prior precision of β₀, α and q."""
-        return np.diag([0.0, self.slope**-2, self.curvature**-2])
+    def design(self, octaves_N: np.ndarray) -> np.ndarray:
+        """Factors of the coefficients at distances, N × B."""
+        across_NS = _covariance(octaves_N, self.octaves_S, self.bend)
+        wander_NS = solve_triangular(self._root_SS, across_NS.T, lower=True).T
+        return np.column_stack([np.ones(len(octaves_N)), octaves_N, wander_NS])
+
+    def left(self, octaves: float) -> float:
+        """Variance of W at a distance that the scales leave open."""
+        at = np.array([octaves])
+        wander_S = self.design(at)[0, 2:]
+        return max(0.0, float(_covariance(at, at, self.bend)[0, 0] - wander_S @ wander_S))
+
+
+def _covariance(at_N: np.ndarray, to_S: np.ndarray, bend: float) -> np.ndarray:
+    """Covariance of W between distances: of Wiener processes integrated from 0, one on either side."""
+    near = np.minimum(np.abs(at_N)[:, None], np.abs(to_S))
+    far = np.maximum(np.abs(at_N)[:, None], np.abs(to_S))
+    is_same_side = np.sign(at_N)[:, None] * np.sign(to_S) > 0
+    return np.where(is_same_side, bend**2 * near**2 * (3 * far - near) / 6, 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,8 +76,11 @@ class Line:
 
     origin: float
     """Largest scale whose optimum is known."""
+    path: _Path
     coefficients_RB: np.ndarray
     tau_R: np.ndarray
+    factor_R: np.ndarray
+    """Factors on slope and bend."""
     known: tuple[Optimum, ...]
     """Bracketed optima."""
 
@@ -69,28 +90,31 @@ class Line:
 
     def trend_R(self, scale: float, generator: np.random.Generator) -> np.ndarray:
         """Draws of log2 of the optimum at a scale, as if none was measured there."""
-        mean_R = self.coefficients_RB @ _design(np.array([self.octaves(scale)]))[0]
-        return mean_R + self.tau_R * generator.standard_normal(len(self.tau_R))
+        spread_R = np.sqrt(self.tau_R**2 + self.factor_R**2 * self.path.left(self.octaves(scale)))
+        return self._mean_R(self.octaves(scale)) + spread_R * generator.standard_normal(len(self.tau_R))
 
     def optima_R(self, scale: float, generator: np.random.Generator) -> np.ndarray:
         """Draws of log2 of the optimum at a scale; where it was measured, by the measurement too."""
         measured = next((o for o in self.known if o.scale == scale), None)
         if measured is None:
             return self.trend_R(scale, generator)
-        mean_R = self.coefficients_RB @ _design(np.array([self.octaves(scale)]))[0]
+        mean_R = self._mean_R(self.octaves(scale))
         error = max(measured.se, _LEAST_ERROR)
         share_R = self.tau_R**2 / (self.tau_R**2 + error**2)
         mean_R += share_R * (measured.x - mean_R)
         return mean_R + error * np.sqrt(share_R) * generator.standard_normal(len(mean_R))
 
     def variance(self, octaves: float) -> float:
-        """Variance of the optimum so many octaves beyond the origin, octaves²."""
-        (row,) = _design(np.array([octaves]))
-        return float(row @ np.cov(self.coefficients_RB.T) @ row + (self.tau_R**2).mean())
+        """Variance of the optimum at a distance beyond the origin, octaves²."""
+        left = float((self.factor_R**2).mean()) * self.path.left(octaves)
+        return float(self._mean_R(octaves).var() + (self.tau_R**2).mean()) + left
+
+    def _mean_R(self, octaves: float) -> np.ndarray:
+        return self.coefficients_RB @ self.path.design(np.array([octaves]))[0]
 
 
 def fit_line(
-    optima: Sequence[Optimum], generator: np.random.Generator, priors: Priors = Priors(), draws: int = DRAWS
+    optima: Sequence[Optimum], generator: np.random.Generator, priors: Priors = USUAL, draws: int = DRAWS
 ) -> Line | None:
     """The line through the optima of one rule; None with fewer than two that are known."""
     known = tuple(o for o in optima if o.is_bracketed)
@@ -98,25 +122,77 @@ def fit_line(
         return None
     beyond = [o for o in optima if not o.is_bracketed and math.isfinite(_bound(o))]
     origin = known[-1].scale
-    design_SB = _design(np.log2([o.scale / origin for o in known]))
+    path = _Path(np.log2([o.scale / origin for o in (*known, *beyond)]), priors.bend)
     x_S = np.array([o.x for o in known])
     error_S = np.maximum([o.se for o in known], _LEAST_ERROR)
-    posterior = [_posterior(design_SB, error_S**2 + tau**2, priors) for tau in priors.tau_K]
-    log_K = np.array([p.log_evidence(x_S) for p in posterior]) - 0.5 * _TAUS**2
+    design_SB = path.design(path.octaves_S)[: len(known)]
     if beyond:
-        coefficients_RB, tau_R = _bounded(known, beyond, log_K, priors, generator, draws)
-        return Line(origin, coefficients_RB, tau_R, known)
+        log_K = np.array([p.log_evidence(x_S) for p in _posteriors(design_SB, error_S, priors)])
+        log_K += np.log(priors.weight_K)
+        coefficients_RB, chosen_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
+    else:
+        coefficients_RB, chosen_R = draw_coefficients(design_SB, x_S, error_S, generator, priors, draws)
+    return Line(origin, path, coefficients_RB, priors.tau_K[chosen_R], priors.factor_K[chosen_R], known)
+
+
+def draw_coefficients(
+    design_SB: np.ndarray,
+    x_S: np.ndarray,
+    error_S: np.ndarray,
+    generator: np.random.Generator,
+    priors: Priors,
+    draws: int = DRAWS,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws of a regression's coefficients, and of the numbers of τ and factor.
+
+    Args:
+        design_SB: factors of the coefficients: 1, the slope's, and others, whose priors are N(0, 1).
+        x_S: optima.
+        error_S: their standard errors.
+        generator: of the draws.
+        priors: of slope, scatter and steadiness.
+        draws: number of them.
+    """
+    posterior = _posteriors(design_SB, error_S, priors)
+    log_K = np.array([p.log_evidence(x_S) for p in posterior]) + np.log(priors.weight_K)
     weight_K = np.exp(log_K - log_K.max())
     count_K = generator.multinomial(draws, weight_K / weight_K.sum())
     coefficients = [
-        p.mean(x_S) + generator.standard_normal((count, 3)) @ p.root.T
+        p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
         for p, count in zip(posterior, count_K, strict=True)
     ]
-    return Line(origin, np.concatenate(coefficients), np.repeat(priors.tau_K, count_K), known)
+    return np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
 
 
-def _design(octaves_S: np.ndarray) -> np.ndarray:
-    return np.vander(octaves_S, 3, increasing=True)
+def _posteriors(design_SB: np.ndarray, error_S: np.ndarray, priors: Priors) -> list[_Posterior]:
+    return [_posterior(design_SB, error_S**2 + tau**2, priors, f) for tau, f in _weighed(priors)]
+
+
+def _weighed(priors: Priors) -> list[tuple[float, float]]:
+    """Scatters and factors that are weighed."""
+    return list(zip(priors.tau_K.tolist(), priors.factor_K.tolist(), strict=True))
+
+
+def expected_variance(octaves_S: np.ndarray, variance_S: np.ndarray, ahead: float, priors: Priors) -> float:
+    """Variance of the optimum at a distance that optima at some scales would leave, before they are measured.
+
+    Args:
+        octaves_S: distances from the largest scale, 0 or less.
+        variance_S: squared standard errors of the optima, octaves².
+        ahead: distance of the target from the largest scale, octaves.
+        priors: of the line.
+    """
+    path = _Path(octaves_S, priors.bend)
+    design_SB, (at_B,) = path.design(octaves_S), path.design(np.array([ahead]))
+    weight_KS = 1 / (variance_S + priors.tau_K[:, None] ** 2)
+    precision_KB = priors.factor_K[:, None] ** -2 * np.r_[0.0, priors.slope**-2, np.ones(len(octaves_S))]
+    precision_KBB = np.einsum("sb,ks,sc->kbc", design_SB, weight_KS, design_SB)
+    precision_KBB += precision_KB[:, :, None] * np.eye(len(at_B))
+    known_K = np.linalg.solve(
+        precision_KBB, np.broadcast_to(at_B[:, None], (len(precision_KB), len(at_B), 1))
+    )
+    variance_K = known_K[:, :, 0] @ at_B + priors.tau_K**2 + priors.factor_K**2 * path.left(ahead)
+    return float(np.average(variance_K, weights=priors.weight_K))
 
 
 def _bound(optimum: Optimum) -> float:
@@ -139,47 +215,51 @@ class _Posterior:
         return x @ self.gain_BS.T
 
     def log_evidence(self, x_S: np.ndarray) -> float:
-        """Log of the optima's density, up to a constant that all τ share."""
+        """Log of the optima's density, up to a constant."""
         mean_B = self.mean(x_S)
         explained = mean_B @ np.linalg.solve(self.root @ self.root.T, mean_B)
         return self.log_constant - 0.5 * float((self.precision_S * x_S**2).sum() - explained)
 
 
-def _posterior(design_SB: np.ndarray, variance_S: np.ndarray, priors: Priors) -> _Posterior:
+def _posterior(design_SB: np.ndarray, variance_S: np.ndarray, priors: Priors, factor: float) -> _Posterior:
     weighted_BS = design_SB.T / variance_S
-    covariance = np.linalg.inv(weighted_BS @ design_SB + priors.precision)
+    deviation_B = factor * np.r_[priors.slope, np.ones(design_SB.shape[1] - 2)]
+    precision_B = np.r_[0.0, deviation_B**-2]
+    covariance = np.linalg.inv(weighted_BS @ design_SB + np.diag(precision_B))
     root = np.linalg.cholesky(covariance)
-    constant = float(np.log(np.diag(root)).sum() - 0.5 * np.log(variance_S).sum())
+    constant = float(np.log(np.diag(root)).sum() - np.log(deviation_B).sum() - 0.5 * np.log(variance_S).sum())
     return _Posterior(covariance @ weighted_BS, root, 1 / variance_S, constant)
 
 
 def _bounded(
     known: tuple[Optimum, ...],
     beyond: Sequence[Optimum],
+    path: _Path,
     log_K: np.ndarray,
     priors: Priors,
     generator: np.random.Generator,
     draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of the coefficients and of τ where some optima are only bounded.
+    """Draws of the coefficients, and of the numbers of τ and factor, where some optima are only bounded.
 
     Args:
         known: bracketed optima.
         beyond: optima at an edge of their grid.
-        log_K: log weight of each τ by the known optima.
+        path: through all of them, the known ones first.
+        log_K: log weight of each τ and factor by the known optima.
         priors: of the line.
         generator: of the draws.
         draws: number of them.
     """
-    octaves_S = np.log2([o.scale / known[-1].scale for o in (*known, *beyond)])
-    design_SB, at_CB = np.split(_design(octaves_S), [len(known)])
+    whole_SB = path.design(path.octaves_S)
+    design_SB, at_CB = np.split(whole_SB, [len(known)])
     x_S, error_S = np.array([o.x for o in known]), np.maximum([o.se for o in known], _LEAST_ERROR)
     side_C = np.array([1.0 if math.isinf(o.low) else -1.0 for o in beyond])  # 1: at most the bound
     bound_C = np.array([_bound(o) for o in beyond])
-    each = -(-draws // len(_TAUS))
+    each = -(-draws // len(log_K))
     coefficients, logs = [], []
-    for tau, log_weight in zip(priors.tau_K, log_K, strict=True):
-        before = _posterior(design_SB, error_S**2 + tau**2, priors)
+    for (tau, factor), log_weight in zip(_weighed(priors), log_K, strict=True):
+        before = _posterior(design_SB, error_S**2 + tau**2, priors, factor)
         spread = at_CB @ before.root
         root_CC = np.linalg.cholesky(spread @ spread.T + tau**2 * np.eye(len(beyond)))
         mean_C = at_CB @ before.mean(x_S)
@@ -192,10 +272,12 @@ def _bounded(
             log_R = log_R + log_inside_R
         x_RC = mean_C + shock_RC @ root_CC.T
         variance = np.concatenate([error_S**2 + tau**2, np.full(len(beyond), tau**2)])
-        after = _posterior(_design(octaves_S), variance, priors)
+        after = _posterior(whole_SB, variance, priors, factor)
         x_RS = np.concatenate([np.tile(x_S, (each, 1)), x_RC], axis=1)
-        coefficients.append(after.mean(x_RS) + generator.standard_normal((each, 3)) @ after.root.T)
+        coefficients.append(
+            after.mean(x_RS) + generator.standard_normal((each, len(after.root))) @ after.root.T
+        )
         logs.append(log_R)
     weight = np.exp(np.concatenate(logs) - np.max(logs))
     chosen = generator.choice(len(weight), draws, p=weight / weight.sum())
-    return np.concatenate(coefficients)[chosen], np.repeat(priors.tau_K, each)[chosen]
+    return np.concatenate(coefficients)[chosen], chosen // each

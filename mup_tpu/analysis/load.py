@@ -98,6 +98,16 @@ def load_table(
     return check_table(table, columns, chance, Path(str(paths[0])).name, states, unit)
 
 
+def read_rows(path: str | Path) -> pd.DataFrame:
+    """Rows of a results folder, a file or a tracker, as they are.
+
+    Raises:
+        TableError: it is no table.
+        StoreError: the results folder holds no runs.
+    """
+    return load_runs(path) if _reader(path) is None else _read(path)
+
+
 def _read(path: str | Path) -> pd.DataFrame:
     """Anybody's runs at one of several places."""
     if (read := _reader(path)) is None:

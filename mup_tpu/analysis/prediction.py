@@ -15,6 +15,7 @@ from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.priors import priors_of
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -147,7 +148,7 @@ def predict(
     Examples:
         >>> found = predict("results/quickstart", "width=768").of("mup")
         >>> print(f"2^{found.x:.1f}, 95 % 2^{found.interval[0]:.1f} to 2^{found.interval[1]:.1f}")
-        2^-6.2, 95 % 2^-6.9 to 2^-5.5
+        2^-6.2, 95 % 2^-6.5 to 2^-5.9
 
     Args:
         table: runs, as for `analyze`.
@@ -176,7 +177,8 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
     found: list[RulePrediction] = []
     notes, lines = list[str](), dict[str, Line]()
     for result in analysis.results:
-        line = fit_line(result.optima, np.random.default_rng(seed))
+        priors = priors_of(analysis.scale, result.compared)
+        line = fit_line(result.optima, np.random.default_rng(seed), priors)
         if line is None:
             count = sum(o.is_bracketed for o in result.optima)
             notes.append(
@@ -267,7 +269,8 @@ def _furthest(bears: Callable[[float], bool]) -> float:
 
 def sentence(found: RulePrediction, scale: str, hyperparameter: str) -> str:
     """Optimum of a prediction with its intervals, and how far it reaches."""
-    at = f"{columns.label(scale)} {columns.write_scale(scale, found.scale)}"
+    size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
+    at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
     if not found.target.startswith(scale):
         at = f"{found.target} ({at})"
     run = columns.write_scale(scale, found.scale / 2**found.reach)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,12 +13,14 @@ import pandas as pd
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.scores import score
 from mup_tpu.analysis.transfer import TransferResult, analyze
 from mup_tpu.config import columns
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import is_search
+from mup_tpu.store.predictions import load_predictions
 
 _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -67,6 +69,8 @@ class Ruling:
     runs: int
     hours: float
     """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
+    inside: tuple[bool, ...] = ()
+    """Whether the interval of each kept prediction held the optimum that its scale's rows show."""
 
 
 def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
@@ -91,11 +95,15 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
             if table.runs.groupby("scale")["x"].nunique().max() < 2:
                 left_out[path.name] = f"of one {columns.label(tuned)} at each {columns.label(scale)}"
                 continue
-            results = analyze(table).results
+            analysis = analyze(table)
+            scores = score(load_predictions(path), analysis)
         except MupTpuError as error:
             left_out[path.name] = str(error).partition(";")[0]
             continue
-        found += [_ruling(path.name, table, result) for result in results]
+        for result in analysis.results:
+            own = [s.is_inside for s in scores if s.prediction.compared == result.compared]
+            inside = tuple(one for one in own if one is not None)
+            found.append(replace(_ruling(path.name, table, result), inside=inside))
     if not found:
         raise TableError(f"{folder} has no folder with a sweep of several scales in it")
     return sorted(found, key=lambda r: (r.growing.partition(" ")[0], r.sweep, r.rule)), left_out
@@ -166,6 +174,10 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    if scored := [r for r in found if r.inside]:
+        held, count = sum(sum(r.inside) for r in scored), sum(len(r.inside) for r in scored)
+        folders = ", ".join(dict.fromkeys(f"[{r.sweep}]({r.sweep}/README.md)" for r in scored))
+        lines += ["", f"Predictions scored: {held} of {count} inside their 95 % interval ({folders})."]
     sources = {r.rule: r.source for r in found if r.source}
     lines += [
         "",

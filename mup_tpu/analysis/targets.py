@@ -112,6 +112,11 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
             f"at {name!r}: runs of {own} {write_scale(own, mixed)} differ in {name}; give {own}=VALUE"
         )
     value_S = by_scale.first()
+    if value_S.nunique() == 1:
+        raise TableError(
+            f"at {name!r}: all runs have {name} {value_S.iloc[0]:g}, so the table says nothing of another; "
+            f"give {own}=VALUE"
+        )
     if len(value_S) < 2 or not value_S.is_monotonic_increasing or not value_S.is_unique:
         shown = ", ".join(f"{v:g}" for v in list(value_S)[:4])
         raise TableError(f"at {name!r}: {name} does not grow with {own} ({shown}); give {own}=VALUE")

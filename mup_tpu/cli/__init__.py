@@ -23,11 +23,12 @@ __all__ = ["guard", "main", "run_ablations", "run_coord_checks", "run_experiment
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; wrong input ends it with one sentence and exit code 2."""
-    from mup_tpu.cli import checks, data, replay, start, training, tuning
+    from mup_tpu.cli import checks, data, plan, replay, start, training, tuning
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
         start.init,
+        plan.plan,
         training.train,
         tuning.sweep,
         tuning.search,
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replay.ask,
         replay.next_,
         replay.predict,
+        replay.law,
+        replay.isoflop,
         replay.plot,
         replay.report,
         replay.referee,

@@ -176,6 +176,86 @@ def predict(
     _print_figures(drawn)
 
 
+def law(
+    path: Where,
+    scales: tuple[str, ...] = (),
+    at: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    best_over: tuple[str, ...] = (),
+    table: TableOptions = TableOptions(),
+    json: bool = False,
+) -> None:
+    """Print the optimum as a power law of several scales that vary together: lr* ∝ N^a · D^b · B^c.
+
+    Args:
+        path: Results folder (or fsspec URL), or a table in a file.
+        scales: Columns of sizes: width depth, or N D bs.
+        at: Sizes at which to predict, a number for each scale: N=1e9,D=2e10,bs=512.
+        best_over: Columns that are tuned too; of their values the best is taken in each cell.
+        table: Columns and rows of the table.
+        json: Print JSON only, for machines.
+    """
+    from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
+    from mup_tpu.analysis.prediction import plain
+
+    laws = fit_power_laws(path, scales, table.columns(path), best_over, table.conditions or ())
+    sizes = [read_sizes(text) for text in at]
+    if json:
+        found = [one.to_dict() | {"at": [{"sizes": s, "x": one.at(s)} for s in sizes]} for one in laws]
+        Console().write(to_json(found))
+        return
+    console = Console()
+    for note in laws[0].notes:
+        console.print(f"note: {note}", style="yellow")
+    for one in laws:
+        first, *others = one.lines()
+        console.print(first, style="bold")
+        for line in others:
+            console.print(f"  {line}")
+        for text, size in zip(at, sizes, strict=True):
+            x, low, high = one.at(size)
+            console.print(
+                f"  at {text}: {columns.label(one.hyperparameter)} 2^{x:.2f} ({plain(x)}), 95 % 2^{low:.2f} "
+                f"to 2^{high:.2f} ({plain(low)} to {plain(high)})"
+            )
+
+
+def isoflop(
+    path: Where,
+    at: tyro.conf.UseAppendAction[tuple[float, ...]] = (),
+    params: str = "params",
+    tokens: str = "tokens",
+    loss: str = "loss",
+    where: tuple[str, ...] = (),
+    json: bool = False,
+) -> None:
+    """Print compute-optimal sizes, N* and D* by budget, from runs of several parameters and tokens.
+
+    Args:
+        path: Results folder (or fsspec URL), or a table in a file.
+        at: Budgets in FLOP (6·N·D) at which to say N*, D* and the loss: 1e21.
+        params: Column of the parameters.
+        tokens: Column of the tokens.
+        loss: Column of the loss, nat per token.
+        where: Rows to take, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: source=llama_3.
+        json: Print JSON only, for machines.
+    """
+    from dataclasses import asdict
+
+    from mup_tpu.analysis.compute_optimal import compute_optimal
+    from mup_tpu.analysis.load import read_rows
+    from mup_tpu.analysis.rows import select
+
+    rows = select(read_rows(path), [Condition.parse(text) for text in where])
+    own = {params: "params", tokens: "tokens", loss: "loss"}
+    found = compute_optimal(rows[[c for c in own if c in rows]].rename(columns=own))
+    optimal = [found.at(flops) for flops in at]
+    if json:
+        Console().write(to_json(found.to_dict() | {"at": [asdict(one) for one in optimal]}))
+        return
+    for line in (*found.lines(), *map(found.sentence, optimal)):
+        Console().print(line)
+
+
 def plot(paths: Several, out: File | None = None, table: TableOptions = TableOptions()) -> None:
     """Draw the figures of a results folder or table again, as PNG and SVG, with the numbers behind them.
 

@@ -170,7 +170,7 @@ class Results:
 
     def page(self) -> rendering.Page:
         """Report."""
-        return rendering.sweep_page(self.analysis, self.table)
+        return rendering.sweep_page(self.analysis, self.table, self.scores)
 
     def draw(self, folder: Path | str | None = None) -> list[str]:
         """Write figures and their numbers, by default beside the results; returns paths of the PNG files."""

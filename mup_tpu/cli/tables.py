@@ -9,7 +9,7 @@ from mup_tpu.analysis.ingest.units import LossUnit, UnitName
 from mup_tpu.store.conditions import Condition
 
 if TYPE_CHECKING:
-    from mup_tpu.analysis import RunTable, TransferAnalysis
+    from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,12 @@ class TableOptions:
     delta: float = 0.2
     """Largest drift exponent that does not matter."""
 
-    def load(self, *paths: str) -> RunTable:
-        """Read and check a results folder or table, or several tables as one."""
-        from mup_tpu.analysis import load_table
-        from mup_tpu.analysis.ingest.table_values import States
+    def columns(self, *paths: str) -> Columns:
+        """Names of the table's columns."""
         from mup_tpu.analysis.load import default_columns
 
-        path = paths[0] if len(paths) == 1 else paths
-        usual = default_columns(path)
-        columns = replace(
+        usual = default_columns(paths[0] if len(paths) == 1 else paths)
+        return replace(
             usual,
             scale=self.scale or self.width_col or usual.scale,
             hyperparameter=self.hyperparameter or self.lr_col or usual.hyperparameter,
@@ -84,10 +81,21 @@ class TableOptions:
             cost=self.cost_col,
             along=(*usual.along, *self.along),
         )
+
+    @property
+    def conditions(self) -> list[Condition] | None:
+        """Conditions on rows; None where none was given."""
+        return [Condition.parse(text) for text in self.where] if self.where else None
+
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
+        from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.ingest.table_values import States
+
         states = States(self.finished_states, self.diverged_states, self.unfinished_states)
-        where = [Condition.parse(text) for text in self.where] if self.where else None
         unit = LossUnit(self.loss_unit, self.bytes_per_token)
-        return load_table(path, columns, self.chance, where, states, unit)
+        path = paths[0] if len(paths) == 1 else paths
+        return load_table(path, self.columns(*paths), self.chance, self.conditions, states, unit)
 
     def analyze(self, table: RunTable) -> TransferAnalysis:
         """Analyse a table."""

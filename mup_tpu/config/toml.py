@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import tomllib
 import types
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from mup_tpu.config.fields import TYPE_NAMES, require_value, typed_fields, unread_under
 from mup_tpu.config.sweep import Axis, Ladder, Sweep
 from mup_tpu.config.trial import PARTS, Trial, current_names
-from mup_tpu.config.values import as_word, parse_number, shown, unknown_key
+from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import read_regular
 
@@ -46,11 +47,20 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         ConfigError: as `load_trial`.
     """
-    values = read_toml(path)
+    return sweep_of(read_toml(path), str(path))
+
+
+def sweep_of(values: dict[str, Any], where: str) -> Sweep:
+    """A sweep from the values of a TOML file, as `load_sweep`.
+
+    Raises:
+        ConfigError: as `load_trial`.
+    """
+    values = dict(values)
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
     own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
-    sweep = from_dict(Sweep, values, str(path))
-    with _named(str(path)):
+    sweep = from_dict(Sweep, values, where)
+    with _named(where):
         axes: dict[str, Any] = {name: _axis(value, name) for name, value in own.items()}
         if points is not None:
             if "scale" in axes:
@@ -225,3 +235,39 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
+
+
+def write_sweep(sweep: Sweep) -> str:
+    """A sweep as TOML, as `load_sweep` reads it; fields of the trial at their defaults are left out."""
+    lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
+    for name in ("parametrizations", "widths"):
+        if (values := getattr(sweep, name)) is not None:
+            lines.append(f"{name} = {_toml(values)}")
+    if sweep.learning_rates is not None:
+        lines.append(f"learning_rates = {_toml(tuple(map(_rate, sweep.learning_rates)))}")
+    for name in ("scale", "tune", "compare"):
+        if isinstance(axis := getattr(sweep, name), Axis):
+            lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
+    if isinstance(sweep.scale, Ladder):
+        lines.append(f"measured_by = {_toml(sweep.scale.measured_by)}")
+        for point in sweep.scale.points:
+            lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
+    for part, cls in PARTS.items():
+        own, usual = vars(getattr(sweep.base, part)), vars(cls())
+        changed = {name: value for name, value in own.items() if value != usual[name]}
+        if changed:
+            lines += ["", f"[base.{part}]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _rate(value: float) -> str | float:
+    """A learning rate as 2^-8 where that is the same number."""
+    text = format_learning_rate(value)
+    return text if parse_number(text, "learning_rates") == value else value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON's strings, numbers and booleans are TOML's too.
+    return json.dumps(value, ensure_ascii=False)

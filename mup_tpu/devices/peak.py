@@ -37,9 +37,8 @@ def peak_flops(device: Device, precision: str) -> float:
     From the maker's table on accelerators, measured on a CPU; nan if unknown.
     """
     kind = device.torch_device.type
-    if kind == "cuda" and precision != "float64":
-        words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(device.name)
-        return 1e12 * _GPUS[words[1]][precision != "bf16"] if words else math.nan
+    if kind == "cuda":
+        return gpu_peak_flops(device.name, precision) or math.nan
     if device.name == "xla:TPU" and precision != "float64":
         return tpu_peak_flops(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
     if device.name == "xla:CPU":
@@ -48,6 +47,14 @@ def peak_flops(device: Device, precision: str) -> float:
         peak = max(cpu_peak_flops(dtype, torch.get_num_threads()) for dtype in dtypes)
         return peak / (device.mesh.trial * device.mesh.data)
     return cpu_peak_flops(precision, torch.get_num_threads()) if kind == "cpu" else math.nan
+
+
+def gpu_peak_flops(name: str, precision: str) -> float | None:
+    """Peak FLOP/s of one GPU by words of its name; None if unknown."""
+    words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(name)
+    if words is None or precision == "float64":
+        return None
+    return 1e12 * _GPUS[words[1]][precision != "bf16"]
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from mup_tpu import plots
 from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA, EPSILON
 from mup_tpu.config.columns import label
@@ -44,12 +46,13 @@ _RULE = (
 )
 
 
-def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
-    """Report of a sweep: verdicts, figures, optima and regrets.
+def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
+    """Report of a sweep: verdicts, figures, optima, regrets, and how predictions did.
 
     Args:
         analysis: of the sweep.
         table: analysed table; tooltips name its runs.
+        scores: predictions of the folder whose scale has rows now.
 
     Raises:
         TableError: Bokeh is not installed.
@@ -66,6 +69,8 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable) -> Page:
             f"Loss at a larger {scale} with a smaller one's optimum, less the loss with its own."
         )
         sections.append(Section("Regret", [said_first, *regrets]))
+    if scores:
+        sections.append(Section("Predictions", [Text(f"{said(one.sentence())}.") for one in scores]))
     if table.stored is not None:
         sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
     return Page(

@@ -11,8 +11,9 @@ from scipy.stats import norm
 from mup_tpu import predict
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.curvature import valley_at
-from mup_tpu.analysis.line import Priors, fit_line
+from mup_tpu.analysis.line import expected_variance, fit_line
 from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.priors import Priors, kind_of, priors_of
 from mup_tpu.errors import TableError
 
 SCALES, X, ERRORS = (64, 128, 256, 512), (-5.6, -5.3, -5.5, -5.1), (0.05, 0.1, 0.07, 0.2)
@@ -26,25 +27,34 @@ def optimum(scale, x, error, status="bracketed", low=None, high=None):
 KNOWN = [optimum(*point) for point in zip(SCALES, X, ERRORS, strict=True)]
 
 
+def wandered(a, b):
+    """Covariance of a twice integrated white noise at two distances from 0."""
+    if a * b <= 0:
+        return 0.0
+    a, b = abs(a), abs(b)
+    return quad(lambda u: (a - u) * (b - u), 0, min(a, b))[0]
+
+
 def kriging(octaves, tau):
-    """Density of the optima, and mean and variance at a target, for one τ: universal kriging."""
-    priors = Priors()
+    """Density of the optima, and mean and covariance at targets, for one τ: universal kriging."""
+    priors, octaves = Priors(), np.atleast_1d(octaves)
     at = np.log2(np.array(SCALES) / SCALES[-1])
     x, ones = np.array(X), np.ones(len(X))
 
     def covariance(a, b):
-        return priors.slope**2 * np.outer(a, b) + priors.curvature**2 * np.outer(a**2, b**2)
+        return priors.slope**2 * np.outer(a, b) + priors.bend**2 * np.vectorize(wandered)(a[:, None], b)
 
     K = covariance(at, at) + np.diag(np.square(ERRORS) + tau**2)
     inverse = np.linalg.inv(K)
     beta = ones @ inverse @ x / (ones @ inverse @ ones)
     left = x - beta
     log_density = -0.5 * (left @ inverse @ left + np.linalg.slogdet(K)[1] + math.log(ones @ inverse @ ones))
-    k = covariance(at, np.array([octaves]))[:, 0]
-    mean = beta + k @ inverse @ left
-    prior = covariance(np.array([octaves]), np.array([octaves]))[0, 0] + tau**2
+    k = covariance(at, octaves)
+    mean = beta + k.T @ inverse @ left
+    prior = covariance(octaves, octaves) + tau**2 * np.eye(len(octaves))
     lacking = 1 - ones @ inverse @ k
-    return math.exp(log_density), mean, prior - k @ inverse @ k + lacking**2 / (ones @ inverse @ ones)
+    spread = prior - k.T @ inverse @ k + np.outer(lacking, lacking) / (ones @ inverse @ ones)
+    return math.exp(log_density), np.squeeze(mean), np.squeeze(spread)
 
 
 @pytest.mark.parametrize("octaves", [1.0, 3.0])
@@ -71,13 +81,71 @@ def test_prediction_is_that_of_kriging_with_the_scatter_integrated(octaves):
     assert below(high) == pytest.approx(0.975, abs=0.004)
 
 
+def test_the_variance_to_expect_is_that_of_kriging_over_the_scatters_prior():
+    def variance(tau):
+        return kriging(2.0, tau)[2]
+
+    prior = norm(0, Priors().scatter)
+    expected = 2 * quad(lambda tau: prior.pdf(tau) * variance(tau), 0, 1.0, limit=200)[0]
+    at_S = np.log2(np.array(SCALES) / SCALES[-1])
+    assert expected_variance(at_S, np.square(ERRORS), 2.0, Priors()) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_steady_line_is_believed_as_far_as_the_optima_say_so():
+    may_be, is_not = Priors(steady=0.5), Priors()
+    flat = [optimum(scale, -6.0, 0.03) for scale in SCALES]
+    steep = [optimum(scale, -0.5 * math.log2(scale), 0.03) for scale in SCALES]
+
+    def spread(optima, priors):
+        return (
+            fit_line(optima, np.random.default_rng(0), priors).trend_R(4096, np.random.default_rng(1)).std()
+        )
+
+    assert spread(flat, may_be) < 0.6 * spread(flat, is_not)
+    assert spread(steep, may_be) == pytest.approx(spread(steep, is_not), rel=0.1)
+    steady = (fit_line(flat, np.random.default_rng(0), may_be).factor_R < 1).mean()
+    # Bayes' rule with each prior alone: the densities of the optima by their normal's contrasts.
+    contrast = np.linalg.svd(np.ones((1, 4)))[2][1:]
+    at = np.log2(np.array(SCALES) / SCALES[-1])
+
+    def density(factor):
+        def of(tau):
+            prior = 0.25 * np.outer(at, at) + 0.09 * np.vectorize(wandered)(at[:, None], at)
+            K = factor**2 * prior + np.eye(4) * (0.03**2 + tau**2)
+            return norm(0, 0.15).pdf(tau) / math.sqrt(np.linalg.det(contrast @ K @ contrast.T))
+
+        return quad(of, 0, 1.0, limit=200)[0]
+
+    assert steady == pytest.approx(density(0.15) / (density(0.15) + density(1.0)), abs=0.02)
+
+
+def test_scales_far_behind_do_not_pin_the_slope_ahead():
+    far = [optimum(2.0**k, -6.0, 0.02) for k in range(12)]
+    sd = fit_line(far, np.random.default_rng(0)).trend_R(2.0**13, np.random.default_rng(1)).std()
+    near = fit_line(far[-4:], np.random.default_rng(0)).trend_R(2.0**13, np.random.default_rng(1)).std()
+    assert sd == pytest.approx(near, rel=0.2) and sd > Priors().bend
+
+
+def test_priors_come_by_the_kind_of_scale_and_by_what_the_rule_promises():
+    assert [kind_of(c) for c in ("d_model", "n_layer", "bs", "steps_planned", "flops", "dropout")] == [
+        "width", "depth", "batch size", "tokens", "size", "",
+    ]  # fmt: skip
+    assert priors_of("width", "mup").bend < priors_of("width", "sp").bend
+    assert priors_of("dropout", "mup") == Priors()
+
+
 def test_an_optimum_below_its_grid_bounds_the_line_as_rejection_of_draws_does():
     bound = -5.5
     beyond = [optimum(1024, -5.6, math.nan, "at lower edge", -math.inf, bound)]
-    rejected = fit_line(KNOWN, np.random.default_rng(0), draws=400_000)
-    generator = np.random.default_rng(1)
-    kept = rejected.optima_R(1024, generator) <= bound
-    expected_R = rejected.trend_R(2048, generator)[kept]
+    generator, taus = np.random.default_rng(1), np.arange(0.005, 0.75, 0.01)
+    drawn = [kriging([1.0, 2.0], tau) for tau in taus]
+    weight = np.array([density for density, _, _ in drawn]) * norm(0, Priors().scatter).pdf(taus)
+    counts = generator.multinomial(400_000, weight / weight.sum())
+    pairs = np.concatenate(
+        [generator.multivariate_normal(m, v, n) for (_, m, v), n in zip(drawn, counts, strict=True)]
+    )
+    kept = pairs[:, 0] <= bound
+    expected_R = pairs[kept, 1]
     assert kept.mean() < 0.5, "the bound says something"
     line = fit_line([*KNOWN, *beyond], np.random.default_rng(2), draws=100_000)
     found_R = line.trend_R(2048, np.random.default_rng(3))
@@ -122,7 +190,8 @@ def test_a_power_goes_on_to_the_target_with_its_cost_and_loss():
     assert found.interval[0] < truth < found.interval[1] and found.x == pytest.approx(truth, abs=0.15)
     assert found.half[0] < found.x < found.half[1]
     assert found.staying.expected == pytest.approx(0.04 * 4.0, rel=0.25)
-    assert found.following.expected == pytest.approx(0.04 * 0.25, rel=0.5)
+    sd = (found.interval[1] - found.interval[0]) / 3.92
+    assert found.following.expected == pytest.approx(0.04 * (0.25 + sd**2), rel=0.25)
     assert found.taking.expected < found.following.expected
     assert found.loss.holds(2 + 8 * 1024**-0.5)
 
@@ -163,7 +232,7 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
         ("width=-2", "must be a finite number above 0"),
         ("width=nan", "must be a finite number above 0"),
         ("width=1e300", "octaves from the largest width, 512; at most 40 are predicted"),
-        ("tokens=5e9", "tokens does not grow with width (2e+06, 2e+06, 2e+06, 2e+06); give width=VALUE"),
+        ("tokens=5e9", "all runs have tokens 2e+06, so the table says nothing of another; give width=VALUE"),
         ("depth=8", "the table does not say how depth follows width; give width=VALUE, params=VALUE"),
     ],
 )

@@ -1,0 +1,162 @@
+"""Compute-optimal sizes: parameters N* and tokens D* of least loss for a budget of C = 6·N·D FLOP.
+
+From the law L(N, D) = E + A·N^-α + B·D^-β (`scaling_law.py`): N* ∝ C^(β/(α+β)). And from slices of equal
+compute, a parabola in log N through each (approach 2 of Hoffmann et al. 2022), whose minima lie off where the
+grid lies off or α differs from β. The law is the answer; the parabolas are said beside it.
+
+Shapes: P runs, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
+from mup_tpu.errors import TableError
+
+_SLICE = 0.15
+"""Octaves within which two budgets are one."""
+_LEAST_RUNS, _LEAST_SLICES = 4, 3
+Interval = tuple[float, float, float]
+"""A value and its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """Sizes for one budget."""
+
+    flops: float
+    params: Interval
+    tokens: Interval
+    loss: Interval
+
+
+@dataclass(frozen=True, repr=False)
+class ComputeOptimal:
+    """Sizes of least loss by budget."""
+
+    law: ScalingLaw
+    exponent: Interval
+    """a in N* ∝ C^a, of the law."""
+    parabolas: float
+    """The same by parabolas; nan where fewer than three slices have their minimum inside."""
+    slices: int
+    runs: int
+
+    def at(self, flops: float) -> Optimal:
+        """Sizes for a budget.
+
+        Raises:
+            TableError: it is no finite number above 0.
+        """
+        if not 0 < flops < math.inf:
+            raise TableError(f"at {flops:g} is not allowed: FLOP above 0")
+        theta_RT = self.law.theta_draws
+        params_R = np.exp(_log_params(theta_RT, flops))
+        e, (a, b), (alpha, beta) = self.law.irreducible, self.law.coefficients, self.law.exponents
+        own = np.array([[math.log(e), math.log(a), alpha, math.log(b), beta]])
+        params = float(np.exp(_log_params(own, flops))[0])
+        tokens = flops / 6 / params
+        loss = self.law.predict(params, tokens)
+        low, high = (float(q) for q in np.quantile(params_R, [0.025, 0.975]))
+        held = (flops / 6 / high, flops / 6 / low)
+        return Optimal(flops, (params, low, high), (tokens, *held), (loss.loss, loss.low, loss.high))
+
+    def sentence(self, optimal: Optimal) -> str:
+        """Sizes for a budget in words."""
+        words = [
+            f"{name} {value:.3g} (95 % {low:.3g} to {high:.3g})"
+            for name, (value, low, high) in (
+                ("N", optimal.params), ("D", optimal.tokens), ("loss", optimal.loss),
+            )
+        ]  # fmt: skip
+        return f"at {optimal.flops:.3g} FLOP: {', '.join(words)}"
+
+    def lines(self) -> list[str]:
+        """The law and both exponents, a line each."""
+        e, (a, b), (alpha, beta) = self.law.irreducible, self.law.coefficients, self.law.exponents
+        ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in self.law.intervals.items()}
+        value, low, high = self.exponent
+        parabolas = (
+            f"by parabolas through {self.slices} slices of equal compute C^{self.parabolas:.3f}, which is "
+            "biased unless α = β and the grid is centred"
+            if math.isfinite(self.parabolas)
+            else f"no parabolas: {self.slices} slices of equal compute have their minimum inside"
+        )
+        return [
+            f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {self.runs} runs "
+            f"(95 %: E {ends['E']}, α {ends['α']}, β {ends['β']})",
+            f"N* ∝ C^{value:.3f} (95 % {low:.3f} to {high:.3f}), D* ∝ C^{1 - value:.3f}; {parabolas}",
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "irreducible": self.law.irreducible,
+            "coefficients": self.law.coefficients,
+            "exponents": self.law.exponents,
+            "intervals": self.law.intervals,
+            "exponent": self.exponent,
+            "parabolas": self.parabolas,
+            "slices": self.slices,
+            "runs": self.runs,
+        }
+
+
+def _log_params(theta_RT: np.ndarray, flops: float) -> np.ndarray:
+    """Log of N* by θ = (log E, log A, α, log B, β): dL/dN = 0 along D = C/6N."""
+    _, log_a, alpha, log_b, beta = theta_RT.T
+    numerator = np.log(alpha) + log_a - np.log(beta) - log_b + beta * math.log(flops / 6)
+    return np.asarray(numerator / (alpha + beta))
+
+
+def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
+    """Sizes of least loss by budget, from runs of several parameters and tokens.
+
+    Args:
+        table: columns params, tokens and loss (nat per token), one row a run.
+
+    Raises:
+        TableError: a column is missing or holds no numbers above 0, or the law cannot be told from the runs.
+    """
+    for name in ("params", "tokens", "loss"):
+        if name not in table or table[name].dtype.kind not in "iuf" or not (table[name] > 0).all():
+            there = ", ".join(map(str, table.columns[:12]))
+            raise TableError(f"{name} is not a column of numbers above 0; there are {there}")
+    params_P, tokens_P, loss_P = (table[name].to_numpy(float) for name in ("params", "tokens", "loss"))
+    law = fit_scaling_law(loss_P, params_P, tokens_P)
+    if not law.is_identified:
+        raise TableError(f"compute-optimal sizes not told: {law.why_not_identified}")
+    share_R = law.theta_draws[:, 4] / (law.theta_draws[:, 2] + law.theta_draws[:, 4])
+    low, high = (float(q) for q in np.quantile(share_R, [0.025, 0.975]))
+    alpha, beta = law.exponents
+    minima = _minima(params_P, 6 * params_P * tokens_P, loss_P)
+    slope = math.nan
+    if len(minima) >= _LEAST_SLICES:
+        log_c, log_n = np.array(minima).T
+        slope = float(np.polyfit(log_c, log_n, 1)[0])
+    return ComputeOptimal(law, (beta / (alpha + beta), low, high), slope, len(minima), len(table))
+
+
+def _minima(params_P: np.ndarray, flops_P: np.ndarray, loss_P: np.ndarray) -> list[tuple[float, float]]:
+    """log2 of the budget and of N at the minimum of each slice's parabola, where it lies inside the slice."""
+    order = np.argsort(flops_P)
+    gaps = np.flatnonzero(np.diff(np.log2(flops_P[order])) > _SLICE) + 1
+    found = []
+    for part in np.split(order, gaps):
+        log_n = np.log2(params_P[part])
+        if len(np.unique(log_n)) < _LEAST_RUNS:
+            continue
+        bend, slope, _ = np.polyfit(log_n, loss_P[part], 2)
+        at = -slope / (2 * bend) if bend > 0 else math.nan
+        if log_n.min() < at < log_n.max():
+            found.append((float(np.log2(flops_P[part]).mean()), float(at)))
+    return found

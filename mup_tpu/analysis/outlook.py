@@ -1,0 +1,108 @@
+"""Outlook: interval and regret at a target that runs at proxy scales would leave, before they are made.
+
+Shapes: S proxy scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mup_tpu.analysis.curvature import valley_at
+from mup_tpu.analysis.line import expected_variance, fit_line
+from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
+from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.errors import TableError
+
+PACK = 8
+"""Runs of a first look at a scale: five values an octave apart, the inner three twice."""
+_PER_RUN = 0.1
+"""Squared standard error of an optimum times runs within 2.3 octaves, octaves²: median of 162 sweeps."""
+_FLOOR = 0.04**2
+"""Squared standard error that no seed takes away, octaves²: the valley's unknown shape."""
+_CURVATURES = {"width": 0.065, "depth": 0.14, "batch size": 0.047, "tokens": 0.026, "size": 0.036}
+_USUAL_CURVATURE = 0.05
+"""Mean curvatures of valleys in the stored and public sweeps, nat per octave²."""
+_NEAR = 2.3
+"""Octaves from an optimum within which a run tells where it lies."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """Drift, scatter and valleys of one rule along one scale, before it is run."""
+
+    priors: Priors
+    drift: float
+    """Mean slope of the optimum, octaves per octave."""
+    curvature: float
+    """Curvature of the valley at the target, nat per octave²."""
+    per_run: float
+    """Squared standard error of an optimum from one run, octaves²."""
+    source: str
+    """Origin of the numbers, in words."""
+
+    @classmethod
+    def usual(cls, scale: str, rule: str) -> Assumed:
+        """Numbers of stored and public sweeps of a kind of scale, by its column."""
+        kind = kind_of(scale)
+        promise = f", of rules that keep the optimum along it, as {rule}" if keeps(rule, kind) else ""
+        source = f"stored and public sweeps along {kind or 'any scale'}{promise}"
+        return cls(priors_of(scale, rule), 0.0, _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
+
+    @classmethod
+    def measured(cls, analysis: TransferAnalysis, rule: str) -> Assumed:
+        """Numbers of a table of one's own.
+
+        Raises:
+            TableError: the table has no line of that rule.
+        """
+        result = next((r for r in analysis.results if r.compared == rule), analysis.results[0])
+        usual = priors_of(analysis.scale, rule)
+        line = fit_line(result.optima, np.random.default_rng(0), usual)
+        valley = valley_at(result, line.known[-1]) if line else None
+        if line is None or valley is None:
+            raise TableError(
+                f"from {analysis.name!r}: a plan needs two {analysis.scale}s with a known optimum of "
+                f"{result.compared}, and finite runs beside it"
+            )
+        slope_R = line.coefficients_RB[:, 1]
+        bend = usual.bend * math.sqrt(float((line.factor_R**2).mean()))
+        scatter = math.sqrt(float((line.tau_R**2).mean()))
+        told = [
+            o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= _NEAR].sum())
+            for o in line.known
+            for c in result.curves
+            if c.scale == o.scale
+        ]
+        priors = Priors(max(float(slope_R.std()), 1e-3), bend, scatter)
+        source = f"{analysis.name}, {result.compared}"
+        return cls(priors, float(slope_R.mean()), valley.curvature, float(np.median(told)), source)
+
+    def error(self, runs: float) -> float:
+        """Squared standard error of an optimum from some runs, octaves²."""
+        return max(self.per_run / runs, _FLOOR)
+
+    def variance(self, octaves_S: Sequence[float], runs_S: Sequence[float]) -> float:
+        """Variance of a prediction at the target, octaves².
+
+        Args:
+            octaves_S: distances of the proxies from the target, below 0, ascending.
+            runs_S: runs at each.
+        """
+        at_S, variance_S = np.array(octaves_S), np.array([self.error(runs) for runs in runs_S])
+        return expected_variance(at_S - at_S[-1], variance_S, -float(at_S[-1]), self.priors)
+
+    def regret(self, variance: float) -> float:
+        """Expected regret of a value of some variance, nat."""
+        return self.curvature / 2 * variance
+
+    def copied(self, octaves: float, runs: float) -> float:
+        """Expected regret of one proxy's optimum at the target, copied, nat."""
+        p, away = self.priors, abs(octaves)
+        drifted = (self.drift * away) ** 2
+        drawn_K = (p.factor_K * p.slope * away) ** 2 + (p.factor_K * p.bend) ** 2 * away**3 / 3
+        variance_K = drifted + drawn_K + 2 * p.tau_K**2 + self.error(runs)
+        return self.regret(float(np.average(variance_K, weights=p.weight_K)))

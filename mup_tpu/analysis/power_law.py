@@ -1,0 +1,254 @@
+"""Power laws of an optimum in several scales at once: lr* ∝ N^a · D^b · B^c.
+
+A **cell** is one size: one value of each scale. Optima are estimated cell by cell, as along one scale, and
+their logarithms regressed on the scales', each with its own error and a scatter τ that all cells share.
+Exponents are N(0, 1) before, τ half-normal of scale 0.3 octave. Each cell is then predicted from the others.
+
+Shapes: S cells with a known optimum, A scales, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import PchipInterpolator
+
+from mup_tpu.analysis.ingest.table import check_table
+from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.line import draw_coefficients
+from mup_tpu.analysis.load import read_rows
+from mup_tpu.analysis.looks import Question, weigh
+from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.priors import Priors
+from mup_tpu.analysis.rows import select
+from mup_tpu.config.columns import label
+from mup_tpu.config.values import on_one_line
+from mup_tpu.errors import TableError
+from mup_tpu.store.conditions import Condition
+
+_PRIORS = Priors(slope=1.0, bend=1.0, scatter=0.3)
+_CELL = "cell"
+_LEAST_ERROR = 0.01
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """Exponent of one scale, with its 95 % interval."""
+
+    scale: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Cells predicted from the others."""
+
+    cells: int
+    rmse: float
+    """Octaves."""
+    regret: float
+    """Mean loss over the cell's best, nat."""
+    inside: float
+    """Share inside the 95 % interval, widened by the optimum's own error."""
+
+
+@dataclass(frozen=True, repr=False)
+class PowerLaw:
+    """A rule's optimum as a power law of several scales."""
+
+    compared: str
+    hyperparameter: str
+    scales: tuple[str, ...]
+    sizes_SA: np.ndarray
+    """log2 of each known cell's sizes."""
+    estimates: tuple[Estimate, ...]
+    """Known cells' optima."""
+    cells: int
+    """Cells in the table, those without a known optimum too."""
+    notes: tuple[str, ...]
+
+    @cached_property
+    def _middle_A(self) -> np.ndarray:
+        return np.asarray(self.sizes_SA.mean(axis=0))
+
+    def _draws(self, keep_S: np.ndarray, draws: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+        """Draws of intercept at the mean sizes and exponents, and of τ, from some of the cells."""
+        optima = [e.optimum for e, keep in zip(self.estimates, keep_S, strict=True) if keep]
+        design = np.column_stack([np.ones(len(optima)), self.sizes_SA[keep_S] - self._middle_A])
+        x_S, error_S = np.array([o.x for o in optima]), np.array([max(o.se, _LEAST_ERROR) for o in optima])
+        coefficients, chosen_R = draw_coefficients(
+            design, x_S, error_S, np.random.default_rng(0), _PRIORS, draws
+        )
+        return coefficients, _PRIORS.tau_K[chosen_R]
+
+    @cached_property
+    def _all(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._draws(np.ones(len(self.estimates), bool))
+
+    @cached_property
+    def exponents(self) -> tuple[Exponent, ...]:
+        """Exponent of each scale."""
+        draws_RA = self._all[0][:, 1:]
+        low_A, high_A = np.quantile(draws_RA, [0.025, 0.975], axis=0)
+        ends = zip(self.scales, draws_RA.mean(axis=0), low_A, high_A, strict=True)
+        return tuple(Exponent(scale, *map(float, (value, low, high))) for scale, value, low, high in ends)
+
+    @property
+    def tau(self) -> float:
+        """Scatter of cells about the law, octaves."""
+        return float(self._all[1].mean())
+
+    def at(self, sizes: Mapping[str, float]) -> tuple[float, float, float]:
+        """log2 of the optimum at a size, and its 95 % interval.
+
+        Raises:
+            TableError: a scale is missing, unknown, or not above 0.
+        """
+        if set(sizes) != set(self.scales) or not all(0 < v < math.inf for v in sizes.values()):
+            given = ", ".join(f"{name}={value:g}" for name, value in sizes.items()) or "nothing"
+            raise TableError(f"at {given}: give a number above 0 for each of {', '.join(self.scales)}")
+        return self._predicted(*self._all, np.log2([sizes[name] for name in self.scales]))
+
+    def _predicted(
+        self, draws_RB: np.ndarray, tau_R: np.ndarray, size_A: np.ndarray, error: float = 0.0
+    ) -> tuple[float, float, float]:
+        spread_R = np.hypot(tau_R, error) * np.random.default_rng(1).standard_normal(len(tau_R))
+        x_R = draws_RB @ np.r_[1.0, size_A - self._middle_A] + spread_R
+        low, high = np.quantile(x_R, [0.025, 0.975])
+        return float(x_R.mean()), float(low), float(high)
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """Cells predicted from the others."""
+        away, regrets, inside = [], [], []
+        for i, e in enumerate(self.estimates):
+            draws = self._draws(np.arange(len(self.estimates)) != i, 2000)
+            x, low, high = self._predicted(*draws, self.sizes_SA[i], e.optimum.se)
+            away.append(x - e.optimum.x)
+            regrets.append(_regret(e, x))
+            inside.append(low <= e.optimum.x <= high)
+        rmse = math.sqrt(float(np.square(away).mean()))
+        return HeldOut(len(away), rmse, float(np.mean(regrets)), float(np.mean(inside)))
+
+    def lines(self) -> list[str]:
+        """Law, exponents and how well cells are predicted, a line each."""
+        factors = " · ".join(f"{e.scale}^{e.value:.2f}" for e in self.exponents)
+        intervals = ", ".join(f"{e.scale} {e.low:.2f} to {e.high:.2f}" for e in self.exponents)
+        held = self.held_out
+        return [
+            f"{self.compared}: {label(self.hyperparameter)}* ∝ {factors} (95 %: {intervals})",
+            f"{len(self.estimates)} of {self.cells} cells have an optimum inside their grid; they scatter by "
+            f"{self.tau:.2f} octave about the law",
+            f"each predicted from the others: rmse {held.rmse:.2f} octave, mean regret {held.regret:.4f} "
+            f"nat, {100 * held.inside:.0f} % inside the 95 % interval",
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "compared": self.compared,
+            "hyperparameter": self.hyperparameter,
+            "exponents": [asdict(e) for e in self.exponents],
+            "cells": self.cells,
+            "known": len(self.estimates),
+            "tau": self.tau,
+            "held_out": asdict(self.held_out),
+            "notes": list(self.notes),
+        }
+
+
+def _regret(estimate: Estimate, x: float) -> float:
+    """Loss of a value over that at the optimum, read off the cell's curve; at the grid's end beyond it."""
+    curve, optimum = estimate.curve, estimate.optimum
+    used = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
+    at = np.append(curve.x_G[used], optimum.x)
+    rise = np.append(np.maximum(curve.mean_G[used] - optimum.loss, 0.0), 0.0)
+    order = np.argsort(at)
+    inside = float(np.clip(x, at.min(), at.max()))
+    return float(PchipInterpolator(at[order], rise[order])(inside))
+
+
+def fit_power_laws(
+    table: pd.DataFrame | str | Path,
+    scales: Sequence[str],
+    columns: Columns = Columns(),
+    best_over: Sequence[str] = (),
+    where: Sequence[Condition] = (),
+) -> tuple[PowerLaw, ...]:
+    """A law of each rule in a table in which several scales vary together.
+
+    Args:
+        table: one row a run; a file, or a results folder.
+        scales: columns of sizes, such as width and depth, or N, D and bs.
+        columns: names of its other columns.
+        best_over: columns that are tuned too: of their values the best is taken in each cell.
+        where: conditions on rows.
+
+    Raises:
+        TableError: a column is missing or no number above 0, or fewer cells have a known optimum than the law
+            has parameters.
+        StoreError: the results folder holds no runs.
+    """
+    if not scales:
+        raise TableError("a power law needs scales: give for example --scales width depth")
+    rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
+    for name in (*scales, *best_over):
+        if name not in rows or (name in scales and not _is_size(rows[name])):
+            there = ", ".join(map(str, rows.columns[:12]))
+            raise TableError(
+                f"scales: {on_one_line(name)} is not a column of numbers above 0; there are {there}"
+            )
+    sizes = rows[list(scales)].drop_duplicates().sort_values(list(scales), ignore_index=True)
+    cells = sizes.assign(**{_CELL: np.arange(1.0, len(sizes) + 1)})
+    rows = rows.merge(cells, on=list(scales)).drop(columns=[*scales, "trial_id", "config"], errors="ignore")
+    columns = replace(columns, scale=_CELL)
+    if best_over:
+        group = [c for c in (_CELL, columns.hyperparameter, columns.parametrization) if c in rows]
+        rows = rows.loc[rows.groupby(group)[columns.loss].idxmin()].drop(columns=list(best_over))
+    checked = check_table(rows, columns)
+    found = []
+    for compared, runs in checked.runs.groupby("compared"):
+        evidence = weigh(runs, Question.of(checked))
+        known = [e for e in evidence.estimates if e.optimum.is_bracketed]
+        if len(known) < len(scales) + 2:
+            raise TableError(
+                f"{compared}: a power law in {', '.join(scales)} needs {len(scales) + 2} cells with an "
+                f"optimum inside their grid, and {len(known)} of {len(evidence.estimates)} have one"
+            )
+        at = [int(e.optimum.scale) - 1 for e in known]
+        sizes_SA = np.log2(sizes.to_numpy(float)[at])
+        fitted = (str(compared), checked.columns.hyperparameter, tuple(scales), sizes_SA, tuple(known))
+        found.append(PowerLaw(*fitted, len(evidence.estimates), checked.notes))
+    return tuple(found)
+
+
+def read_sizes(text: str) -> dict[str, float]:
+    """Sizes as NAME=VALUE,NAME=VALUE.
+
+    Raises:
+        TableError: the text has another form.
+    """
+    found = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise TableError(f"at {on_one_line(text)} is not NAME=NUMBER,NAME=NUMBER") from None
+    return found
+
+
+def _is_size(values: pd.Series) -> bool:
+    return values.dtype.kind in "iuf" and bool((values > 0).all()) and bool(np.isfinite(values).all())

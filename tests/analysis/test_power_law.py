@@ -1,0 +1,74 @@
+"""Power laws in several scales against least squares, and on tables that no single scale explains."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import Columns
+from mup_tpu.analysis.power_law import fit_power_laws
+from mup_tpu.errors import TableError
+
+EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
+
+
+def cells_of_runs(scatter=0.05, seed=0):
+    """Runs of 3 × 3 × 3 cells whose optimum follows the exponents, with loss 2 + 0.04·(distance)²."""
+    generator, rows, optima = np.random.default_rng(seed), [], []
+    for N in (1e8, 3e8, 1e9):
+        for D in (1e9, 4e9, 2e10):
+            for bs in (32, 128, 512):
+                sizes = {"N": N, "D": D, "bs": bs}
+                best = sum(a * math.log2(sizes[name]) for name, a in EXPONENTS.items())
+                best += generator.normal(0, scatter)
+                optima.append([1.0, *np.log2([N, D, bs]), best])
+                for x in np.arange(best - 4.5, best + 4.5):
+                    loss = 2 + 0.04 * (x - best) ** 2 + generator.normal(0, 1e-3)
+                    rows.append(sizes | {"lr": 2.0**x, "loss": loss})
+    return pd.DataFrame(rows), np.array(optima)
+
+
+def test_exponents_are_those_of_least_squares_on_the_true_optima():
+    runs, optima = cells_of_runs()
+    (law,) = fit_power_laws(runs, ("N", "D", "bs"))
+    expected = np.linalg.lstsq(optima[:, :4], optima[:, 4], rcond=None)[0]
+    assert [e.value for e in law.exponents] == pytest.approx(expected[1:], abs=0.05)
+    for e in law.exponents:
+        assert e.low < EXPONENTS[e.scale] < e.high
+    residual = optima[:, 4] - optima[:, :4] @ expected
+    assert law.tau == pytest.approx(residual.std() * math.sqrt(27 / 23), rel=0.4)
+    at = {"N": 3e9, "D": 5e10, "bs": 256}
+    x, low, high = law.at(at)
+    truth = sum(a * math.log2(at[name]) for name, a in EXPONENTS.items())
+    assert low < truth < high and x == pytest.approx(truth, abs=0.2)
+    assert law.held_out.cells == 27 and law.held_out.inside >= 0.85 and law.held_out.regret < 0.002
+    assert "lr* ∝ N^-0.6" in repr(law).replace("learning rate", "lr")
+
+
+def test_the_best_of_a_second_tuned_column_is_taken_in_each_cell():
+    runs, _ = cells_of_runs()
+    # The best batch size follows D alone: a penalty beside it.
+    away = np.log2(runs["bs"]) - 0.5 * np.log2(runs["D"])
+    runs["loss"] += 0.05 * (away - np.log2(128) + 0.5 * np.log2(4e9)) ** 2
+    (law,) = fit_power_laws(runs, ("N", "D"), Columns(hyperparameter="bs"), best_over=("lr",))
+    by_scale = {e.scale: e for e in law.exponents}
+    assert by_scale["D"].low < 0.5 < by_scale["D"].high or by_scale["D"].value == pytest.approx(0.5, abs=0.15)
+    assert law.hyperparameter == "bs"
+
+
+def test_scales_that_cannot_be_are_one_sentence():
+    runs, _ = cells_of_runs()
+    for scales, sentence in (
+        ((), "a power law needs scales"),
+        (("N", "depth"), "scales: depth is not a column of numbers above 0; there are N, D, bs"),
+    ):
+        with pytest.raises(TableError) as error:
+            fit_power_laws(runs, scales)
+        assert sentence in str(error.value)
+    few = runs[(runs["N"] == 1e8) & (runs["D"] == 1e9)]
+    with pytest.raises(TableError, match="needs 5 cells with an optimum inside their grid, and 3 of 3"):
+        fit_power_laws(few, ("N", "D", "bs"))
+    (law,) = fit_power_laws(runs, ("N", "D", "bs"))
+    with pytest.raises(TableError, match="at N=1e\+09: give a number above 0 for each of N, D, bs"):
+        law.at({"N": 1e9})

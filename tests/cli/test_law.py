@@ -1,0 +1,44 @@
+"""The commands `law` and `isoflop`."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+
+def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
+    rows = [
+        {"width": w, "depth": d, "lr": 2.0**x, "loss": 2 + 0.05 * (x + 1 + np.log2(w * d**0.5)) ** 2}
+        for w in (64, 128, 256)
+        for d in (2, 4, 8)
+        for x in range(-13, -4)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    arguments = ("law", tmp_path / "t.csv", "--scales", "width", "depth")
+    code, out, err = outcome(*arguments, "--at", "width=512,depth=16")
+    assert code == 0, err
+    assert "lr* ∝ width^-1.0" in out.replace("learning rate", "lr") and "depth^-0.5" in out
+    assert "9 of 9 cells have an optimum inside their grid" in out
+    assert "at width=512,depth=16: learning rate 2^-12." in out or "2^-11.9" in out
+    code, out, err = outcome(*arguments, "--json")
+    assert code == 0 and [e["scale"] for e in json.loads(out)[0]["exponents"]] == ["width", "depth"], err
+    for wrong, sentence in (
+        ((*arguments, "--at", "width=big"), "at width=big is not NAME=NUMBER,NAME=NUMBER"),
+        (("law", tmp_path / "t.csv"), "a power law needs scales"),
+    ):
+        code, _, err = outcome(*wrong)
+        assert code == 2 and sentence in err
+
+
+def test_compute_optimal_sizes_from_a_file(tmp_path, outcome):
+    n, d = (x.ravel() for x in np.meshgrid(10.0 ** np.arange(7, 11), 10.0 ** np.arange(9, 13)))
+    table = pd.DataFrame({"N": n, "D": d, "loss": 1.7 + 400 * n**-0.34 + 400 * d**-0.28})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    arguments = ("isoflop", tmp_path / "t.csv", "--params", "N", "--tokens", "D")
+    code, out, err = outcome(*arguments, "--at", "1e21")
+    assert code == 0 and "N* ∝ C^0.45" in out and "at 1e+21 FLOP: N " in out, err
+    code, out, _ = outcome(*arguments, "--json")
+    assert code == 0 and json.loads(out)["exponents"] == pytest.approx([0.34, 0.28], abs=0.01)
+    code, _, err = outcome("isoflop", tmp_path / "t.csv")
+    assert code == 2 and "params is not a column" in err

@@ -1,0 +1,66 @@
+"""The command `plan`, and its way to a trained target."""
+
+import json
+
+import pytest
+
+from mup_tpu.store.predictions import load_predictions
+
+MODEL = """experiment = "tiny"
+target = {width = 128}
+budget = "1e13"
+learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]
+[base.model]
+head_size = 8
+base_width = 16
+depth = 1
+init_std = 0.1
+[base.data]
+sequence_length = 16
+batch_size = 4
+[base.train]
+steps = 30
+eval_batches = 2
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.toml").write_text(MODEL)
+    code, out, err = outcome("plan", "model.toml")
+    assert code == 0, err
+    assert "1. width 16, mup: 8 runs" in out and "wrote plan.toml; next:" in out
+    commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
+    assert [command[0] for command in commands] == ["sweep", "transfer"]
+    code, out, err = outcome(*commands[0], "--no-ray")
+    assert code == 0, err
+    assert "ran" in out and "mup" in out
+    code, out, err = outcome("predict", "results/tiny", "--at", "width=128")
+    assert code == 0 and "1 octave beyond width 64" in out, err
+    code, out, err = outcome(*commands[1], "--no-ray")
+    assert code == 0 and "predicted on" in out, err
+    assert [p.scale for p in load_predictions("results/tiny")] == [128]
+
+
+def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("plan", "--target", "width=4096", "tokens=1e9", "--budget", "1h", "--on")
+    code, out, err = outcome(*arguments, "8xH100", "--mfu", "0.5", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["flops_per_second"] == pytest.approx(8 * 67e12 * 0.5)
+    assert found["budget"] == pytest.approx(3600 * found["flops_per_second"])
+    assert found["flops"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
+    (tmp_path / "plan.toml").write_text("mine")
+    code, _, err = outcome(*arguments, "8xH100")
+    assert code == 2 and "out 'plan.toml' is there already" in err
+    assert (tmp_path / "plan.toml").read_text() == "mine"
+    for option, value, sentence in (
+        ("--on", "v9-9", "v9-9"),
+        ("--mfu", "2", "mfu 2 is not allowed"),
+    ):
+        code, _, err = outcome("plan", "--target", "width=4096", "--budget", "1h", option, value)
+        assert code == 2 and sentence in err
+    code, _, err = outcome("plan", "--target", "width=4096")
+    assert code == 2 and "a plan needs a budget" in err

@@ -1,0 +1,145 @@
+"""Plans for a target: what they cost, what they expect, and that a sweep takes them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mup_tpu import plan
+from mup_tpu.analysis.line import fit_line
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.outlook import Assumed
+from mup_tpu.analysis.priors import Priors
+from mup_tpu.config import Axis, Ladder, Sweep, Trial
+from mup_tpu.config.toml import load_sweep
+from mup_tpu.errors import ConfigError, TableError
+from mup_tpu.models import training_flops
+
+
+def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
+    assumed = Assumed(Priors(0.3, 0.2, 0.1), 0.0, 0.06, 0.1, "")
+    at, runs, target = np.array([-4.0, -3.0, -2.0]), (8, 8, 16), 0.0
+    generator, squares = np.random.default_rng(0), []
+    for _ in range(400):
+        slope, beta = generator.normal(0, 0.3), -7.0
+        # W from the largest proxy on, either way, as sums of a slope that walks in steps of 1/50 octave.
+        behind, ahead = (np.cumsum(np.cumsum(generator.normal(0, 0.2 / 50**0.5, 100))) / 50 for _ in "ab")
+        tau = abs(generator.normal(0, 0.1))
+        shocks = tau * generator.standard_normal(4)
+        wandered = np.array([behind[99], behind[49], 0.0, ahead[99]])
+        true = beta + slope * np.array([-2.0, -1.0, 0.0, 2.0]) + wandered + shocks
+        errors = np.sqrt([max(0.1 / n, 0.04**2) for n in runs])
+        seen = true[:3] + errors * generator.standard_normal(3)
+        optima = [
+            Optimum(2.0**r, "bracketed", x, x - e, x + e, 2.5, x, x, x, e)
+            for r, x, e in zip(at, seen, errors, strict=True)
+        ]
+        line = fit_line(optima, generator, assumed.priors, draws=400)
+        squares.append((line.trend_R(2.0**target, generator).mean() - true[3]) ** 2)
+    expected = assumed.variance(list(at), runs)
+    assert np.mean(squares) == pytest.approx(expected, rel=4 * np.std(squares) / np.mean(squares) / 20)
+    assert assumed.regret(expected) == pytest.approx(0.03 * expected)
+
+
+def test_a_copied_optimum_is_worse_the_farther_it_is_and_by_its_drift():
+    usual = Assumed.usual("width", "mup")
+    assert usual.copied(-3, 8) > usual.copied(-1, 8) > usual.regret(2 * 0.1**2)
+    drifts = Assumed(Priors(1e-6, 1e-6, 1e-6), -0.5, 0.1, 1e-9, "")
+    assert drifts.copied(-2, 8) == pytest.approx(0.05 * (1.0 + 0.04**2), rel=1e-3)
+
+
+def test_a_plan_costs_what_its_runs_cost_and_stays_within_its_budget():
+    base = Trial().replace(steps=50)
+    for budget in (2e13, 1e14, 1e16):
+        found = plan("width=1024", budget, base)
+        costs = [step.runs * training_flops(step.trial, 256) for step in found.steps]
+        assert found.flops == pytest.approx(sum(costs)) and found.flops <= budget
+        assert [step.trial.model.width for step in found.steps[:3]] == sorted(
+            step.trial.model.width for step in found.steps[:3]
+        )
+    assert found.target_flops == pytest.approx(training_flops(base.replace(width=1024), 256))
+    assert f"expected regret {found.regret:.4f} nat" in repr(found)
+    assert found.regret < found.copied < math.inf
+
+
+def test_more_money_buys_less_regret_until_it_is_not_worth_it():
+    small, large, huge = (plan("width=8192", budget) for budget in ("1.3e14", "1e17", "1e20"))
+    assert large.regret < small.regret
+    assert huge.flops == large.flops and "as much compute is worth" in huge.larger
+    assert "beyond the budget" in small.larger
+
+
+def test_fields_that_do_not_shrink_are_the_targets_own(tmp_path):
+    found = plan(["width=1024", "depth=8,tokens=4e6"], "1e17")
+    assert found.goal == ("width=1024", "depth=8", "steps=1953")
+    grown = found.sweep.scale_axis.fields
+    for trial in found.sweep.trials():
+        own = trial.flat()
+        for name, value in (("width", 1024), ("depth", 8), ("steps", 1953)):
+            assert own[name] < value if name in grown else own[name] == value
+    assert set(found.transfer.split()) <= set(found.goal)
+    file = tmp_path / "plan.toml"
+    file.write_text(found.toml())
+    assert load_sweep(file) == found.sweep
+
+
+def test_any_sweep_is_written_as_it_is_read(tmp_path):
+    from mup_tpu.config.toml import parse_axis, write_sweep
+
+    ladder = Ladder(({"width": 64, "steps": 50}, {"width": 128, "steps": 100}), "tokens")
+    base = Trial().replace(init_std=0.1, tied=False, corpus='a "b"', weight_decay=1e-4)
+    sweeps = (
+        Sweep("a", base, scale=ladder, learning_rates=(2**-8, 0.003)),
+        Sweep("b", base, ("sp", "mup"), (64, 128), num_seeds=3),
+        Sweep("c", tune=parse_axis("weight_decay=0,0.1", ""), compare=parse_axis("tied=true,false", "")),
+    )
+    for sweep in sweeps:
+        (tmp_path / "s.toml").write_text(write_sweep(sweep))
+        assert load_sweep(tmp_path / "s.toml") == sweep
+
+
+def test_a_table_of_ones_own_replaces_what_is_usual():
+    usual, own = (plan("width=4096", "1e17", table=t) for t in (None, "results/lr_transfer"))
+    assert "lr_transfer, mup" in repr(own) and "public sweeps" in repr(usual)
+    assert own.half_width < usual.half_width
+    assert own.sweep.learning_rates[4] == 2**-6
+    with pytest.raises(TableError, match="two widths with a known optimum"):
+        plan("width=4096", "1e17", table=_one_width())
+
+
+def _one_width():
+    import pandas as pd
+
+    rows = [{"width": 64, "lr": 2.0**x, "loss": 2 + 0.1 * (x + 6) ** 2} for x in range(-9, -3)]
+    return pd.DataFrame(rows)
+
+
+def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_refused():
+    rules, rates = Axis("parametrization", ("sp", "mup")), Axis("learning_rate", (2**-9, 2**-8, 2**-7))
+    found = plan("width=1024", "1e15", Sweep("mine", tune=rates, compare=rules))
+    assert found.rule == "mup" and found.sweep.experiment == "mine"
+    assert found.sweep.learning_rates == (2**-9, 2**-8, 2**-7)
+    assert plan("width=1024", "1e15", Sweep("mine", parametrizations=("sp",))).rule == "sp"
+    with pytest.raises(ConfigError, match="tune weight_decay of the sweep: a plan is made for the learning"):
+        plan("width=1024", "1e15", Sweep("mine", tune=Axis("weight_decay", (0.0, 0.1))))
+
+
+@pytest.mark.parametrize(
+    ("target", "budget", "sentence"),
+    [
+        ("", "1e17", "a plan needs a target: give --target width=4096"),
+        ("widht=3", "1e17", "is not FIELD=VALUE with a field of width, depth, batch_size, steps, tokens"),
+        ("width=wide", "1e17", "width 'wide' is not a whole number"),
+        ("steps=9,tokens=3e6", "1e17", "steps and tokens were both given"),
+        ("width=100", "1e17", "width 100 is not a multiple of head_size 32"),
+        ("width=96", "1e17", "target width=96 has no smaller proxy: it must be at least twice width 64"),
+        ("width=4096", "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
+        ("width=4096", "2h", "budget 2h is a time: give flops_per_second"),
+        ("width=4096", "-1", "budget -1 is not allowed"),
+        ("width=4096", "1e6", "budget 1e6 does not pay three proxies of 8 runs"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(target, budget, sentence):
+    with pytest.raises(ConfigError) as error:
+        plan(target, budget)
+    assert sentence in str(error.value)
