@@ -56,5 +56,4 @@ def study_in(folder, widths=(32, 64, 128, 256), exponents=(-9, 0)):
 if __name__ == "__main__":
     study = study_in(sys.argv[1] if len(sys.argv) > 1 else "runs/numpy_mlp")
     study.run(train)
-    for result in study.verdict().results:
-        print(result.verdict.sentence)
+    print(study.verdict())

@@ -1,6 +1,6 @@
 """Attempt at a trial: a training function in a process of its own, and the end of all that it started.
 
-The process is forked from one that has imported the function's modules. So a trial finds memory, seeds and
+The process is forked from one that has imported the function's modules. Each trial finds memory, seeds and
 devices as the first one did, and a function that dies, hangs or leaves processes behind harms no other.
 """
 
@@ -50,6 +50,8 @@ class Outcome:
     """Last step that was reported."""
     seconds: float = math.nan
     """Time that the attempt took."""
+    modules: tuple[str, ...] = ()
+    """Modules that the function imported."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ def _run(
     _redirect(output)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report: Report | None = None
+    before = {*sys.modules}
     outcome: tuple[str, float, str | None]
     try:
         report = made = make_report(connection.send)
@@ -214,7 +217,8 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     status, loss, reason = outcome
-    connection.send(Outcome(status, loss, reason, points, step))
+    modules = tuple(name for name in sys.modules if name not in before)
+    connection.send(Outcome(status, loss, reason, points, step, modules=modules))
     os._exit(0)
 
 

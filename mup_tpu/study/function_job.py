@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import math
 import os
@@ -128,7 +129,10 @@ class FunctionJob(Job):
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ.setdefault(name, str(self.how.threads))
         yield Preparing("importing the trainer")
-        function = here.once(self.payload, self._load)
+        function, modules = here.once(self.payload, self._load), here.once("modules", list[str])
+        while modules:  # torch imports its compiler with the first optimizer, which takes seconds
+            with contextlib.suppress(Exception):
+                importlib.import_module(modules.pop(0))
         folder, output = self.how.trial_folder(self.trial), self.how.output(self.trial)
         for path in (folder if Folder(folder).is_local else None, output and output.parent):
             if path is not None:
@@ -141,6 +145,7 @@ class FunctionJob(Job):
             try:
                 for event in attempt.events(self.how.timeout, is_ending):
                     if isinstance(event, Outcome):
+                        modules += event.modules
                         return replace(event, seconds=time.monotonic() - began)
                     yield event
             finally:

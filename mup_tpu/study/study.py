@@ -23,12 +23,15 @@ from mup_tpu.study.function_job import How, check_function, pickled
 from mup_tpu.study.program import trainer_of
 from mup_tpu.study.report import number
 from mup_tpu.study.runner import OpensPool, StudyRunner, as_rows, pool_here, pool_on_ray
+from mup_tpu.study.sequence import StudyGrid
 from mup_tpu.study.space import Points, Space, Trial
+from mup_tpu.tuning.sequence import Buyer, buy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mup_tpu.analysis import TransferAnalysis
+    from mup_tpu.analysis.prediction import Predictions
 
 _FILE = "study.json"
 
@@ -155,7 +158,8 @@ class Study:
         else:
             count, pool = pool_here(self.folder, workers)
             threads = max(1, (os.cpu_count() or 1) // count)
-        store = self._open_planned() if until_settled else self._open()
+        grid = StudyGrid(self.space) if until_settled else None
+        store = self._open(grid)
         asked = AskedTrials(store.folder, self.space.name)
         how = How(self.folder, threads, seconds, halving)
         payload = pickled(function, by_value=on_ray)
@@ -166,10 +170,8 @@ class Study:
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     return runner.run(trials, of, deadline, asked.awaited())
 
-                if until_settled:
-                    from mup_tpu.study.sequence import buy_until_settled
-
-                    outcome = buy_until_settled(self.space, store, run, halving, deadline, console)
+                if grid is not None:
+                    outcome = buy(grid, store, run, halving, deadline, console)
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
@@ -199,15 +201,15 @@ class Study:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"count {shown(count)} is not allowed: it must be a whole number, 1 or more")
         require_above_zero("patience", patience)
-        store = self._open_planned() if until_settled else self._open()
+        grid = StudyGrid(self.space) if until_settled else None
+        store = self._open(grid)
         asked = AskedTrials(store.folder, self.space.name)
         with asked.alone():
             taken = store.done() | asked.awaited()
             planned: list[tuple[Trial, int | None]]
-            if until_settled:
-                from mup_tpu.study.sequence import next_purchase
-
-                planned = next_purchase(self.space, store)
+            if grid is not None:
+                plans = Buyer(grid, store).plans()
+                planned = [(trial, plan.purchase) for plan in plans for trial in plan.trials]
             else:
                 purchase = store.next_purchase()
                 planned = [(t, purchase) for t in self.space.trials()]
@@ -277,6 +279,17 @@ class Study:
 
         return analyze(load_table(self.folder))
 
+    def predict(self, **target: float) -> Predictions:
+        """Optimum, cost and loss at a scale that was not run, of everything compared: `predict(width=8192)`.
+
+        Raises:
+            StoreError: nothing is stored yet.
+            TableError: the target is not along the scale, or two scales have no known optimum.
+        """
+        from mup_tpu.analysis import predict
+
+        return predict(self.folder, [f"{name}={value}" for name, value in target.items()])
+
     def plot(self, name: str = "transfer") -> Figure:
         """Figure of what is stored.
 
@@ -294,10 +307,10 @@ class Study:
             raise ConfigError(f"plot {name!r} is not one of {', '.join(there)}, for which there are runs")
         return there[name](analysis)
 
-    def _open(self, planned: Sequence[float] = ()) -> Store:
-        """The store, with the study's definition in it."""
+    def _open(self, grid: StudyGrid | None = None) -> Store:
+        """Store with the definition of the study, and with the scales that a sequence plans."""
         space = self.space
-        store = Store(self.folder, space.name, space.axes, planned, space.columns)
+        store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
         self._check_settings(store)
         held = json.dumps(space.to_dict(), indent=1).encode()
         try:
@@ -312,12 +325,6 @@ class Study:
             except OSError as error:
                 raise StoreError(f"results folder {self.folder} cannot be written: {reason(error)}") from None
         return store
-
-    def _open_planned(self) -> Store:
-        """The store as a sequence's, with the scales that it plans."""
-        from mup_tpu.study.sequence import planned_scales
-
-        return self._open(planned_scales(self.space))
 
     def _check_settings(self, store: Store) -> None:
         """Check that stored runs have the same settings: an analysis compares runs of one kind."""

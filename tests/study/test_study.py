@@ -66,6 +66,10 @@ def test_a_function_gets_its_verdicts_and_its_figures(whole):
     assert results["stays"].verdict.decision == "TRANSFERS"
     assert results["moves"].verdict.decision == "DRIFTS"
     assert results["moves"].drift.low < -1 < results["moves"].drift.high
+    assert str(study.verdict()).count(": TRANSFERS") == 1
+    for rule, optimum in (("stays", -6), ("moves", -11)):
+        low, high = study.predict(width=8192).of(rule).interval
+        assert low < optimum < high < optimum + 5
     assert study.plot("optimum").axes
     with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
         study.plot("nothing")
@@ -175,6 +179,12 @@ def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
     _, row = one_trial(tmp_path / "b", "loud")
     output = tmp_path / "b" / "output" / f"{row['trial_id']}.txt"
     assert row["status"] == "finished" and 2**20 <= output.stat().st_size < 2**20 + 100
+
+
+def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 2.0]})
+    study.run(trainers.imports, workers=1, console=QUIET)
+    assert sorted(load_runs(tmp_path)["loss"]) == [1.0, 1.0, 2.0]
 
 
 def test_trials_far_behind_stop_early(tmp_path):

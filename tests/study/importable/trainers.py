@@ -84,3 +84,11 @@ def behind(trial, report):
     for step in range(1, 21):
         report(step=step, steps=20, loss=trial.lr)
     return trial.lr
+
+
+def imports(trial, report):
+    """2 in a process that has to import a module, 1 in one that has it."""
+    loss = 1.0 if "this" in sys.modules else 2.0
+    import this  # noqa: F401
+
+    return loss
