@@ -23,6 +23,7 @@ from mup_tpu.study.space import Space, Trial
 RESULT = "MUP_TPU_RESULT"
 """Environment variable with the path at which a program may write its result as JSON."""
 
+_NAME = r"[\w.]+:[\w.]+"
 _LONGEST_LINE = 10_000
 
 
@@ -36,8 +37,9 @@ def trainer_of(text: str, space: Space) -> Function:
     Raises:
         ConfigError: there is no such module, function or program, or a name is not one of the study's.
     """
-    if re.fullmatch(r"[\w.]+:[\w.]+", text.strip()):
-        return _function(*text.strip().split(":"))
+    if re.fullmatch(_NAME, text.strip()):
+        function: Function = load(text.strip(), "trainer")
+        return function
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -47,19 +49,26 @@ def trainer_of(text: str, space: Space) -> Function:
     return Program(words, space)
 
 
-def _function(module: str, name: str) -> Function:
+def load(text: str, what: str) -> Any:
+    """Object that `package.module:name` names; `what` is its own name in errors.
+
+    Raises:
+        ConfigError: the text has another form, or there is no such module or name.
+    """
+    if not re.fullmatch(_NAME, text):
+        raise ConfigError(f"{what} {text!r} is not of the form my_package.my_module:name")
+    module, name = text.split(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the installed command does not
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:  # of whatever the module does
-        raise ConfigError(f"trainer {module}:{name} cannot be imported: {first_line(error)}") from None
+        raise ConfigError(f"{what} {text} cannot be imported: {first_line(error)}") from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"trainer {module}:{name}: module {module} has no {name}")
+            raise ConfigError(f"{what} {text}: module {module} has no {name}")
         found = getattr(found, part)
-    function: Function = found
-    return function
+    return found
 
 
 class Program:
