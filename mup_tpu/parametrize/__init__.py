@@ -18,10 +18,12 @@ if missing := [name for name in ("torch", "mup") if importlib.util.find_spec(nam
     raise ModuleNotFoundError(f"mup_tpu.parametrize {not_installed(missing[0])}", name=missing[0])
 
 from mup_tpu.parametrize.check import CoordinateCheck, assert_mup, coord_check
+from mup_tpu.parametrize.configs import GrownModel, from_config
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.rules import parametrize
 
 __all__ = [
-    "CoordinateCheck", "ForwardFactor", "ModuleParametrization", "assert_mup", "coord_check", "parametrize",
+    "CoordinateCheck", "ForwardFactor", "GrownModel", "ModuleParametrization", "assert_mup", "coord_check",
+    "from_config", "parametrize",
 ]  # fmt: skip

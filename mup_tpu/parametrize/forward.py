@@ -6,6 +6,7 @@ that was built on the meta device keeps its factors when it gets memory.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,9 @@ from mup_tpu.parametrize.roles import is_linear
 from mup_tpu.parametrize.survey import Found
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import ForwardScaling
+
+_NUMBER_OF_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads")
+"""Attributes of attention modules with their number of heads."""
 
 Place = Literal["input", "output", "scaling", "by hand"]
 
@@ -190,6 +194,8 @@ def attention_factors(
     for name, part in module.named_modules():
         size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
         before = getattr(base.get_submodule(name), "head_dim", None)
+        if size is None and not _named(name, by_hand):
+            _warn_of_heads(name, part, base.get_submodule(name))
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
         factor = rule(size / before).attention
@@ -206,6 +212,21 @@ def attention_factors(
                 f"and say by_hand=[{name!r}]"
             )
     return factors
+
+
+def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
+    """Warn of an attention module whose heads may grow in size: of one number, in a wider module."""
+    for attribute in _NUMBER_OF_HEADS:
+        number = getattr(part, attribute, None)
+        wider = any(p.numel() > q.numel() for p, q in zip(part.parameters(), base.parameters(), strict=False))
+        if isinstance(number, int) and wider and number == getattr(base, attribute, None):
+            warnings.warn(
+                f"{name!r} ({type(part).__name__}) has {attribute} {number} at every width, so its heads "
+                "seem to grow, and no head_dim and scaling to set: divide its logits by the head size, not "
+                f"by its root, and say by_hand=[{name!r}]; or let {attribute} grow",
+                stacklevel=2,
+            )
+            return
 
 
 def branch_factors(

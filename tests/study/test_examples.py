@@ -2,9 +2,13 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pytest
+import torch
 from rich.console import Console
 
 from mup_tpu.store import load_runs
@@ -31,3 +35,51 @@ def test_the_numpy_example_trains(tmp_path):
     assert at_base["mup"] == at_base["standard"], "at the base both rules are one"
     wide = runs[runs["width"] == 128].groupby("rule")["loss"].mean()
     assert wide["mup"] < wide["standard"] - 0.003, "too small a rate costs the standard rule more"
+
+
+def output(*words):
+    """Numbers in the last line that an example prints."""
+    run = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return [float(word) for word in run.stdout.split("\n")[-2].split()]
+
+
+def test_the_nanogpt_example_trains(monkeypatch, capsys):
+    script = str(ROOT / "examples" / "nanogpt.py")
+    monkeypatch.setattr(sys, "argv", [script, "--steps", "30", "--lr", "0.016"])
+    runpy.run_path(script, run_name="__main__")
+    assert float(capsys.readouterr().out.split()[-1]) < 3.2, "bytes are 5.5 nat by chance"
+
+
+@pytest.mark.slow
+def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
+    script = ROOT / "examples" / "distributed.py"
+    losses = output(script, f"file://{tmp_path}/rendezvous")
+    example = runpy.run_path(str(script))
+    torch.manual_seed(0)
+    mup = example["parametrize"](example["build"], width=256, base_width=64)
+    model = mup.init_(example["build"](256))
+    optimizer = torch.optim.AdamW(mup.param_groups(model, lr=2**-7))
+    inputs = torch.randn(20, 64, 8, generator=torch.Generator().manual_seed(1))
+
+    def loss(x):
+        return (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
+
+    for x in inputs:
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+    assert losses == pytest.approx([loss(inputs[0]).item()] * 2, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.randint(0, 32, (4, 32), generator=torch.Generator().manual_seed(0))
+    losses = output(ROOT / "examples" / "hf_trainer.py", tmp_path)
+    for name, trained in zip(("gpt2", "llama"), losses, strict=True):
+        assert trained < 4.5, "5.5 by chance"
+        loss = AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens, labels=tokens).loss.item()
+        assert loss < 4.0, "the stock class computes what was trained; random tokens leave ln 32 = 3.5"
