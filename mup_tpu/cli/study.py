@@ -74,7 +74,7 @@ def ask(
         where_(path, where, all)
         return
     study = _study(path)
-    trials = study.ask(count or 1, until_settled=until_settled, patience=parse_seconds("patience", patience))
+    trials = study.ask(1 if count is None else count, until_settled=until_settled, patience=parse_seconds("patience", patience))
     for trial in trials:
         values = {"id": trial.id, **trial.values}
         words = " ".join(f"{name}={value}" for name, value in values.items())

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import string
 import subprocess
 import sys
@@ -87,6 +88,8 @@ class Program:
     """
 
     def __init__(self, words: list[str], space: Space) -> None:
+        if "{" not in words[0] and shutil.which(words[0]) is None:
+            raise ConfigError(f"trainer: there is no program {words[0]!r} here")
         names = {*space.columns, "seed", "folder", "id"}
         for word in words:
             try:

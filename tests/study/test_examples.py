@@ -1,5 +1,6 @@
 """Examples of pages and of `examples/`, as somebody runs them."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -83,3 +84,46 @@ def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path):
         assert trained < 4.5, "5.5 by chance"
         loss = AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens, labels=tokens).loss.item()
         assert loss < 4.0, "the stock class computes what was trained; random tokens leave ln 32 = 3.5"
+
+
+SBATCH = """
+import os, re, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+array, script, *words = sys.argv[1:]
+first, last = map(int, re.fullmatch(r"--array=(\\d+)-(\\d+)", array).groups())
+def task(k):
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(k)}
+    return subprocess.run(["bash", script, *words], env=environment).returncode
+with ThreadPoolExecutor(2) as pool:
+    sys.exit(max(pool.map(task, range(first, last + 1))))
+"""
+TRAIN = """
+import sys
+width, lr = sys.argv[2], sys.argv[4]
+print("begun")
+sys.exit(3) if lr == "0.5" else print(float(width) * float(lr))
+"""
+STUDY = """
+experiment = "array"
+scale = {width = [64]}
+tune = {learning_rate = [0.25, 0.5, 1.0]}
+[settings]
+steps = 1
+"""
+
+
+@pytest.mark.slow
+def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
+    """With a stand-in for sbatch, which runs two tasks at a time; the last one finds nothing."""
+    for name, content in (("sbatch.py", SBATCH), ("train.py", TRAIN), ("study.toml", STUDY)):
+        (tmp_path / name).write_text(content)
+    for name, words in (("mup-tpu", "-m mup_tpu"), ("python", "")):
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    script = ROOT / "examples" / "slurm.sh"
+    assert subprocess.run([sys.executable, "sbatch.py", "--array=0-3", script, "study.toml"]).returncode == 0
+    runs = load_runs("results/array").set_index("learning_rate")
+    assert runs["loss"].to_dict() == {0.25: 16.0, 1.0: 64.0, 0.5: pytest.approx(float("nan"), nan_ok=True)}
+    assert runs.loc[0.5, "reason"] == "train.py ended with exit code 3"

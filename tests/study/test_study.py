@@ -348,6 +348,7 @@ def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):
             "{depth} in '{depth}' is not one of folder, id, lr, rule, seed, width",
         ),
         ("python 'train.py", {}, "is not a command line"),
+        ("no_such_program {width}", {}, "there is no program 'no_such_program' here"),
     ],
 )
 def test_what_cannot_be_run_is_refused(train, options, sentence, tmp_path):
