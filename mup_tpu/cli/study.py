@@ -26,7 +26,7 @@ class StudyOptions:
     """Own training in place of our networks: my_package.my_module:train, or a command line with {names} of
     the file, whose last line of output is the loss; by default the file's trainer."""
     workers: int | None = None
-    """Trials of a --trainer at once on this machine; by default one a core, or one where there is a GPU."""
+    """Trials of a --trainer at once on this machine; by default one a GPU, or one a core."""
     timeout: str | None = None
     """Longest time of a trial of a --trainer, as 90s, 30m or 2h; one that takes longer has failed."""
     resources: tuple[str, ...] = ()
@@ -74,7 +74,11 @@ def ask(
         where_(path, where, all)
         return
     study = _study(path)
-    trials = study.ask(1 if count is None else count, until_settled=until_settled, patience=parse_seconds("patience", patience))
+    trials = study.ask(
+        1 if count is None else count,
+        until_settled=until_settled,
+        patience=parse_seconds("patience", patience),
+    )
     for trial in trials:
         values = {"id": trial.id, **trial.values}
         words = " ".join(f"{name}={value}" for name, value in values.items())

@@ -224,10 +224,14 @@ def only_driver(folder: str) -> Iterator[None]:
 def pool_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     """Number of workers on this machine, and the opener of their pool.
 
-    By default one worker a core, or one alone on a machine with a GPU.
+    By default one worker a GPU, which sees no other, or one a core on a machine without.
     """
-    count = workers or (1 if glob.glob("/dev/nvidia[0-9]*") else cores())
-    return count, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",))
+    there = [path.removeprefix("/dev/nvidia") for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if there and visible else there
+    count = workers or len(gpus) or cores()
+    parts = [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count) if gpus]
+    return count, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
 
 
 @contextlib.contextmanager

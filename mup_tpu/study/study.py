@@ -120,7 +120,7 @@ class Study:
                 "my_package.my_module:train", or a command line with `{names}` in it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
             budget: longest time of this call, as 90s, 30m or 2h.
-            workers: trials at once on this machine; by default one a core, or one where there is a GPU.
+            workers: trials at once on this machine; by default one a GPU, or one a core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
             heartbeat: seconds without a report after which a trial that has reported counts as hung.
             halving: stop trials half-way or at three quarters that are far behind the best of their group.

@@ -181,6 +181,14 @@ def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
     assert row["status"] == "finished" and 2**20 <= output.stat().st_size < 2**20 + 100
 
 
+def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
+    """Of a machine that has two by the names of its devices."""
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [1.0]}, seeds=6)
+    study.run(trainers.gpu, console=QUIET)
+    assert set(load_runs(tmp_path)["loss"]) == {0.0, 1.0}
+
+
 def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
     study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 2.0]})
     study.run(trainers.imports, workers=1, console=QUIET)

@@ -92,3 +92,9 @@ def imports(trial, report):
     import this  # noqa: F401
 
     return loss
+
+
+def gpu(trial, report):
+    """Number of the GPU that a trial may see."""
+    time.sleep(0.5)
+    return float(os.environ["CUDA_VISIBLE_DEVICES"])
