@@ -65,7 +65,7 @@ def ask(
         json: Print a JSON object a line, with the trial's id and values.
         until_settled: Choose runs where they decide, in place of the grid's order.
         patience: Time after which a trial that was not told may be given again, as 90s, 30m or 24h.
-        where: Former option of what is now `mup-tpu where`.
+        where: Former option, now of `mup-tpu where`.
         all: Likewise.
     """
     if where or all or (count is None and not _is_study(path)):
@@ -84,7 +84,7 @@ def ask(
         words = " ".join(f"{name}={value}" for name, value in values.items())
         print(json_format.dumps(values) if json else words)
     if not trials:
-        nothing = "nothing to give: what is missing was asked for, or no verdict is open"
+        nothing = "nothing to give: missing trials are asked for already, or no verdict is open"
         Console(stderr=True).print(nothing, highlight=False)
 
 
@@ -121,10 +121,6 @@ def _study(path: str) -> Study:
 
 
 def _is_study(path: str) -> bool:
-    return path.endswith(".toml") or "study.json" in _names(path)
-
-
-def _names(path: str) -> list[str]:
     from mup_tpu.store import results_folder
 
-    return results_folder(path).names()
+    return path.endswith(".toml") or "study.json" in results_folder(path).names()

@@ -1,4 +1,4 @@
-"""Trials that were asked for and have not been told: a file each in the study's folder."""
+"""Asked trials, not told yet: a file each in the folder of the study."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AskedTrials:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from asking or telling meanwhile; in a bucket, where there is no lock, not."""
+        """Lock against other processes that ask or tell; a bucket has none."""
         if not self._root.is_local:
             yield
             return
@@ -69,7 +69,7 @@ class AskedTrials:
         return {a.trial.id: a for a in sorted(found, key=lambda a: a.at)}
 
     def awaited(self) -> set[str]:
-        """Ids of those whose patience has not run out."""
+        """Ids of trials within their patience."""
         return {name for name, asked in self.all().items() if asked.is_awaited}
 
     def add(self, trials: Iterable[tuple[Trial, int | None]], patience: float) -> None:
@@ -79,7 +79,7 @@ class AskedTrials:
             self._folder.write(f"{trial.id}.json", json.dumps(held).encode())
 
     def forget(self, name: str) -> None:
-        """Forget one, which was told."""
+        """Forget a told trial."""
         self._folder.remove(f"{name}.json")
 
     def _read(self, file: str) -> Asked:

@@ -64,9 +64,9 @@ class Attempt:
 
     Args:
         function: called with the trial and its report; returns the loss.
-        trial: what it is called with.
-        make_report: makes the report, in the process, from what takes reports.
-        output: file for what the process prints; None drops it.
+        trial: its first argument.
+        make_report: maker of its second argument, from a function that takes reports.
+        output: file for its printed output; None drops it.
     """
 
     def __init__(
@@ -174,9 +174,7 @@ def _fork(child: Callable[[], NoReturn]) -> int:
 
 
 def _guard(life: int, theirs: int) -> NoReturn:
-    """Guard a process group of which this process is the first: kill all of it once the pipe's other end,
-    `theirs`, is closed by the death of its holder.
-    """
+    """Lead a process group, and kill it once the holder of the pipe's other end, `theirs`, has died."""
     os.close(theirs)
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -223,7 +221,7 @@ def _run(
 
 
 def _redirect(output: Path | None) -> None:
-    """Send what this process prints to a file, after what an earlier attempt printed."""
+    """Append printed output of this process to a file."""
     out = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, out), (2, out)):

@@ -55,7 +55,7 @@ def pickled(function: Function, by_value: bool) -> bytes:
         by_value: whether its own module goes along, which other machines may lack.
 
     Raises:
-        ConfigError: it holds what cannot be sent.
+        ConfigError: an object in it cannot be sent.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     along = (
@@ -94,7 +94,7 @@ class How:
         return f"{Folder(self.folder) / 'work' / trial.id}"
 
     def output(self, trial: Trial) -> Path | None:
-        """File that keeps what a trial prints; None in a bucket."""
+        """File for printed output of a trial; None in a bucket."""
         folder = Folder(self.folder)
         return Path(str(folder), "output", f"{trial.id}.txt") if folder.is_local else None
 
@@ -104,9 +104,9 @@ class FunctionJob(Job):
 
     Args:
         payload: pickled function.
-        trial: what to call it with.
+        trial: its first argument.
         how: how it is run.
-        group: what the trial is compared within, where trials far behind stop early.
+        group: name of the trials that it is compared with; those far behind stop early.
     """
 
     def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:

@@ -32,7 +32,7 @@ def trainer_of(text: str, space: Space) -> Function:
     """Training function of `package.module:function`, or of a command line.
 
     Args:
-        text: what was given.
+        text: name or command line.
         space: the study, whose names a command line may hold in braces.
 
     Raises:
@@ -132,7 +132,7 @@ def _text(value: Any) -> str:
 
 
 def _last_line(program: subprocess.Popen[bytes]) -> str:
-    """Pass on what a program prints; its last line that is not empty."""
+    """Pass printed output of a program on; returns its last line with text."""
     assert program.stdout is not None
     last = line = b""
     while part := os.read(program.stdout.fileno(), 65536):

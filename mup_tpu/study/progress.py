@@ -18,7 +18,7 @@ from mup_tpu.training.report import format_seconds
 
 
 class StudyProgress:
-    """Trials that are done, what runs, and the time left.
+    """Done and running trials, and the time left.
 
     Args:
         trials: trials to run.
@@ -110,9 +110,7 @@ class StudyProgress:
         return min(report.step / report.steps, 1.0) if report and report.steps else 0.0
 
     def _time_left(self) -> float:
-        """Seconds left, by what trials of each size took. A size without any takes as long as the nearest in
-        proportion to its measure.
-        """
+        """Seconds left, by the mean time of ended trials of each size; an unknown size scales the nearest."""
         known = {measure: mean(seconds) for measure, seconds in self._seconds.items()}
 
         def each(measure: float) -> float:

@@ -1,4 +1,4 @@
-"""What a training function is handed to report by: curve, sign of life, checkpoints, early stops."""
+"""Reports of a training function: curve, sign of life, checkpoints, early stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESUME = "resume.json"
 
 @dataclass(frozen=True)
 class Reported:
-    """State of a trial that a worker tells the driver of."""
+    """State of a running trial."""
 
     step: int
     steps: int
@@ -67,8 +67,8 @@ class Report:
 
     Args:
         folder: the trial's own, kept until the trial has a result: a local path or an fsspec URL.
-        send: takes each report that the driver is told of.
-        rungs: folder shared by the trials that this one is compared with; None stops none early.
+        send: function that takes reports for the driver.
+        rungs: folder with losses of compared trials; None stops none early.
         name: the trial's name in it.
     """
 
@@ -82,7 +82,7 @@ class Report:
         self._folder, self._send, self._sent_at = Folder(folder), send, -math.inf
         self._rungs, self._name = rungs, name
         self.folder: Path | str = Path(folder) if self._folder.is_local else folder
-        """Folder for checkpoints; the next attempt finds what a killed one wrote there."""
+        """Folder for checkpoints; it outlives a killed attempt."""
         self.ending = False
         """Whether the machine is being taken away: the next report ends the function."""
         self.resume_step = 0

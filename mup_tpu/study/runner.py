@@ -1,4 +1,4 @@
-"""Runs trials of a study that its store misses, and stores each as it ends."""
+"""Runner of missing trials of a study; it stores each as it ends."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class StudyRunner:
             elsewhere: ids of trials that somebody else runs.
 
         Returns:
-            How many trials ended how in this call.
+            Number of this call's trials by status; empty if none was missing.
 
         Raises:
             Preempted: SIGTERM ended the run.
@@ -153,7 +153,7 @@ class StudyRunner:
         self._store.append(*as_rows(trial, ended, purchase))
         if ended.status == "preempted":
             raise Preempted(
-                f"preempted in {trial}; what its folder holds is kept, the rest is stored in "
+                f"preempted in {trial}; its checkpoints are kept, the rest is stored in "
                 f"{self._store.folder}, and the same command goes on"
             )
         if ended.status == "failed":
@@ -238,7 +238,7 @@ def pool_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 def pool_on_ray(
     folder: str, address: str | None, resources: dict[str, float], console: Console
 ) -> Iterator[Pool[Any]]:
-    """Pool of Ray actors with the resources of one trial each; without an address on a cluster of its own.
+    """Pool of Ray actors with the resources of one trial each; without an address it starts a cluster.
 
     Raises:
         ConfigError: there is no such cluster, or no node has the resources.

@@ -1,4 +1,4 @@
-"""Grid of a study, of which a sequence buys the deciding runs."""
+"""Grid of a study for a sequence, which buys the deciding runs."""
 
 from __future__ import annotations
 

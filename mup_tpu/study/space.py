@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def values(self) -> dict[str, Value]:
-        """Values by name: scales, the hyperparameter, what is compared, settings, and the seed."""
+        """Values by name: scales, hyperparameter, compared value, settings, seed."""
         return dict(self._values)
 
     @property
@@ -100,7 +100,7 @@ def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
 
 @dataclass(frozen=True)
 class Space:
-    """Grid of a study: points of a scale × what is compared × values of a hyperparameter × seeds."""
+    """Grid of a study: points of a scale × compared values × values of a hyperparameter × seeds."""
 
     name: str
     """Name of the study."""
@@ -113,7 +113,7 @@ class Space:
     values: tuple[float, ...]
     """Its values, ascending."""
     compare: tuple[Point, ...]
-    """What is compared; one empty point where nothing is."""
+    """Compared points; one empty point without any."""
     seeds: int
     """Seeds per cell: 0 to seeds - 1."""
     settings: tuple[tuple[str, Value], ...]
@@ -130,11 +130,11 @@ class Space:
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
     ) -> Space:
-        """Space of what a user gives, checked.
+        """Space from arguments of `Study`, checked.
 
         Args:
             name: name of the study.
-            scale: one name with its numbers, or a list of points, each of which sets the same names.
+            scale: one name with its numbers, or a list of points with the same names.
             tune: one name with its numbers.
             compare: one name with its values, of any plain type; None compares nothing.
             seeds: seeds per cell.
@@ -183,7 +183,7 @@ class Space:
         return {name: type(value) for name, value in first.items() if name != "seed"}
 
     def trial(self, point: Point, compared: Point, value: float, seed: int) -> Trial:
-        """Trial of a point of the scale, what is compared, a value and a seed."""
+        """Trial with a point of the scale, a compared point, a value and a seed."""
         values = {**point, **compared, self.tuned: value, **dict(self.settings), "seed": seed}
         return Trial(self.name, values)
 

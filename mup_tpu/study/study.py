@@ -39,7 +39,7 @@ _FILE = "study.json"
 class Study:
     """Anyone's training, swept along a scale: does the best value of a hyperparameter stay?
 
-    Names are the user's own. The folder is the only state: the same lines again run what is missing.
+    Names are the user's own. The folder is the only state: the same lines again run missing trials.
 
     Examples:
         >>> import tempfile
@@ -50,12 +50,12 @@ class Study:
 
     Args:
         folder: results folder, or its fsspec URL.
-        scale: what grows: one name with its numbers, or a list of points that set several names.
+        scale: one name with its numbers, or a list of points that set several names; it grows.
         tune: hyperparameter: one name with its numbers.
-        compare: what is compared: one name with its values; None compares nothing.
+        compare: one name with its values; None compares nothing.
         seeds: seeds of every cell, from 0.
         settings: values that all trials share.
-        name: name of the study; by default that of the folder.
+        name: name of the study; by default the folder's.
         measured_by: name that places points which set several; by default their first.
 
     Raises:
@@ -125,13 +125,13 @@ class Study:
             heartbeat: seconds without a report after which a trial that has reported counts as hung.
             halving: stop trials half-way or at three quarters that are far behind the best of their group.
                 They must report `steps` and `loss`.
-            ray: run on Ray, on this machine where there is no address.
+            ray: run on Ray; without an address on this machine.
             address: Ray cluster to run on, "auto" or host:port.
-            resources: what a trial asks of Ray, as {"CPU": 2, "GPU": 1}.
+            resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
             console: for progress.
 
         Returns:
-            How many trials of this call ended how; empty where none was missing.
+            Number of this call's trials by status; empty if none was missing.
 
         Raises:
             ConfigError: the function, an option or the cluster cannot be used.
@@ -175,7 +175,7 @@ class Study:
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
-            console.print(f"stopped; what had finished is stored in {self.folder}, the same call goes on")
+            console.print(f"stopped; finished trials are stored in {self.folder}, the same call goes on")
             raise
         if time.monotonic() >= deadline:
             console.print(f"the budget of {budget} is used up; the same call goes on")
@@ -269,11 +269,11 @@ class Study:
         )
 
     def verdict(self) -> TransferAnalysis:
-        """Analysis of what is stored; `print(study.verdict())` says each verdict in a sentence.
+        """Analysis of stored trials; printed, it says each verdict in a sentence.
 
         Raises:
             StoreError: nothing is stored yet.
-            TableError: what is stored cannot be analysed.
+            TableError: the stored trials cannot be analysed.
         """
         from mup_tpu.analysis import analyze, load_table
 
@@ -291,7 +291,7 @@ class Study:
         return predict(self.folder, [f"{name}={value}" for name, value in target.items()])
 
     def plot(self, name: str = "transfer") -> Figure:
-        """Figure of what is stored.
+        """Figure of stored trials.
 
         Args:
             name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves" or "sequence".

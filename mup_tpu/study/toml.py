@@ -12,16 +12,8 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.study.study import Study
 
 _KEYS = (
-    "experiment",
-    "trainer",
-    "scale",
-    "ladder",
-    "measured_by",
-    "tune",
-    "compare",
-    "num_seeds",
-    "settings",
-)
+    "experiment", "trainer", "scale", "ladder", "measured_by", "tune", "compare", "num_seeds", "settings",
+)  # fmt: skip
 
 
 def load_study(path: str | Path, results: str | None = None) -> tuple[Study, str | None]:

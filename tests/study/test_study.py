@@ -271,13 +271,14 @@ def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
     assert not list((killed / "work").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
     driver = start(tmp_path / "killed")
     wait_for_functions(driver, tmp_path / "killed", True)
     driver.send_signal(sent)
     output = driver.communicate(timeout=120)[0]
-    said = "stopped; what had finished is stored" if sent == signal.SIGINT else "the same command goes on"
+    said = "stopped; finished trials are stored" if sent == signal.SIGINT else "the same command goes on"
     assert driver.returncode and said in output, output
     wait_for_functions(driver, tmp_path / "killed", False)
     assert start(tmp_path / "killed").wait(240) == 0
