@@ -13,21 +13,26 @@ from mup_tpu import _moved
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
+    from mup_tpu.study import Study, octaves
     from mup_tpu.tuning.target_plan import plan
 
 __version__ = "0.1.0"
 
-__all__ = ["Axis", "Ladder", "Sweep", "Trial", "analyze", "load_table", "plan", "predict"]
+__all__ = [
+    "Axis", "Ladder", "Study", "Sweep", "Trial", "analyze", "load_table", "octaves", "plan", "predict",
+]  # fmt: skip
 
 _FROM = {
     "Axis": "config",
     "Ladder": "config",
+    "Study": "study",
     "Sweep": "config",
     "Trial": "config",
     "analyze": "analysis",
     "load_table": "analysis",
     "plan": "tuning.target_plan",
     "predict": "analysis",
+    "octaves": "study",
 }
 
 _moved.install()

@@ -51,6 +51,12 @@ class TrialsFailed(MupTpuError):
     exit_code = 1
 
 
+class LayerGrows(MupTpuError):
+    """A layer grows with width, so that a coordinate check fails."""
+
+    exit_code = 1
+
+
 class TableError(MupTpuError):
     """A run table cannot be analysed as it is."""
 

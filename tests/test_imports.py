@@ -33,6 +33,8 @@ MAY_IMPORT = {
     "tpu_compiler": TRAINING,
     "jobs": TRAINING,
     "tuning": TRAINING | {"jobs", "store", "analysis", "tpu_compiler"},
+    "study": CONFIGURATION
+    | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "plots"},
     "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
     "plots": CONFIGURATION | {"store", "analysis"},
@@ -164,7 +166,9 @@ def test_replay_rooms_import_no_training_library():
 
 
 def test_a_driver_leaves_torch_to_its_workers():
-    for found in heavy_modules_after("import mup_tpu.tuning.sweep", "import mup_tpu.tuning.search"):
+    for found in heavy_modules_after(
+        "import mup_tpu.tuning.sweep", "import mup_tpu.tuning.search", "import mup_tpu.study"
+    ):
         assert set(found) <= {"ray"}
 
 

@@ -33,10 +33,10 @@ from mup_tpu.analysis.run_table import (
     table_of,
     with_result,
 )
-from mup_tpu.config import field_column, on_one_line
+from mup_tpu.config import on_one_line
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import load_axes, load_curves, load_planned, load_question, load_runs
+from mup_tpu.store import load_axes, load_curves, load_own_columns, load_planned, load_question, load_runs
 from mup_tpu.store.conditions import Condition
 
 Place = str | Path | Sequence[str | Path]
@@ -54,9 +54,7 @@ def default_columns(path: Place) -> Columns:
             f"TensorBoard, Ray Tune, Lightning, Trainer or nanoGPT ({FILES}); give a table, or its runs"
         )
     axes = load_axes(path)
-    along = tuple(
-        field_column(name) for axis in (axes.scale, axes.tune, axes.compare) for name in axis.fields
-    )
+    along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)
     along += DATA if {*IN_FINGERPRINT} & {*axes.scale.fields, *axes.compare.fields} else ()
     return Columns(axes.scale.column, axes.tune.column, parametrization=axes.compare.column, along=along)
 
@@ -137,7 +135,7 @@ def _load_stored(
     where = where or asked
     stored, notes = select(load_runs(path), where), list[str]()
     require_columns(stored, columns)
-    require_one_kind(stored, columns, STORED_FIXED)
+    require_one_kind(stored, columns, (*STORED_FIXED, *load_own_columns(path)))
     rows, ended = with_result(stored, meanings(stored[columns.status], states), columns.status, notes)
     form = standard_form(rows, columns, ended, lambda _, column: _numbers(rows[column]))
     runs = on_axis(form, rows, columns, chance, notes)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import pandas as pd
-
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
@@ -117,7 +115,9 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
         of_rule = stored[stored[compared].astype(str) == result.compared]
 
     def made_with(column: str) -> str:
-        held = of_rule[column].fillna(_BEFORE[column]) if column in of_rule else pd.Series([_BEFORE[column]])
+        if column not in of_rule:  # a study of somebody's own training
+            return "own"
+        held = of_rule[column].fillna(_BEFORE[column])
         return ", ".join(sorted(map(str, held.unique())))
 
     first, last = (columns.write_scale(scale, o.scale) for o in (result.optima[0], result.optima[-1]))
@@ -179,10 +179,9 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         folders = ", ".join(dict.fromkeys(f"[{r.sweep}]({r.sweep}/README.md)" for r in scored))
         lines += ["", f"Predictions scored: {held} of {count} inside their 95 % interval ({folders})."]
     sources = {r.rule: r.source for r in found if r.source}
-    lines += [
-        "",
-        "Sources of the rules: " + "; ".join(f"`{n}`: {s}" for n, s in sorted(sources.items())) + ".",
-    ]
+    if sources:
+        said = "; ".join(f"`{n}`: {s}" for n, s in sorted(sources.items()))
+        lines += ["", f"Sources of the rules: {said}."]
     if left_out:
         others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
         lines += ["", f"Not in the table: {others}."]

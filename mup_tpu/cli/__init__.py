@@ -23,7 +23,7 @@ __all__ = ["guard", "main", "run_ablations", "run_coord_checks", "run_experiment
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; wrong input ends it with one sentence and exit code 2."""
-    from mup_tpu.cli import checks, data, plan, replay, start, training, tuning
+    from mup_tpu.cli import checks, data, plan, replay, start, study, training, tuning
 
     app = tyro.extras.SubcommandApp()
     commands: tuple[Callable[..., None], ...] = (
@@ -33,10 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tuning.sweep,
         tuning.search,
         tuning.transfer,
+        study.ask,
+        study.tell,
         checks.coord_check,
         replay.runs,
         replay.analyze,
-        replay.ask,
+        replay.where_,
         replay.next_,
         replay.predict,
         replay.law,

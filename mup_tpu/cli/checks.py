@@ -9,9 +9,12 @@ from mup_tpu.cli.console import Bar, Console
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.config.toml import parse_axis
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.errors import ConfigError, LayerGrows, StoreError, reason
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
+
+_SECONDS = 50.0
+"""Time after which a check of somebody's module adds no width and no seed."""
 
 
 def coord_check(
@@ -22,6 +25,8 @@ def coord_check(
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     num_seeds: int = 3,
     check_steps: int = 4,
+    module: str | None = None,
+    json: bool = False,
 ) -> None:
     """Train a few steps at several widths; plot each layer's activation and update size against width.
 
@@ -38,9 +43,73 @@ def coord_check(
         parametrizations: Parametrizations to compare.
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.
+        module: Own module in place of our networks, my_module:build, where my_module also has `batch`, a
+            value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
+            grows. It stops adding widths and seeds after a minute.
+        json: Print JSON only, for machines; of an own module.
     """
+    if module is not None:
+        if scale is not None or results is not None:
+            raise ConfigError("scale and results are options of checks of our own networks: leave them out")
+        rules = ("mup",) if parametrizations == ("sp", "mup") else parametrizations
+        _check_module(
+            module,
+            tuple(map(int, scale_of_check(None, widths, WIDTHS).values)),
+            rules,
+            num_seeds,
+            check_steps,
+            trial,
+            json,
+        )
+        return
+    if json:
+        raise ConfigError("json is an option of --module, and there is none")
     axis = scale_of_check(scale, widths, WIDTHS)
     coord_checks(results or default_results(axis), [trial], axis, parametrizations, num_seeds, check_steps)
+
+
+def _check_module(
+    text: str,
+    widths: tuple[int, ...],
+    rules: tuple[str, ...],
+    seeds: int,
+    steps: int,
+    trial: Trial,
+    json: bool,
+) -> None:
+    """Check a module of somebody's own.
+
+    Raises:
+        LayerGrows: a layer grows.
+    """
+    from mup_tpu.cli.output import to_json
+    from mup_tpu.study.program import load
+
+    console = Console()
+    require_above_zero("num_seeds", seeds)
+    with console.status("importing"):
+        from mup_tpu.parametrize import coord_check
+
+        build = load(text, "module")
+        batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
+    with Bar(console) as bar:
+        check = coord_check(
+            build, batch() if callable(batch) else batch, loss, widths=widths, base_width=min(widths),
+            lr=trial.optimizer.learning_rate, rules=rules, seeds=seeds, steps=steps, seconds=_SECONDS,
+            update=bar.update,
+        )  # fmt: skip
+    if json:
+        console.write(to_json(check.to_dict()))
+    else:
+        for sentence in check.sentences:
+            console.print(sentence, style="bold")
+    if check.growing:
+        raise LayerGrows(
+            "; ".join(
+                f"{rule}: {g.layer} grows, {g.quantity} ∝ width^{g.exponent:.2f} (95 % above {g.low:.2f})"
+                for rule, g in check.growing.items()
+            )
+        )
 
 
 def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:

@@ -12,7 +12,7 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
-from mup_tpu.config import columns, field_column
+from mup_tpu.config import columns
 from mup_tpu.config.paths import File, Several, Where
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
@@ -47,7 +47,7 @@ def runs(path: Where, csv: File | None = None, compact: bool = False, where: tup
         varied = ranking.varied(table)
     else:
         axes = load_axes(path)
-        varied = [field_column(f) for axis in (axes.compare, axes.scale, axes.tune) for f in axis.fields]
+        varied = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
     Console().print(_run_table(table, varied))
 
 
@@ -75,7 +75,7 @@ def _cell(column: str, value: Any) -> str:
     return columns.write(column, value)
 
 
-def ask(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
+def where_(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
     """Set which rows the verdict of a results folder uses; without options, print them.
 
     Every command and page then takes these rows.

@@ -12,11 +12,12 @@ from mup_tpu.cli.console import Console
 from mup_tpu.config.paths import File
 from mup_tpu.errors import ConfigError, reason
 
-Kind = Literal["sweep", "search", "ladder"]
+Kind = Literal["sweep", "search", "ladder", "study"]
 _COMMANDS = {
     "sweep": "mup-tpu sweep {} --dry-run",
     "ladder": "mup-tpu sweep {} --dry-run",
     "search": "mup-tpu search {}",
+    "study": "mup-tpu sweep {} --until-settled",
 }
 
 
@@ -24,8 +25,8 @@ def init(kind: Annotated[Kind, tyro.conf.Positional] = "sweep", out: File | None
     """Write a first TOML file; it runs as it is, and its comments name the choices.
 
     Args:
-        kind: Sweep of one hyperparameter along a scale, search of several with Ray Tune, or ladder: a sweep
-            along a scale of several fields that grow together.
+        kind: Sweep of one hyperparameter along a scale, search of several with Ray Tune, ladder: a sweep
+            along a scale of several fields that grow together, or study: a sweep of your own training.
         out: The file; by default KIND.toml here. An existing file is never overwritten.
     """
     path = Path(f"{kind}.toml") if out is None else out

@@ -12,12 +12,17 @@ from rich.table import Table
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import GridOptions
+from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.toml import read_toml
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
 from mup_tpu.tuning.target import Target
+
+_OF_A_STUDY = {"trainer", "settings"}
+"""Keys that make a TOML file a study file."""
 
 
 def sweep(
@@ -29,6 +34,7 @@ def sweep(
     until: SequenceOptions = SequenceOptions(),
     dry: DryRunOptions = DryRunOptions(),
     continue_to: int | None = None,
+    study: StudyOptions = StudyOptions(),
 ) -> None:
     """Run and store missing trials of a sweep in a TOML file.
 
@@ -45,10 +51,58 @@ def sweep(
         dry: Whether to print the missing runs in place of running them.
         continue_to: Steps of all trials in place of the file's; trials go on from checkpoints of the shorter
             ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
+        study: Own training; the file then has experiment, scale, tune, compare, num_seeds, all under names of
+            yours, and [settings] (`mup-tpu init study`).
     """
     from mup_tpu.config.toml import load_sweep
 
+    if study.trainer is not None or not _OF_A_STUDY.isdisjoint(read_toml(file)):
+        if grid != GridOptions() or continue_to is not None:
+            raise ConfigError("a study's grid is that of its file: change it there")
+        is_dry = dry.dry_run or dry.dry_run_on is not None
+        run_study(file, results, study, run, where, until, is_dry)
+        return
+    if study != StudyOptions():
+        raise ConfigError("workers, timeout and resources are options of a --trainer, and there is none")
     run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry, continue_to)
+
+
+def run_study(
+    file: Path,
+    results: str | None,
+    options: StudyOptions,
+    run: RunOptions,
+    where: SweepOptions,
+    until: SequenceOptions,
+    dry: bool,
+) -> None:
+    """Run what is missing of a study described in a TOML file, then show its verdict and figures."""
+    from mup_tpu.cli.replay import show
+    from mup_tpu.study.toml import load_study
+
+    study, trainer = load_study(file, results)
+    trainer = options.trainer or trainer
+    if trainer is None:
+        raise ConfigError("trainer is missing: give --trainer, or name one in the file")
+    if where.track:
+        raise ConfigError("track is for our own networks: call your tracker inside the trainer")
+    if dry:
+        Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
+        return
+    outcome = study.run(
+        trainer,
+        until_settled=until.until_settled,
+        budget=until.budget,
+        workers=options.workers,
+        timeout=options.timeout,
+        heartbeat=where.heartbeat,
+        halving=run.halving,
+        ray=where.ray,
+        address=where.address,
+        resources=options.amounts(),
+        console=Console(),
+    )
+    show_and_judge(outcome, study.folder, lambda: show(study.folder))
 
 
 def run_and_show(

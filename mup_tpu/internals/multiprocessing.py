@@ -4,8 +4,10 @@ Undocumented parts of `multiprocessing`, as they are in Python 3.11 to 3.14:
 
 - `forkserver.ensure_running` and `resource_tracker.ensure_running`: the server must import torch before the
   first process is needed, and `set_forkserver_preload` starts nothing.
-- `util.get_temp_dir`: the folder of the server's socket gets a mark by which leftovers are found.
-- `sys.modules["__main__"]`: a new process would run the caller's script, which may lack the guard
+- `util.get_temp_dir`: the folder of the socket of the server gets a mark by which leftovers are found.
+- `current_process()._config`: a process that ends with its parent may start none by `multiprocessing`; a
+  process that is killed with its group may.
+- `sys.modules["__main__"]`: a new process would run the script of the caller, which may lack the guard
   `if __name__ == "__main__"`.
 """
 
@@ -61,3 +63,8 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def allow_children() -> None:
+    """Let this process start others by `multiprocessing`, as loaders of data do."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,3 +197,22 @@ def slots(options: RunOptions) -> Slots:
                 environment[name] = os.environ[name]
     execution = "vmap" if options.device == "xla" or "num_gpus" in needs else "loop"
     return Slots(count, needs, execution, environment, kind)
+
+
+def slots_with(resources: Mapping[str, float]) -> Slots:
+    """Room on the connected cluster for jobs that each ask for resources, by default one CPU.
+
+    Raises:
+        ConfigError: no node has the resources of one job.
+    """
+    asked = {"CPU": 1.0} | dict(resources)
+    nodes = [node["Resources"] for node in nodes_with("CPU")]
+    count = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items())) for node in nodes)
+    if count < 1:
+        have = ray.cluster_resources()
+        there = ", ".join(f"{name} {have.get(name, 0):g}" for name in asked)
+        wanted = ", ".join(f"{name} {amount:g}" for name, amount in asked.items())
+        raise ConfigError(f"one trial asks for {wanted}, and no node has that; the Ray cluster has {there}")
+    others = {name: amount for name, amount in asked.items() if name not in ("CPU", "GPU")}
+    needs = {"num_cpus": asked["CPU"], "num_gpus": asked.get("GPU", 0), "resources": others}
+    return Slots(count, needs, "loop", {"OMP_NUM_THREADS": str(max(1, int(asked["CPU"])))})

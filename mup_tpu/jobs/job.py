@@ -32,6 +32,10 @@ class Surroundings:
         return value
 
 
+class WorkerLost(Exception):
+    """A process that a job needs was killed: the job is tried again, on another worker."""
+
+
 class Job(ABC):
     """Work of one worker from start to result, pickled on its way to another process.
 
@@ -48,6 +52,7 @@ class Job(ABC):
         Raises:
             PackTooLarge: the job needs more memory than there is; parts of it may fit.
             MupTpuError: an error that the user can mend.
+            WorkerLost: a process of the job's own was killed.
             Exception: any other error fails this job alone.
         """
 
@@ -134,6 +139,8 @@ def perform(job: Job, here: Surroundings) -> Generator[Any]:
         ended = Finished(result, job.was_preempted(result))
     except PackTooLarge as error:  # only its text: its traceback holds the missing memory
         ended = TooLarge(str(error), error.fits)
+    except WorkerLost as error:
+        ended = Lost(str(error))
     except MupTpuError as error:
         ended = Refused(error)
     except Exception as error:

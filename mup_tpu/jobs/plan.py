@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, write
 from mup_tpu.models import declare, training_flops
 from mup_tpu.training.pack_key import pack_key
+
+T = TypeVar("T")
 
 LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members of a pack. In turns a larger pack saves only the batches, and small packs are stored sooner."""
@@ -45,9 +48,7 @@ def threads_per_pack(trials: int, cores: int, hosts: int = 1) -> int:
     return max(1, cores // math.ceil(trials / hosts))
 
 
-def missing_trials(
-    trials: Sequence[Trial], done: Collection[str], trial_id: Callable[[Trial], str]
-) -> list[Trial]:
+def missing_trials(trials: Iterable[T], done: Collection[str], trial_id: Callable[[T], str]) -> list[T]:
     """Trials without a result, each once; `done` are the trial_ids with one."""
     by_id = {trial_id(trial): trial for trial in trials}
     return [trial for name, trial in by_id.items() if name not in done]

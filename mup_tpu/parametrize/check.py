@@ -6,8 +6,10 @@ Yang et al. 2022 (Tensor Programs V), appendix D.1. `mup_tpu.plots.coordinate_ch
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,10 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize.diagnosis import sentences
+from mup_tpu.parametrize.diagnosis import Growing, sentences
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.parametrize.survey import Build
+
+_FEWEST = 3
+"""Fewest widths of a check that is cut short."""
 
 OPTIMIZERS: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
@@ -33,6 +38,19 @@ class CoordinateCheck:
     "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
     sentences: tuple[str, ...]
     """For each rule: the layer that grows first and the factor that it likely lacks, or that none grows."""
+    growing: Mapping[str, Growing]
+    """First growing layer of each rule that has one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        rules = dict.fromkeys(self.table["parametrization"])
+        return {
+            "passes": {rule: rule not in self.growing for rule in rules},
+            "growing": {rule: asdict(layer) for rule, layer in self.growing.items()},
+            "widths": sorted(map(int, self.table["width"].unique())),
+            "seeds": int(self.table["seed"].nunique()),
+            "sentences": list(self.sentences),
+        }
 
 
 def coord_check(
@@ -48,6 +66,8 @@ def coord_check(
     steps: int = 4,
     seeds: int = 2,
     probes: Sequence[str] = (),
+    seconds: float = math.inf,
+    update: Callable[[str, float], None] = lambda doing, share: None,
     **options: Any,
 ) -> CoordinateCheck:
     """Train a module of several widths for a few steps on one batch, and measure its layers.
@@ -65,6 +85,8 @@ def coord_check(
         seeds: number of seeds of the init, from 0.
         probes: patterns of submodules to measure; by default submodules with a matrix of their own, and
             members of nn.ModuleLists.
+        seconds: time after which no further seed, and beyond three widths no larger one, is begun.
+        update: function that takes the present work and the share that is done, for a bar.
         options: depth, base_depth, roles, branches, by_hand and delta_width of `parametrize`.
 
     Raises:
@@ -72,25 +94,63 @@ def coord_check(
     """
     if len(set(widths)) < 2:
         raise ConfigError(f"widths {list(widths)} are fewer than two, so that nothing can be seen to grow")
-    training = _Training(batch, loss, optimizer, lr, steps, probes)
-    rows: list[dict[str, Any]] = []
-    widest: dict[str, ModuleParametrization] = {}
+    training, began = _Training(batch, loss, optimizer, lr, steps, probes), time.monotonic()
     options |= {"base_width": base_width, "optimizer": optimizer}
-    for rule in rules:
-        for width in sorted(set(widths)):
-            scaled = parametrize(build, width=width, rule=rule, **options)
-            widest[rule] = scaled
+    rows: list[dict[str, Any]] = []
+    there: list[int] = []
+    scaled: dict[tuple[str, int], ModuleParametrization] = {}
+    todo = [(seed, width) for seed in range(seeds) for width in sorted(set(widths))]
+    for done, (seed, width) in enumerate(todo):
+        if time.monotonic() - began > seconds and len(there) >= _FEWEST:
+            break
+        for rule in rules:
+            update(f"{rule}, width {width}, seed {seed}", done / len(todo))
+            if (rule, width) not in scaled:
+                scaled[rule, width] = parametrize(build, width=width, rule=rule, **options)
+            own = scaled[rule, width]
             size = (width,) if options.get("depth") is None else (width, options["depth"])
-            for seed in range(seeds):
-                about = {"parametrization": rule, "width": width, "seed": seed}
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
-                    rows += [about | row for row in training.measure(scaled, scaled.init_(build(*size)))]
+            about = {"parametrization": rule, "width": width, "seed": seed}
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                rows += [about | row for row in training.measure(own, own.init_(build(*size)))]
+        there += [width] if seed == 0 else []
     table = pd.DataFrame(rows)
-    mup = parametrize(build, width=max(widths), **options)
-    said = tuple(sentences(table, widest, mup))
+    mup = parametrize(build, width=max(there), **options)
+    said, growing = sentences(table, {rule: scaled[rule, max(there)] for rule in rules}, mup)
     labels = _labels(list(dict.fromkeys(table["layer"])))
-    return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), said)
+    return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), tuple(said), growing)
+
+
+def assert_mup(
+    build: Build,
+    batch: Any,
+    loss: Callable[[nn.Module, Any], Tensor],
+    *,
+    base_width: int,
+    widths: Sequence[int] = (),
+    lr: float = 2**-7,
+    **options: Any,
+) -> CoordinateCheck:
+    """Assert in a test that no layer of a module grows with width under μP; returns the check.
+
+    Args:
+        build: as in `parametrize`.
+        batch: as in `coord_check`.
+        loss: as in `coord_check`.
+        base_width: width of the tuning.
+        widths: by default 1, 2, 4, 8 and 16 times the base width.
+        lr: learning rate at the base.
+        options: others of `coord_check`, such as `rules` in place of ("mup",), and of `parametrize`.
+
+    Raises:
+        AssertionError: a layer grows: the lower end of its exponent's 95 % interval is above 0.
+    """
+    widths = widths or [base_width * 2**k for k in range(5)]
+    options = dict[str, Any](rules=("mup",), seeds=3) | options
+    check = coord_check(build, batch, loss, widths=widths, base_width=base_width, lr=lr, **options)
+    if check.growing:
+        raise AssertionError("\n".join(check.sentences))
+    return check
 
 
 @dataclass(frozen=True)

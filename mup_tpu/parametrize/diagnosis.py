@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,42 @@ from mup_tpu.analysis.coord_check import GROWS, slopes
 from mup_tpu.parametrize.module import ModuleParametrization
 
 
+@dataclass(frozen=True)
+class Growing:
+    """First layer of a rule that grows with width."""
+
+    layer: str
+    quantity: str
+    """"activation", or "update" since init."""
+    step: int
+    exponent: float
+    """Of the width; inf for a width that diverges."""
+    low: float
+    """Lower end of its 95 % interval."""
+
+
 def sentences(
     table: pd.DataFrame, scaled: Mapping[str, ModuleParametrization], mup: ModuleParametrization
-) -> list[str]:
-    """Conclusions of a coordinate check, a sentence or two a rule, with factors at the largest width."""
-    last, widest, found = int(table["step"].max()), int(table["width"].max()), []
+) -> tuple[list[str], dict[str, Growing]]:
+    """Conclusions of a coordinate check, a sentence or two a rule, and the layer that grows under a rule.
+
+    Factors are those at the largest width.
+    """
+    last, widest, found = int(table["step"].max()), int(table["width"].max()), list[str]()
+    growing = dict[str, Growing]()
     for rule, own in scaled.items():
         part = table[table["parametrization"] == rule]
         if not np.isfinite(part["rms"]).all():
             width = int(part[~np.isfinite(part["rms"])]["width"].min())
+            lost = part[~np.isfinite(part["rms"])].iloc[0]
+            growing[rule] = Growing(lost["layer"], lost["quantity"], int(lost["step"]), math.inf, math.inf)
             found.append(f"{rule}: width {width} diverges within {last} steps; check with a smaller lr")
             continue
         at_init, after = _exponents(part, 0), _exponents(part, last)
         if first := next((row for row in at_init if _grows(row)), None):
-            when, lacks = "at init", _lacking(first["layer"], own, mup, ("init", "logits"))
+            step, when, lacks = 0, "at init", _lacking(first["layer"], own, mup, ("init", "logits"))
         elif first := next((row for row in after if _grows(row)), None):
-            when = f"after {last} steps"
+            step, when = last, f"after {last} steps"
             lacks = _lacking(first["layer"], own, mup, ("logits", "learning rate", "init"))
         else:
             found.append(f"{rule}: {_flat(after)}")
@@ -40,7 +61,8 @@ def sentences(
             continue
         why = f"{lacks} at width {widest}" if lacks else _elsewhere(part, own, mup, widest)
         found.append(f"{rule}: the first layer that grows is {_named(first, own)} {when}: {why}")
-    return found
+        growing[rule] = Growing(first["layer"], first["quantity"], step, first["slope"], first["low"])
+    return found, growing
 
 
 def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:

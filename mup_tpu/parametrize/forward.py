@@ -6,11 +6,13 @@ that was built on the meta device keeps its factors when it gets memory.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
@@ -18,6 +20,9 @@ from mup_tpu.parametrize.roles import is_linear
 from mup_tpu.parametrize.survey import Found
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import ForwardScaling
+
+_NUMBER_OF_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads")
+"""Attributes of attention modules with their number of heads."""
 
 Place = Literal["input", "output", "scaling", "by hand"]
 
@@ -82,6 +87,71 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
             part.register_forward_hook(_ScaleOutput(factor.factor))
 
 
+@torch.no_grad()
+def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
+    """Multiply weights by the forward factors and remove these, so that the plain class computes the same.
+
+    Raises:
+        ConfigError: the factor of a module cannot go into a weight.
+    """
+    for factor in factors:
+        if factor.place == "by hand":
+            continue
+        part = module.get_submodule(factor.module)
+        if factor.place == "scaling":
+            if part.scaling == factor.scaling:
+                _bake_queries(part, factor)
+            continue
+        hooks: Any = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Scale)]:
+            if not is_linear(part):
+                raise ConfigError(
+                    f"the factor of {factor.module!r} ({type(part).__name__}) cannot be baked: it "
+                    "is no linear layer"
+                )
+            weight, bias = part.get_parameter("weight"), getattr(part, "bias", None)
+            if factor.place == "input" and _is_tied(module, part):
+                part.weight = nn.Parameter(weight * hooks[key].factor)
+                config: Any = getattr(module, "config", None)
+                if config is not None:  # transformers would tie them again
+                    config.tie_word_embeddings = False
+            else:
+                weight.mul_(hooks[key].factor)
+            if factor.place == "output" and bias is not None:
+                bias.mul_(hooks[key].factor)
+            del hooks[key]
+            part._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _is_tied(module: nn.Module, part: nn.Module) -> bool:
+    """Whether another module has the same weight."""
+    return any(
+        other is not part and getattr(other, "weight", None) is part.weight for other in module.modules()
+    )
+
+
+def _bake_queries(part: Any, factor: ForwardFactor) -> None:
+    """Multiply the queries of an attention module of `transformers` by the factor of its logits."""
+    stock = factor.scaling / factor.factor
+    norm, alone, joint = (getattr(part, name, None) for name in ("q_norm", "q_proj", "c_attn"))
+    queries: list[Tensor | None]
+    if isinstance(norm, nn.Module):
+        queries = [norm.weight]  # type: ignore[list-item]
+    elif isinstance(alone, nn.Linear):
+        queries = [alone.weight, alone.bias]
+    elif joint is not None and is_linear(joint) and isinstance(size := part.split_size, int):
+        queries = [joint.weight[..., :size], joint.bias[..., :size]]  # queries, keys and values of GPT-2
+    else:
+        raise ConfigError(
+            f"the factor of {factor.module!r} ({type(part).__name__}) cannot be baked: it has no "
+            f"q_proj, q_norm or c_attn; multiply queries by {factor.factor:g}, and set scaling to {stock:g}"
+        )
+    for tensor in queries:
+        if tensor is not None:
+            tensor.mul_(factor.factor)
+    part.scaling = stock
+
+
 def readout_factors(
     found: Mapping[str, Found],
     parameters: Mapping[str, Parameter],
@@ -124,6 +194,8 @@ def attention_factors(
     for name, part in module.named_modules():
         size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
         before = getattr(base.get_submodule(name), "head_dim", None)
+        if size is None and not _named(name, by_hand):
+            _warn_of_heads(name, part, base.get_submodule(name))
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
         factor = rule(size / before).attention
@@ -140,6 +212,21 @@ def attention_factors(
                 f"and say by_hand=[{name!r}]"
             )
     return factors
+
+
+def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
+    """Warn of an attention module whose heads may grow in size: of one number, in a wider module."""
+    for attribute in _NUMBER_OF_HEADS:
+        number = getattr(part, attribute, None)
+        wider = any(p.numel() > q.numel() for p, q in zip(part.parameters(), base.parameters(), strict=False))
+        if isinstance(number, int) and wider and number == getattr(base, attribute, None):
+            warnings.warn(
+                f"{name!r} ({type(part).__name__}) has {attribute} {number} at every width, so its heads "
+                "seem to grow, and no head_dim and scaling to set: divide its logits by the head size, not "
+                f"by its root, and say by_hand=[{name!r}]; or let {attribute} grow",
+                stacklevel=2,
+            )
+            return
 
 
 def branch_factors(

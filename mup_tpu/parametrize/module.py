@@ -97,6 +97,18 @@ class ModuleParametrization:
         forward.apply(module, self.forward)
         return module
 
+    def bake_(self, module: Module) -> Module:
+        """Fold the forward factors into the weights, the inverse of `forward_`; returns the module.
+
+        The stock class then computes the same from the checkpoint. A tied readout gets a matrix of its own.
+        Training goes on from a checkpoint before baking only.
+
+        Raises:
+            ConfigError: the factor of a module cannot go into a weight.
+        """
+        forward.bake(module, self.forward)
+        return module
+
     def param_groups(
         self,
         module: nn.Module,

@@ -1,7 +1,7 @@
 """The store: run tables and learning curves in a results folder."""
 
 from mup_tpu.store.access import results_folder
-from mup_tpu.store.header import StoredAxes, StoredAxis
+from mup_tpu.store.header import STUDY_COLUMNS, StoredAxes, StoredAxis
 from mup_tpu.store.runs import (
     FINAL,
     LOG_FILE,
@@ -11,12 +11,14 @@ from mup_tpu.store.runs import (
     is_search,
     load_axes,
     load_curves,
+    load_own_columns,
     load_planned,
     load_question,
     load_runs,
 )  # fmt: skip
 
 __all__ = [
-    "FINAL", "LOG_FILE", "LOG_OBJECTS", "Store", "StoredAxes", "StoredAxis", "done_of", "is_search",
-    "load_axes", "load_curves", "load_planned", "load_question", "load_runs", "results_folder",
+    "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Store", "StoredAxes", "StoredAxis", "done_of",
+    "is_search", "load_axes", "load_curves", "load_own_columns", "load_planned", "load_question", "load_runs",
+    "results_folder",
 ]  # fmt: skip

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from mup_tpu.config import Sweep, shown
+from mup_tpu.config import Sweep, field_column, shown
 from mup_tpu.config.columns import COLUMNS
+from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import StoreError, TableError, reason
 from mup_tpu.files import Folder, patiently
@@ -21,6 +22,15 @@ FORMAT = 1
 MOST_BYTES = 2**24
 """Largest header that is read."""
 
+STUDY_COLUMNS = (
+    "experiment", "trial_id", "seed", "loss", "status", "reason", "wall_time_s", "steps_done",
+    "purchase", "versions", "config", "finished_at",
+)  # fmt: skip
+"""Columns of a study's runs besides its own."""
+
+_TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
+"""Types of columns by their names in store.json."""
+
 
 @dataclass(frozen=True)
 class StoredAxis:
@@ -28,19 +38,36 @@ class StoredAxis:
 
     column: str
     fields: tuple[str, ...]
+    is_study: bool = False
+    """Whether the fields are a study's own names, under which its columns go."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the fields."""
+        return self.fields if self.is_study else tuple(map(field_column, self.fields))
 
     @classmethod
-    def parse(cls, name: str, found: Any) -> StoredAxis:
+    def parse(cls, name: str, found: Any, columns: Mapping[str, type] | None) -> StoredAxis:
         """An axis from JSON.
+
+        Args:
+            name: which axis it is.
+            found: what the JSON holds.
+            columns: a study's own columns; None for our own trials.
 
         Raises:
             ValueError: the column or a field is unknown.
         """
+        known = COLUMNS if columns is None else {*columns, *STUDY_COLUMNS}
         match found:
             case {"column": str(column), "fields": [*own]} if (
-                own and column in COLUMNS and all(isinstance(f, str) and f in part_of_field() for f in own)
+                own
+                and column in known
+                and all(
+                    isinstance(f, str) and f in (part_of_field() if columns is None else known) for f in own
+                )
             ):
-                return cls(column, tuple(own))
+                return cls(column, tuple(own), columns is not None)
         raise ValueError(f"its axis {name} is not a column and fields that this version knows")
 
 
@@ -58,8 +85,8 @@ class StoredAxes:
         return cls(*(StoredAxis(axis.column, axis.fields) for axis in sweep.axes))
 
     @classmethod
-    def parse(cls, found: Any) -> StoredAxes:
-        """Axes from JSON.
+    def parse(cls, found: Any, columns: Mapping[str, type] | None) -> StoredAxes:
+        """Axes from JSON, of a study with these columns or of our own trials.
 
         Raises:
             ValueError: an entry is not allowed.
@@ -67,7 +94,7 @@ class StoredAxes:
         usual = [f.name for f in fields(cls)]
         if not isinstance(found, dict) or not set(found) <= set(usual):
             raise ValueError(f"its axes are not {', '.join(usual)}")
-        return cls(**{name: StoredAxis.parse(name, axis) for name, axis in found.items()})
+        return cls(**{name: StoredAxis.parse(name, axis, columns) for name, axis in found.items()})
 
     def __str__(self) -> str:
         scale = " with ".join(self.scale.fields)
@@ -85,6 +112,8 @@ class Header:
     """Scales of the sequence; empty for a fixed grid."""
     where: tuple[Condition, ...] = ()
     """Conditions on the rows that the verdict uses; without any it uses all."""
+    columns: Mapping[str, type] | None = None
+    """Own columns of a study with their types; None for our own trials."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Entries of later versions, kept as they are."""
 
@@ -106,20 +135,30 @@ class Header:
             raise ValueError(f"it has store format {told}; this version reads {FORMAT}")
         if not isinstance(experiment := found.pop("experiment", None), str):
             raise ValueError("it does not name its experiment")
-        axes = StoredAxes.parse(found.pop("axes")) if "axes" in found else None
+        columns = _types(found.pop("columns")) if "columns" in found else None
+        axes = StoredAxes.parse(found.pop("axes"), columns) if "axes" in found else None
         where, planned = _conditions(found.pop("where", [])), _scales(found.pop("planned", []))
-        return cls(experiment, axes, planned, where, found)
+        return cls(experiment, axes, planned, where, columns, found)
 
     def to_json(self) -> bytes:
         """Bytes of store.json."""
         content: dict[str, Any] = {"experiment": self.experiment, "format": FORMAT}
         if self.axes:
-            content["axes"] = asdict(self.axes)
+            axes = asdict(self.axes).items()
+            content["axes"] = {name: {k: axis[k] for k in ("column", "fields")} for name, axis in axes}
+        if self.columns is not None:
+            content["columns"] = {name: kind.__name__ for name, kind in self.columns.items()}
         if self.planned:
             content["planned"] = self.planned
         if self.where:
             content["where"] = [str(condition) for condition in self.where]
         return json.dumps({**content, **self.others}).encode()
+
+
+def _types(found: Any) -> dict[str, type]:
+    if not isinstance(found, dict) or not all(isinstance(k, str) and k in _TYPES for k in found.values()):
+        raise ValueError(f"its columns are not names with types of {', '.join(_TYPES)}")
+    return {name: _TYPES[kind] for name, kind in found.items()}
 
 
 def _conditions(found: Any) -> tuple[Condition, ...]:

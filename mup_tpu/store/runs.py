@@ -2,8 +2,8 @@
 
 A results folder holds one experiment:
 
-    results/lr_transfer/store.json        experiment, axes, format; planned scales of a sequence; conditions
-                                          on rows (`header.py`)
+    results/lr_transfer/store.json        experiment, axes, format; planned scales of a sequence; columns
+                                          of a study; conditions on rows (`header.py`)
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
@@ -21,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 
+from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.errors import StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import tables
@@ -43,9 +44,11 @@ class Store:
         experiment: name of the rows' experiment.
         axes: axes of the rows' sweep; None without a sweep.
         planned: scales of the rows' sequence; added to the stored ones.
+        columns: own columns of a study with their types, str, int, float or bool; None for our own trials.
 
     Raises:
-        StoreError: the folder cannot be written, or holds another experiment or a sweep along other axes.
+        StoreError: the folder cannot be written, or holds another experiment, or runs along other axes or
+            with other columns.
     """
 
     def __init__(
@@ -54,11 +57,12 @@ class Store:
         experiment: str,
         axes: StoredAxes | None = None,
         planned: Sequence[float] = (),
+        columns: Mapping[str, type] | None = None,
     ) -> None:
         self.folder = results_folder(path)
         self.experiment = experiment
         self.folder.remove_leftovers()
-        mine = Header(experiment, axes, tuple(sorted({*map(float, planned)})))
+        mine = Header(experiment, axes, tuple(sorted({*map(float, planned)})), columns=columns)
         held = read_header(self.folder) or create_header(self.folder, mine)
         if held.experiment != experiment:
             raise StoreError(
@@ -67,11 +71,38 @@ class Store:
             )
         if axes is not None and axes != (found := held.axes or StoredAxes()):
             raise StoreError(
-                f"results folder {self.folder} holds a sweep of {found}, not of {axes}; "
-                "give this one a folder of its own"
+                f"results folder {self.folder} holds a {'study' if held.columns is not None else 'sweep'} of "
+                f"{found}, not of {axes}; give this one a folder of its own"
             )
+        if columns is not None:
+            held = self._with_columns(held, columns)
+        self._own = held.columns
         if more := {*mine.planned} - {*held.planned}:
             write_header(self.folder, replace(held, planned=tuple(sorted([*held.planned, *more]))))
+
+    def _with_columns(self, header: Header, columns: Mapping[str, type]) -> Header:
+        """The header, with whole numbers as real ones where the study has those now.
+
+        Raises:
+            StoreError: the study has other columns than the folder, or one of another type.
+        """
+        held = header.columns or {}
+        if held.keys() != columns.keys():
+            raise StoreError(
+                f"results folder {self.folder} holds a study of {', '.join(held)}, not of "
+                f"{', '.join(columns)}; give this one a folder of its own"
+            )
+        for name, kind in columns.items():
+            if kind is not held[name] and {kind, held[name]} != {int, float}:
+                raise StoreError(
+                    f"results folder {self.folder} holds runs whose {name} is {TYPE_NAMES[held[name]]}, and "
+                    f"this study's is {TYPE_NAMES[kind]}; give this one a folder of its own"
+                )
+        both = {name: float if float in (kind, held[name]) else kind for name, kind in columns.items()}
+        if both != held:
+            header = replace(header, columns=both)
+            write_header(self.folder, header)
+        return header
 
     def ask(self, where: Sequence[Condition]) -> None:
         """Set which rows the verdict uses; without conditions, all."""
@@ -89,11 +120,11 @@ class Store:
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
         for table, records in (("curves", curves), ("runs", rows)):
             if records:
-                tables.append(self.folder, table, records)
+                tables.append(self.folder, table, records, self._own)
 
     def results(self) -> pd.DataFrame:
         """Rows of trials that finished, diverged or were stopped early."""
-        runs = tables.read_table(self.folder, "runs")
+        runs = tables.read_table(self.folder, "runs", self._own)
         return runs[runs["status"].isin(FINAL)]
 
     def done(self, stopped: bool = True) -> set[str]:
@@ -110,7 +141,7 @@ class Store:
     def compact(self) -> None:
         """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
         for table in ("runs", "curves"):
-            tables.merge(self.folder, table)
+            tables.merge(self.folder, table, self._own)
 
 
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:
@@ -147,7 +178,7 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     header = read_header(folder)
     if header is None:
         raise StoreError(f"results folder {path} holds no store (no store.json in it)")
-    runs = tables.read_table(folder, "runs")
+    runs = tables.read_table(folder, "runs", header.columns)
     if runs.empty:
         raise StoreError(f"results folder {path} holds no runs yet")
     axes = header.axes or StoredAxes()
@@ -159,6 +190,12 @@ def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
     """Axes of the sweep in a results folder; width and learning rate if none are stored."""
     header = read_header(results_folder(path))
     return header.axes if header and header.axes else StoredAxes()
+
+
+def load_own_columns(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Own columns of the study in a results folder; none of our own trials."""
+    header = read_header(results_folder(path))
+    return tuple(header.columns or ()) if header else ()
 
 
 def load_planned(path: str | os.PathLike[str] | Folder) -> tuple[float, ...]:

@@ -21,6 +21,7 @@ from mup_tpu.errors import StoreError, reason
 from mup_tpu.files import Folder, cache_root, patiently
 from mup_tpu.store import parts
 from mup_tpu.store.access import accessed
+from mup_tpu.store.header import STUDY_COLUMNS
 from mup_tpu.store.old_rows import complete
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -54,6 +55,18 @@ _NOTE = b"mup_tpu parts"
 """Entry of the remembered file's schema: name, state and rows of each part, in its order."""
 
 
+Own = Mapping[str, type] | None
+"""Columns of a study with their types; None for our own trials."""
+
+
+def _schema(table: str, own: Own) -> pa.Schema:
+    """Schema of a table: of our own trials, or of a study with its own columns."""
+    if own is None or table != "runs":
+        return _SCHEMAS[table]
+    common = {name: _SCHEMAS["runs"].field(name).type for name in STUDY_COLUMNS}
+    return pa.schema(common | {name: _ARROW[kind] for name, kind in own.items()})
+
+
 def part_names(folder: Folder, table: str) -> list[str]:
     """Names of a table's parts in a results folder."""
     return [f"{table}/{name}" for name in _states(folder, table)]
@@ -65,23 +78,29 @@ def _states(folder: Folder, table: str) -> dict[str, str]:
     return {name: state for name, state in states.items() if name.endswith(".parquet")}
 
 
-def read_table(folder: Folder, table: str) -> pd.DataFrame:
+def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
     """A table of a results folder, each row and point once.
+
+    Args:
+        folder: results folder.
+        table: "runs" or "curves".
+        own: columns of a study with their types; None for our own trials.
 
     Raises:
         StoreError: a part is damaged or cannot be read, or parts do not fit together.
     """
+    schema = _schema(table, own)
     for _ in range(_LISTINGS):
-        tables = _read_parts(folder, table)
+        tables = _read_parts(folder, table, schema)
         if tables is not None:
             break
     else:
         raise StoreError(f"results folder {folder} cannot be read: its parts are replaced again and again")
     try:
-        frame = _frame([rows for _, rows in tables], table)
+        frame = _frame([rows for _, rows in tables], table, schema)
     except _MISFITS as error:
         for name, rows in tables:
-            _check_alone(rows, table, f"{folder}/{table}/{name}")
+            _check_alone(rows, table, schema, f"{folder}/{table}/{name}")
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
@@ -90,24 +109,24 @@ def read_table(folder: Folder, table: str) -> pd.DataFrame:
     return frame.iloc[rank.argsort(kind="stable")].drop_duplicates("trial_id", ignore_index=True)
 
 
-def _frame(tables: Iterable[pa.Table], table: str) -> pd.DataFrame:
-    whole = pa.concat_tables([_SCHEMAS[table].empty_table(), *tables], promote_options="permissive")
+def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.DataFrame:
+    whole = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
     return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
 
 
-def _check_alone(rows: pa.Table, table: str, part: str) -> None:
+def _check_alone(rows: pa.Table, table: str, schema: pa.Schema, part: str) -> None:
     """Refuse a part that cannot be read by itself."""
     try:
-        _frame([rows], table)
+        _frame([rows], table, schema)
     except _MISFITS as error:
         raise StoreError(f"part {part} cannot be read: {reason(error)}") from None
 
 
-def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None:
+def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:
     """All parts of a table in the order of their names; None if a listed one is gone."""
     with accessed(folder, "read"):
         states = _states(folder, table)
-    known = _remembered(folder, table, states) if len(states) >= _MANY else {}
+    known = _remembered(folder, table, schema, states) if len(states) >= _MANY else {}
     new = [name for name in states if name not in known]
 
     def read(name: str) -> pa.Table:
@@ -118,7 +137,7 @@ def _read_parts(folder: Folder, table: str) -> list[tuple[str, pa.Table]] | None
             raise
         except OSError as error:
             raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
-        return parts.decode(content, name, where, _SCHEMAS[table], _KEYS[table])
+        return parts.decode(content, name, where, schema, _KEYS[table])
 
     try:
         with ThreadPoolExecutor(_AT_ONCE[folder.is_local]) as pool:
@@ -137,7 +156,9 @@ def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
     return Folder(cache_root() / "stores"), f"{key}-{table}"
 
 
-def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[str, pa.Table]:
+def _remembered(
+    folder: Folder, table: str, schema: pa.Schema, states: Mapping[str, str]
+) -> dict[str, pa.Table]:
     """Tables of unchanged parts from the cache; none if the file is damaged."""
     place, file = _memory(folder, table)
     try:
@@ -145,7 +166,7 @@ def _remembered(folder: Folder, table: str, states: Mapping[str, str]) -> dict[s
         digest, content = kept[:32], kept[32:]
         if hashlib.sha256(content).digest() != digest:
             return {}
-        whole = parts.decode(content, file, file, _SCHEMAS[table], _KEYS[table])
+        whole = parts.decode(content, file, file, schema, _KEYS[table])
         found, at = {}, 0
         for name, state, rows in json.loads(whole.schema.metadata[_NOTE]):
             if states.get(name) == state:
@@ -170,7 +191,7 @@ def _remember(
         return
 
 
-def merge(folder: Folder, table: str) -> None:
+def merge(folder: Folder, table: str, own: Own = None) -> None:
     """Merge all parts of a table into one.
 
     Raises:
@@ -178,17 +199,17 @@ def merge(folder: Folder, table: str) -> None:
     """
     before = part_names(folder, table)
     if len(before) > 1:
-        write_part(folder, table, pa.Table.from_pandas(read_table(folder, table), preserve_index=False))
+        write_part(folder, table, pa.Table.from_pandas(read_table(folder, table, own), preserve_index=False))
         folder.remove(*before)
 
 
-def append(folder: Folder, table: str, records: list[Mapping[str, Any]]) -> None:
+def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> None:
     """Add records as a part; on return the part is on disk.
 
     Raises:
         StoreError: the folder cannot be written.
     """
-    schema = _SCHEMAS[table]
+    schema = _schema(table, own)
     extra = sorted({key for record in records for key in record} - set(schema.names))
     all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
     write_part(folder, table, pa.Table.from_pylist([dict(r) for r in records], pa.schema(all_fields)))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -63,40 +64,118 @@ def run_until_settled(
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
     corpora = Corpora()
-    points = measured(sweep, corpora)
-    _check_axes(sweep, points)
-    if lacking := sorted(set(load_planned(results)) - set(points)):
+    grid = _SweepGrid(sweep, corpora)
+    check_axes(grid, isinstance(sweep.base.flat()[sweep.tune_axis.field], float))
+    if lacking := sorted(set(load_planned(results)) - set(grid.points)):
         at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
         raise StoreError(
             f"results folder {results} plans {label(sweep.scale_axis.column)} {at} too, which this sweep "
             "lacks: give all of its scales, or another --results"
         )
-    _check_question(sweep, points, results)
-    store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(points))
+    _check_question(sweep, grid.points, results)
+    store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    buyer = _Buyer(sweep, points, corpora, store, run.halving, deadline)
-    outcome: Counter[str] = Counter()
     with TrialRunner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
-        while True:
-            plans = buyer.plans()
-            _show(plans, buyer.columns, console)
-            trials = {trial: plan.purchase for plan in plans for trial in plan.trials}
-            if not trials:
-                return outcome
-            if time.monotonic() >= deadline:
-                break
-            ended = runner.run(list(trials), trials.__getitem__, deadline)
-            outcome += ended
-            if ended["failed"] or not ended:
-                break
+
+        def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
+            return runner.run(trials, purchase, deadline)
+
+        outcome = buy(grid, store, run_batch, run.halving, deadline, console)
     if time.monotonic() >= deadline:
         console.print(f"the budget of {until.budget} is used up; the same command goes on", highlight=False)
     return outcome
 
 
+T = TypeVar("T", bound=Hashable)
+
+
+class Grid(ABC, Generic[T]):
+    """Trials that a sequence may buy."""
+
+    columns: Columns
+    points: Mapping[float, Any]
+    """Points of the scale by their measure."""
+    values: Sequence[float]
+    """Values of the hyperparameter to start from."""
+    compared: Mapping[str, Any]
+    """Compared points by their names in the run table."""
+
+    @abstractmethod
+    def trial(self, point: Any, compared: Any, value: float, seed: int) -> T:
+        """Trial with a point of the scale, a compared point, a value, and a seed from 0 on.
+
+        Raises:
+            ConfigError: a trial does not allow these.
+        """
+
+    @abstractmethod
+    def trial_id(self, trial: T) -> str:
+        """Name of a trial in the store."""
+
+
+class _SweepGrid(Grid[Trial]):
+    """Grid of a sweep's trials.
+
+    Raises:
+        ConfigError: two points of the scale measure the same.
+        DataError: the corpus cannot be used.
+    """
+
+    def __init__(self, sweep: Sweep, corpora: Corpora) -> None:
+        scale, tune, compare = sweep.axes
+        self._base, self._tuned = sweep.base, sweep.tune_axis.field
+        self.points, self.values = measured(sweep, corpora), sweep.tune_axis.values
+        self.columns = Columns(scale.column, tune.column, parametrization=compare.column)
+        start = self.points[min(self.points)]
+        self.compared = {
+            str(configured(sweep.base.replace(**start, **point))[compare.column]): point
+            for point in compare.points
+        }
+        self._corpora = corpora
+
+    def trial_id(self, trial: Trial) -> str:
+        return self._corpora.trial_id(trial)
+
+    def trial(self, point: Any, compared: Any, value: float, seed: int) -> Trial:
+        tuned = {self._tuned: value}
+        return self._base.replace(**point, **compared, **tuned, seed=self._base.train.seed + seed)
+
+
+def buy(
+    grid: Grid[T],
+    store: Store,
+    run: Callable[[list[T], Callable[[T], int]], Counter[str]],
+    halving: bool,
+    deadline: float,
+    console: Console,
+) -> Counter[str]:
+    """Buy batch after batch until each verdict is settled, is not worth its cost, or the time is up.
+
+    Args:
+        grid: trials to choose from.
+        store: their rows.
+        run: runs the missing ones of some trials, given the purchase of each; returns their number by status.
+        halving: whether stopped trials count as run.
+        deadline: end by `time.monotonic`.
+        console: for the table of looks and the next purchase.
+    """
+    buyer = Buyer(grid, store, halving, deadline)
+    outcome: Counter[str] = Counter()
+    while True:
+        plans = buyer.plans()
+        _show(plans, grid.columns, console)
+        trials = {trial: plan.purchase for plan in plans for trial in plan.trials}
+        if not trials or time.monotonic() >= deadline:
+            return outcome
+        ended = run(list(trials), trials.__getitem__)
+        outcome += ended
+        if ended["failed"] or not ended:
+            return outcome
+
+
 @dataclass(frozen=True)
-class _Plan:
+class Plan(Generic[T]):
     """Looks at one parametrization so far, and its next purchase."""
 
     name: str
@@ -106,45 +185,30 @@ class _Plan:
     stops: str
     """Reason not to buy the batch; "" if it is bought."""
     purchase: int
-    trials: tuple[Trial, ...]
+    trials: tuple[T, ...]
     """Trials of the batch, if it is bought."""
 
 
-class _Buyer:
-    """Planner of purchases, from the rows of a store."""
+class Buyer(Generic[T]):
+    """Planner of purchases, from the rows of a store. Arguments are those of `buy`."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        points: Mapping[float, dict[str, Any]],
-        corpora: Corpora,
-        store: Store,
-        halving: bool,
-        deadline: float,
+        self, grid: Grid[T], store: Store, halving: bool = False, deadline: float = math.inf
     ) -> None:
-        self._sweep, self._points, self._store, self._corpora = sweep, points, store, corpora
-        self._halving = halving
-        self.columns = Columns(
-            sweep.scale_axis.column, sweep.tune_axis.column, parametrization=sweep.compare_axis.column
-        )
-        start = points[min(points)]
-        self._compared = {
-            str(configured(sweep.base.replace(**start, **point))[self.columns.parametrization]): point
-            for point in sweep.compare_axis.points
-        }
+        self._grid, self._store, self._halving = grid, store, halving
         self._known = np.empty(0)
         """Values of the hyperparameter above 0, from the grid and the rows."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
 
-    def plans(self) -> list[_Plan]:
+    def plans(self) -> list[Plan[T]]:
         """Plan of each parametrization."""
         stored = self._store.results()
         table = load_table(str(self._store.folder), where=()) if len(stored) else None
         self._known = self._known_values(stored)
         done = done_of(stored, stopped=self._halving)
-        return [self._plan(name, table, stored, done) for name in self._compared]
+        return [self._plan(name, table, stored, done) for name in self._grid.compared]
 
-    def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> _Plan:
+    def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> Plan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if not len(runs):
             return self._bought(name, (), self._first(name), "", 1)
@@ -156,15 +220,15 @@ class _Buyer:
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
             again = self._bought(name, looks[:-1], batch, "", last)
-            if missing_trials(again.trials, done, self._corpora.trial_id):
+            if missing_trials(again.trials, done, self._grid.trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
         return self._bought(name, looks, batch, stops, last + 1)
 
     def _first(self, name: str) -> Batch:
-        grid = [math.log2(value) for value in self._sweep.tune_axis.values if value > 0]
-        return first_batch(name, min(self._points), grid)
+        grid = [math.log2(value) for value in self._grid.values if value > 0]
+        return first_batch(name, min(self._grid.points), grid)
 
     def _next(
         self, name: str, table: RunTable, looks: Sequence[LookTaken], question: Question
@@ -178,49 +242,45 @@ class _Buyer:
 
     def _bought(
         self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: str, purchase: int
-    ) -> _Plan:
+    ) -> Plan[T]:
         """Plan with the trials of a batch; a value that trials do not allow ends the sequence."""
-        trials: list[Trial] = []
+        trials: list[T] = []
         if batch is not None and not stops:
             try:
                 trials = [t for cell in batch.cells for t in self._trials(name, cell)]
             except ConfigError as error:
                 stops, trials = f"{batch.reason}, but {error}", []
-        return _Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
+        return Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
-    def _trials(self, name: str, cell: Cell) -> list[Trial]:
-        at = self._points[min(self._points, key=lambda scale: abs(scale - cell.scale))]
+    def _trials(self, name: str, cell: Cell) -> list[T]:
+        grid = self._grid
+        at = grid.points[min(grid.points, key=lambda scale: abs(scale - cell.scale))]
         near = float(self._known[np.abs(np.log2(self._known) - cell.x).argmin()])
         # Rounding in the last digit would make another trial.
         value = near if abs(math.log2(near) - cell.x) < _SAME_X else 2.0**cell.x
-        tuned = {self._sweep.tune_axis.field: value}
-        one = self._sweep.base.replace(**at, **self._compared[name], **tuned)
-        return [one.replace(seed=one.train.seed + seed) for seed in range(cell.seeds)]
+        return [grid.trial(at, grid.compared[name], value, seed) for seed in range(cell.seeds)]
 
     def _left(self, costs: Cost, stored: pd.DataFrame) -> float:
-        """Rest of the budget at this call's pace, in units of cost; inf before the first purchase."""
-        new = stored.loc[~stored["trial_id"].isin(self._before), self.columns.scale]
+        """Rest of the budget at the pace of this call, in units of cost; inf before the first purchase."""
+        new = stored.loc[~stored["trial_id"].isin(self._before), self._grid.columns.scale]
         bought, now = sum(costs.of(scale) for scale in new), time.monotonic()
         return (self._deadline - now) * bought / (now - self._began) if bought else math.inf
 
     def _known_values(self, stored: pd.DataFrame) -> np.ndarray:
         """Values of the hyperparameter above 0, from the grid and the rows."""
-        values = [*self._sweep.tune_axis.values, *stored[self.columns.hyperparameter].unique()]
+        values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
         return np.array([value for value in values if value > 0], dtype=float)
 
 
-def _check_axes(sweep: Sweep, points: Mapping[float, dict[str, Any]]) -> None:
+def check_axes(grid: Grid[Any], is_real: bool) -> None:
     """Refuse fewer scales than a verdict needs, and a hyperparameter that is no real number above 0."""
-    if len(points) < NEEDED:
-        name = label(sweep.scale_axis.column)
-        raise ConfigError(f"the sweep has {len(points)} {name}s: until_settled needs {NEEDED} at least")
-    axis = sweep.tune_axis
-    if not isinstance(sweep.base.flat()[axis.field], float):
-        raise ConfigError(
-            f"tune {axis.field} is a whole number: until_settled needs a real one, as learning_rate"
-        )
-    if not any(value > 0 for value in axis.values):
-        raise ConfigError(f"tune {axis.field} has no value above 0: until_settled needs one to start from")
+    scale, tuned = label(grid.columns.scale), grid.columns.hyperparameter
+    if len(grid.points) < NEEDED:
+        raise ConfigError(f"the sweep has {len(grid.points)} {scale}s: until_settled needs {NEEDED} at least")
+    if not is_real:
+        raise ConfigError(f"tune {tuned} is a whole number: until_settled needs a real one, as learning_rate")
+    if not any(value > 0 for value in grid.values):
+        raise ConfigError(f"tune {tuned} has no value above 0: until_settled needs one to start from")
 
 
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
@@ -232,11 +292,11 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "
             f"{label(column)} {at} too: give scales that it asks about, or have it ask about all "
-            f"(mup-tpu ask {results} --all)"
+            f"(mup-tpu where {results} --all)"
         )
 
 
-def _show(plans: Sequence[_Plan], columns: Columns, console: Console) -> None:
+def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> None:
     """Print the last look at each parametrization, and its next purchase."""
     shown = Table(title=f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look")
     for heading in (

@@ -1,5 +1,7 @@
 """The coordinate check of modules that nobody here wrote, and what it says of those with a mistake."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.analysis.coord_check import slopes
+from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize import coord_check
+from mup_tpu.parametrize import assert_mup, coord_check
 from mup_tpu.plots import coordinate_check_figure
 
 
@@ -173,3 +176,52 @@ def test_only_what_is_probed_is_measured():
 def test_done_by_hand_a_readout_may_be_gone_around():
     check = check_of(lambda w: Net(w, "around"), by_hand=["head"])
     assert "head" not in set(check.table["layer"])
+
+
+def net_loss(module, x):
+    return nn.functional.cross_entropy(module(x), Y)
+
+
+def test_a_module_is_asserted_to_be_in_mup():
+    assert not assert_mup(Net, X, net_loss, base_width=32).growing
+    with pytest.raises(AssertionError, match="mup: the first layer that grows is head"):
+        assert_mup(lambda width: Net(width, "sum"), X, net_loss, base_width=32)
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+def build(width):
+    hidden = nn.Linear(width, width)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), hidden, nn.ReLU(), nn.Linear(width, 3))
+
+def batch():
+    return torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+
+def loss(module, x):
+    return module(x).square().mean() + module(x).sum(-1).mean()
+"""
+
+
+def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
+    (tmp_path / "checked.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["coord-check", "--module", "checked:build", "--num-seeds", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        found["passes"] == {"mup": True}
+        and found["widths"] == [64, 128, 256, 512, 1024]
+        and found["seeds"] == 2
+    )
+    words = ["coord-check", "--module", "checked:build", "--num-seeds", "2", "--parametrizations", "sp"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--json"])
+    said = capsys.readouterr()
+    assert end.value.code == 1 and "error: sp: " in said.err and "grows" in said.err
+    assert json.loads(said.out)["growing"]["sp"]["low"] > 0
+    for name, sentence in (("none:build", "cannot be imported"), ("checked:no", "has no no"), ("x", "form")):
+        with pytest.raises(SystemExit) as end:
+            main(["coord-check", "--module", name])
+        assert end.value.code == 2 and sentence in capsys.readouterr().err

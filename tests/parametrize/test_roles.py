@@ -1,5 +1,7 @@
 """Roles told from a module, and one sentence wherever something is wrong with it."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -213,6 +215,25 @@ def test_an_axis_that_grows_only_later_is_refused():
     ):
         parametrize(rounded, width=128, base_width=16)
     assert parametrize(rounded, width=128, base_width=64).multipliers["0.weight"] == 2
+
+
+class Fixed(nn.Module):
+    """Attention as in nanoGPT, with a number of heads that does not follow width."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.n_head = 4
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+
+def test_heads_that_seem_to_grow_are_warned_of():
+    with pytest.warns(
+        UserWarning, match=r"'' \(Fixed\) has n_head 4 at every width, so its heads seem to grow"
+    ):
+        of(Fixed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of(Fixed, by_hand=[""])
 
 
 @pytest.mark.parametrize("by_hand", [["attn"], ["a*"]])

@@ -140,7 +140,7 @@ def test_a_compaction_leaves_what_others_write_after_it_has_read(tmp_path, monke
             content = parts.encode(pa.Table.from_pylist(records))
             (tmp_path / table / parts.new_name(content)).write_bytes(content)
 
-    def read(folder, table):
+    def read(folder, table, own=None):
         found = read_table(folder, table)
         another("read")
         return found

@@ -1,0 +1,170 @@
+"""Job that runs a training function for one trial."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.files import Folder
+from mup_tpu.jobs.job import Job, Preparing, Surroundings
+from mup_tpu.study.attempt import Attempt, Function, Outcome
+from mup_tpu.study.report import Report
+from mup_tpu.study.space import Trial
+from mup_tpu.training.signals import handling
+
+
+def check_function(function: Any) -> None:
+    """Check that a training function can be called with a trial and its report.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if not callable(function):
+        raise ConfigError(f"trainer {function!r} is not a function")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"trainer {name}{inspect.signature(function)} cannot be called with a trial and its report: "
+            f"{error}; write def {name}(trial, report)"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+
+
+def pickled(function: Function, by_value: bool) -> bytes:
+    """A function for other processes, from a notebook or script too.
+
+    Args:
+        function: to be called there.
+        by_value: whether its own module goes along, which other machines may lack.
+
+    Raises:
+        ConfigError: an object in it cannot be sent.
+    """
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    along = (
+        by_value and module is not None and module.__name__.partition(".")[0] not in ("mup_tpu", "__main__")
+    )
+    try:
+        if along:
+            cloudpickle.register_pickle_by_value(module)
+        content: bytes = cloudpickle.dumps(function)
+        return content
+    except Exception as error:  # of whatever it holds
+        raise ConfigError(
+            f"trainer cannot be sent to a worker: {first_line(error)}; open files, locks and connections "
+            "inside the function"
+        ) from None
+    finally:
+        if along:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+@dataclass(frozen=True)
+class How:
+    """How each trial of a study is run."""
+
+    folder: str
+    """Folder or fsspec URL of the study."""
+    threads: int = 1
+    """CPU threads that libraries of the function are told to use."""
+    timeout: float = math.inf
+    """Seconds after which a trial counts as failed."""
+    halving: bool = False
+    """Whether trials far behind the best stop early."""
+
+    def trial_folder(self, trial: Trial) -> str:
+        """Folder of a trial's checkpoints."""
+        return f"{Folder(self.folder) / 'work' / trial.id}"
+
+    def output(self, trial: Trial) -> Path | None:
+        """File for printed output of a trial; None in a bucket."""
+        folder = Folder(self.folder)
+        return Path(str(folder), "output", f"{trial.id}.txt") if folder.is_local else None
+
+
+class FunctionJob(Job):
+    """One trial of a study to run.
+
+    Args:
+        payload: pickled function.
+        trial: its first argument.
+        how: how it is run.
+        group: name of the trials that it is compared with; those far behind stop early.
+    """
+
+    def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:
+        self.payload, self.trial, self.how, self.group = payload, trial, how, group
+
+    def __str__(self) -> str:
+        return f"trial {self.trial.id}"
+
+    def was_preempted(self, result: Outcome) -> bool:
+        """Whether SIGTERM ended it."""
+        return result.status == "preempted"
+
+    def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
+        """Import the function's modules, fork a process that calls it, and pass its reports on.
+
+        Raises:
+            ConfigError: the function cannot be imported here.
+            WorkerLost: a signal has killed its process.
+        """
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, str(self.how.threads))
+        yield Preparing("importing the trainer")
+        function, modules = here.once(self.payload, self._load), here.once("modules", list[str])
+        while modules:  # torch imports its compiler with the first optimizer, which takes seconds
+            with contextlib.suppress(Exception):
+                importlib.import_module(modules.pop(0))
+        folder, output = self.how.trial_folder(self.trial), self.how.output(self.trial)
+        for path in (folder if Folder(folder).is_local else None, output and output.parent):
+            if path is not None:
+                os.makedirs(path, exist_ok=True)
+        rungs = f"{Folder(self.how.folder) / 'rungs' / self.group}" if self.how.halving else None
+        make_report = functools.partial(Report, folder, rungs=rungs, name=self.trial.id)
+        with _ending(here) as is_ending:
+            began = time.monotonic()
+            attempt = Attempt(function, self.trial, lambda send: make_report(send), output)
+            try:
+                for event in attempt.events(self.how.timeout, is_ending):
+                    if isinstance(event, Outcome):
+                        modules += event.modules
+                        return replace(event, seconds=time.monotonic() - began)
+                    yield event
+            finally:
+                attempt.end()
+        raise AssertionError("an attempt ends with its outcome")
+
+    def _load(self) -> Function:
+        try:
+            function: Function = cloudpickle.loads(self.payload)
+        except Exception as error:
+            raise ConfigError(f"trainer cannot be imported by a worker: {first_line(error)}") from None
+        return function
+
+
+@contextlib.contextmanager
+def _ending(here: Surroundings) -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM has come, where it reaches the job."""
+    came: list[int] = []
+    with handling(
+        {signal.SIGTERM: lambda number, frame: came.append(number)} if here.handles_sigterm else {}
+    ):
+        yield lambda: bool(came)

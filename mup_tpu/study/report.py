@@ -1,0 +1,163 @@
+"""Reports of a training function: curve, sign of life, checkpoints, early stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mup_tpu.files import Folder
+from mup_tpu.training.halving import RECENT, rungs
+
+_SEND_EVERY_S = 0.2
+_MOST_POINTS = 1000
+"""Points of a curve; a longer one loses every second point."""
+_RESUME = "resume.json"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """State of a running trial."""
+
+    step: int
+    steps: int
+    """Steps of the whole trial; 0 where they are not known."""
+    loss: float
+
+
+class Stopped(BaseException):
+    """The trial is far behind the best: it is trained no further."""
+
+
+class Ending(BaseException):
+    """The machine is being taken away."""
+
+
+@dataclass
+class Curve:
+    """Reported losses by step, thinned where they are many."""
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+    stride: int = 1
+    """Reports for each point that is kept."""
+    seen: int = 0
+
+    def add(self, step: int, loss: float) -> None:
+        """Add a report; the newest of a stride replaces the ones before."""
+        if self.points and (self.seen % self.stride or self.points[-1][0] == step):
+            self.points.pop()
+        self.points.append((step, loss))
+        self.seen += 1
+        if len(self.points) > _MOST_POINTS:
+            self.points, self.stride = self.points[1::2], 2 * self.stride
+
+    def recent(self, since: int) -> float:
+        """Mean loss after a step; nan where one is not finite or there is none."""
+        losses = [loss for step, loss in self.points if step > since]
+        return statistics.fmean(losses) if losses and all(map(math.isfinite, losses)) else math.nan
+
+
+class Report:
+    """`report(step=..., loss=...)`: a point of the trial's learning curve, and a sign of life.
+
+    Args:
+        folder: the trial's own, kept until the trial has a result: a local path or an fsspec URL.
+        send: function that takes reports for the driver.
+        rungs: folder with losses of compared trials; None stops none early.
+        name: the trial's name in it.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        send: Callable[[Reported], None],
+        rungs: str | None = None,
+        name: str = "",
+    ) -> None:
+        self._folder, self._send, self._sent_at = Folder(folder), send, -math.inf
+        self._rungs, self._name = rungs, name
+        self.folder: Path | str = Path(folder) if self._folder.is_local else folder
+        """Folder for checkpoints; it outlives a killed attempt."""
+        self.ending = False
+        """Whether the machine is being taken away: the next report ends the function."""
+        self.resume_step = 0
+        """Step of the last report with `saved=True` by an earlier attempt; 0 starts from the beginning."""
+        self.curve = Curve()
+        self.step = 0
+        try:
+            held = json.loads(self._folder.read(_RESUME))
+            points = [(int(step), float(loss)) for step, loss in held["points"]]
+            self.curve = Curve(points, int(held["stride"]), int(held["seen"]))
+            self.resume_step = self.step = int(held["step"])
+        except FileNotFoundError:
+            pass
+
+    def __call__(self, step: int, loss: float | None = None, *, steps: int = 0, saved: bool = False) -> None:
+        """Report that a step is done.
+
+        Args:
+            step: its number, from 1 on.
+            loss: training loss since the last report; None is a sign of life alone.
+            steps: steps of the whole trial, for the time left and for halving.
+            saved: whether `folder` now holds all that going on from this step needs.
+
+        Raises:
+            TypeError: step or loss is no number.
+        """
+        self.step = _whole("step", step)
+        value = math.nan if loss is None else number("loss", loss)
+        if loss is not None:
+            self.curve.add(self.step, value)
+        if saved:
+            curve = self.curve
+            held = {"step": self.step, "points": curve.points, "stride": curve.stride, "seen": curve.seen}
+            self._folder.write(_RESUME, json.dumps(held).encode())
+        now = time.monotonic()
+        if now - self._sent_at >= _SEND_EVERY_S:
+            self._send(Reported(self.step, steps, value))
+            self._sent_at = now
+        if self.ending:
+            raise Ending
+        if steps and self._rungs is not None and self.step in (limits := rungs(steps)):
+            self._compare(limits[self.step], steps)
+
+    def _compare(self, limit: float, steps: int) -> None:
+        """Stop where the recent loss is further behind the best of those that passed this rung."""
+        assert self._rungs is not None
+        recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
+        if math.isnan(recent):
+            return
+        rung = Folder(self._rungs) / str(self.step)
+        rung.write(f"{self._name}={recent:.6f}", b"")
+        best = min(float(name.rpartition("=")[2]) for name in rung.names() if "=" in name)
+        if recent > best + limit:
+            raise Stopped(f"{recent - best:.3f} behind the best at step {self.step} of {steps}")
+
+
+def number(what: str, value: Any) -> float:
+    """A number of Python's, numpy's or a tensor's, as a float.
+
+    Raises:
+        TypeError: it is none.
+    """
+    shown = repr(value).replace("\n", " ")[:60]
+    if hasattr(value, "item") and callable(value.item):
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError):  # of many numbers
+            raise TypeError(f"{what} {shown} is not one number") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} {shown} is {type(value).__name__}, not a number")
+    return float(value)
+
+
+def _whole(what: str, value: Any) -> int:
+    found = number(what, value)
+    if found != found // 1 or found < 0:
+        raise TypeError(f"{what} {found:g} is not a whole number, 0 or more")
+    return int(found)

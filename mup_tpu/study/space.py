@@ -1,0 +1,311 @@
+"""Trials of a study: values under the user's own names, and the grid that they are taken from."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import keyword
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mup_tpu.config import MOST_TRIALS, shown
+from mup_tpu.config.fields import require_name
+from mup_tpu.errors import ConfigError
+from mup_tpu.store import STUDY_COLUMNS, StoredAxes, StoredAxis
+
+Value = str | int | float | bool
+Point = dict[str, Value]
+Points = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+
+_RESERVED = {*STUDY_COLUMNS, "step", "loss_err", "id", "values"}
+"""Names that columns of every study, or attributes of every trial, have."""
+
+
+class Trial:
+    """Values of one run of a study, as attributes: `trial.width`, `trial.learning_rate`, `trial.seed`.
+
+    It cannot be changed, is hashable, and equals another with the same study and values.
+    """
+
+    __slots__ = ("_study", "_values")
+
+    def __init__(self, study: str, values: Mapping[str, Value]) -> None:
+        object.__setattr__(self, "_study", study)
+        object.__setattr__(self, "_values", dict(values))
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Values by name: scales, hyperparameter, compared value, settings, seed."""
+        return dict(self._values)
+
+    @property
+    def id(self) -> str:
+        """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
+        values = {name: _canonical(value) for name, value in self._values.items()}
+        content = json.dumps({"study": self._study, "values": values}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as pickle asks for, before there are values
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            there = ", ".join(self._values)
+            raise AttributeError(f"trial has no {name!r}; it has {there}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"trial cannot be changed: {name!r} was set")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trial, (self._study, self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trial) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"Trial({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+
+def _canonical(value: Value) -> list[str]:
+    """A value as text, with its kind: 1 and 1.0 are one number, True and 1 are not."""
+    if isinstance(value, bool | str):
+        return [type(value).__name__, str(value)]
+    return ["number", float(value).hex()]
+
+
+def octaves(first: float, last: float, step: float = 1.0) -> list[float]:
+    """Powers of 2 from 2^first to 2^last, both included, an octave (or `step` octaves) apart.
+
+    Examples:
+        >>> octaves(-3, -1)
+        [0.125, 0.25, 0.5]
+
+    Raises:
+        ConfigError: step is not above 0, or last is below first.
+    """
+    if not step > 0 or last < first:
+        raise ConfigError(
+            f"octaves({first:g}, {last:g}, {step:g}) has no values: last must be first or more, step above 0"
+        )
+    return [2.0 ** (first + k * step) for k in range(math.floor((last - first) / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Grid of a study: points of a scale × compared values × values of a hyperparameter × seeds."""
+
+    name: str
+    """Name of the study."""
+    scale: tuple[Point, ...]
+    """Points of the scale, the smallest first; a ladder's set several names."""
+    measured_by: str
+    """Name whose values place the points."""
+    tuned: str
+    """Name of the hyperparameter."""
+    values: tuple[float, ...]
+    """Its values, ascending."""
+    compare: tuple[Point, ...]
+    """Compared points; one empty point without any."""
+    seeds: int
+    """Seeds per cell: 0 to seeds - 1."""
+    settings: tuple[tuple[str, Value], ...]
+    """Values that all trials share."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        scale: Points,
+        tune: Mapping[str, Sequence[Any]],
+        compare: Mapping[str, Sequence[Any]] | None = None,
+        seeds: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        measured_by: str | None = None,
+    ) -> Space:
+        """Space from arguments of `Study`, checked.
+
+        Args:
+            name: name of the study.
+            scale: one name with its numbers, or a list of points with the same names.
+            tune: one name with its numbers.
+            compare: one name with its values, of any plain type; None compares nothing.
+            seeds: seeds per cell.
+            settings: values that all trials share.
+            measured_by: name whose values place points that set several; by default the first.
+
+        Raises:
+            ConfigError: a name or a value is not allowed.
+        """
+        require_name("name", name)
+        if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MOST_TRIALS:
+            raise ConfigError(f"seeds {shown(seeds)} is not allowed: it must be a whole number, 1 or more")
+        points = _scale_points(scale, measured_by)
+        measured_by = measured_by or next(iter(points[0]))
+        tuned, values = _one_axis("tune", tune)
+        numbers = _numbers(f"tune {tuned}", values, allow_zero=True)
+        compared: tuple[Point, ...] = ({},)
+        if compare:
+            name_of_it, choices = _one_axis("compare", compare)
+            compared = tuple({name_of_it: choice} for choice in _of_one_type(name_of_it, choices))
+        shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
+        names = [*points[0], tuned, *compared[0], *shared]
+        for key in names:
+            _require_own(key)
+            if names.count(key) > 1:
+                raise ConfigError(f"{key} of the study is given twice: each name may be in one place")
+        count = len(points) * len(numbers) * len(compared) * seeds
+        if count > MOST_TRIALS:
+            raise ConfigError(f"the study has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
+        return cls(name, points, measured_by, tuned, numbers, compared, seeds, tuple(shared.items()))
+
+    @property
+    def axes(self) -> StoredAxes:
+        """Axes as a store keeps them. Without anything compared, the study's name stands for it."""
+        compared = next(iter(self.compare[0]), "experiment")
+        return StoredAxes(
+            StoredAxis(self.measured_by, tuple(self.scale[0]), is_study=True),
+            StoredAxis(self.tuned, (self.tuned,), is_study=True),
+            StoredAxis(compared, (compared,), is_study=True),
+        )
+
+    @cached_property
+    def columns(self) -> dict[str, type]:
+        """Own columns of the study's runs, with their types."""
+        first = self.trial(self.scale[0], self.compare[0], self.values[0], 0).values
+        return {name: type(value) for name, value in first.items() if name != "seed"}
+
+    def trial(self, point: Point, compared: Point, value: float, seed: int) -> Trial:
+        """Trial with a point of the scale, a compared point, a value and a seed."""
+        values = {**point, **compared, self.tuned: value, **dict(self.settings), "seed": seed}
+        return Trial(self.name, values)
+
+    def trials(self) -> Iterator[Trial]:
+        """All trials of the grid, small scales first."""
+        for cell in itertools.product(self.scale, self.compare, self.values, range(self.seeds)):
+            yield self.trial(*cell)
+
+    def size(self, trial: Trial) -> str:
+        """A trial's point of the scale, for people: "width 256"."""
+        return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, from which `from_dict` makes the space again."""
+        return {
+            "name": self.name,
+            "scale": list(self.scale),
+            "measured_by": self.measured_by,
+            "tune": {self.tuned: list(self.values)},
+            "compare": {key: [p[key] for p in self.compare] for key in self.compare[0]},
+            "seeds": self.seeds,
+            "settings": dict(self.settings),
+        }
+
+
+def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
+    if isinstance(scale, Mapping):
+        name, values = _one_axis("scale", scale)
+        given: Sequence[Mapping[str, Any]] = [{name: value} for value in values]
+    elif isinstance(scale, Sequence) and not isinstance(scale, str):
+        given = [_table("a point of scale", point) for point in scale]
+    else:
+        given = []
+    if not given or not given[0]:
+        raise ConfigError(
+            f"scale {shown(scale)} is not a name with its values, as {{'width': [64, 128]}}, nor a list of "
+            "points, as [{'width': 64, 'depth': 2}, {'width': 128, 'depth': 4}]"
+        )
+    names = list(given[0])
+    for point in given:
+        if set(point) != set(names):
+            raise ConfigError(
+                f"scale: point {shown(point)} does not set {', '.join(names)} as the first does"
+            )
+    if measured_by is not None and measured_by not in names:
+        raise ConfigError(
+            f"measured_by {shown(measured_by)} is not one of {', '.join(names)}, which scale sets"
+        )
+    measure = measured_by or names[0]
+    columns = {name: _typed(f"scale {name}", [point[name] for point in given]) for name in names}
+    numbers = _numbers(f"scale {measure}", columns[measure])
+    if len(numbers) < len(given) and len(names) > 1:
+        raise ConfigError(
+            f"scale: two points have the same {measure}; measured_by names what tells them apart"
+        )
+    points = {row[names.index(measure)]: dict(zip(names, row, strict=True)) for row in zip(*columns.values())}  # noqa: B905 (columns are of one length)
+    return tuple(points[size] for size in sorted(points))
+
+
+def _one_axis(where: str, axis: Any) -> tuple[str, list[Any]]:
+    """Name and values of an axis."""
+    if not isinstance(axis, Mapping) or len(axis) != 1:
+        raise ConfigError(f"{where} {shown(axis)} is not one name with its values, as {{'width': [64, 128]}}")
+    ((name, values),) = axis.items()
+    is_one = isinstance(values, str | Mapping) or not hasattr(values, "__iter__")
+    if is_one or not (found := list(values)):
+        raise ConfigError(f"{where} {name} {shown(values)} is not a list of values, one at least")
+    return name, found
+
+
+def _table(where: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} {shown(values)} is not names with their values")
+    return dict(values)
+
+
+def _require_own(name: Any) -> None:
+    """Check that a name can be an attribute of a trial and a column of the run table."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
+        raise ConfigError(
+            f"name {shown(name)} is not allowed: it must be a word of letters, digits and underscores that "
+            "begins with a letter, as learning_rate"
+        )
+    if name in _RESERVED:
+        taken = ", ".join(sorted(_RESERVED))
+        raise ConfigError(f"name {name!r} is not allowed: every run has its own; so have {taken}")
+
+
+def _plain(name: str, value: Any) -> Value:
+    """A value as text, number or truth value; numpy's numbers as Python's."""
+    if hasattr(value, "item") and callable(value.item):
+        value = value.item()
+    if not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"{name} {shown(value)} is not text, a number, True or False")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} {value} is not allowed: it must be a finite number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{name} {shown(value)} is not allowed: it must fit 64 bits")
+    return value
+
+
+def _typed(name: str, values: Sequence[Any]) -> list[Value]:
+    """Values of one type: whole numbers beside real ones become real."""
+    plain = [_plain(name, value) for value in values]
+    kinds = {type(value) for value in plain}
+    if kinds == {int, float}:
+        return [float(value) for value in plain]
+    if len(kinds) > 1:
+        raise ConfigError(f"{name} mixes {' and '.join(sorted(k.__name__ for k in kinds))}: give one type")
+    return plain
+
+
+def _of_one_type(name: str, values: Sequence[Any]) -> list[Value]:
+    return list(dict.fromkeys(_typed(f"compare {name}", values)))
+
+
+def _numbers(name: str, values: Sequence[Any], allow_zero: bool = False) -> tuple[Any, ...]:
+    """Numbers above 0 (or 0), each once, ascending."""
+    numbers = _typed(name, values)
+    for number in numbers:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not (number > 0 or (allow_zero and number == 0)):  # type: ignore[operator]
+            allowed = "a number, 0 or more" if allow_zero else "a number above 0"
+            raise ConfigError(f"{name} {shown(number)} is not allowed: it must be {allowed}")
+    return tuple(sorted(set(numbers)))

@@ -1,0 +1,340 @@
+"""Study: a scale, a hyperparameter and somebody's training function, with a store and a verdict."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mup_tpu.config import require_above_zero, shown
+from mup_tpu.config.values import parse_seconds
+from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.store import Store, results_folder
+from mup_tpu.study.asked import PATIENCE_S, Asked, AskedTrials
+from mup_tpu.study.attempt import Function, Outcome
+from mup_tpu.study.function_job import How, check_function, pickled
+from mup_tpu.study.program import trainer_of
+from mup_tpu.study.report import number
+from mup_tpu.study.runner import OpensPool, StudyRunner, as_rows, pool_here, pool_on_ray
+from mup_tpu.study.sequence import StudyGrid
+from mup_tpu.study.space import Points, Space, Trial
+from mup_tpu.tuning.sequence import Buyer, buy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mup_tpu.analysis import TransferAnalysis
+    from mup_tpu.analysis.prediction import Predictions
+
+_FILE = "study.json"
+
+
+class Study:
+    """Anyone's training, swept along a scale: does the best value of a hyperparameter stay?
+
+    Names are the user's own. The folder is the only state: the same lines again run missing trials.
+
+    Examples:
+        >>> import tempfile
+        >>> from mup_tpu import Study, octaves
+        >>> study = Study(tempfile.mkdtemp(), scale={"width": [1, 2, 4]}, tune={"rate": octaves(-2, 2)})
+        >>> len(study.trials())
+        15
+
+    Args:
+        folder: results folder, or its fsspec URL.
+        scale: one name with its numbers, or a list of points that set several names; it grows.
+        tune: hyperparameter: one name with its numbers.
+        compare: one name with its values; None compares nothing.
+        seeds: seeds of every cell, from 0.
+        settings: values that all trials share.
+        name: name of the study; by default the folder's.
+        measured_by: name that places points which set several; by default their first.
+
+    Raises:
+        ConfigError: a name or value is not allowed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        scale: Points,
+        tune: Mapping[str, Sequence[Any]],
+        compare: Mapping[str, Sequence[Any]] | None = None,
+        seeds: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        measured_by: str | None = None,
+    ) -> None:
+        self.folder = str(results_folder(folder))
+        name = name or self.folder.rstrip("/").rpartition("/")[2]
+        self.space = Space.of(name, scale, tune, compare, seeds, settings, measured_by)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Study:
+        """Study that a folder holds.
+
+        Raises:
+            StoreError: it holds none.
+        """
+        root = results_folder(folder)
+        try:
+            held = json.loads(root.read(_FILE))
+            return cls(folder, **held)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StoreError(f"results folder {folder} holds no study (no {_FILE} in it)") from None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StoreError(f"results folder {folder}: {_FILE} cannot be read: {reason(error)}") from None
+
+    def trials(self) -> list[Trial]:
+        """Trials of the grid, small scales first."""
+        return list(self.space.trials())
+
+    def run(
+        self,
+        train: Function | str,
+        *,
+        until_settled: bool = False,
+        budget: str | None = None,
+        workers: int | None = None,
+        timeout: str | None = None,
+        heartbeat: float = 600.0,
+        halving: bool = False,
+        ray: bool = False,
+        address: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        console: Console | None = None,
+    ) -> Counter[str]:
+        """Run the trials that are missing, and store each as it ends.
+
+        Args:
+            train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
+                "my_package.my_module:train", or a command line with `{names}` in it.
+            until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
+            budget: longest time of this call, as 90s, 30m or 2h.
+            workers: trials at once on this machine; by default one a GPU, or one a core.
+            timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
+            heartbeat: seconds without a report after which a trial that has reported counts as hung.
+            halving: stop trials half-way or at three quarters that are far behind the best of their group.
+                They must report `steps` and `loss`.
+            ray: run on Ray; without an address on this machine.
+            address: Ray cluster to run on, "auto" or host:port.
+            resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
+            console: for progress.
+
+        Returns:
+            Number of this call's trials by status; empty if none was missing.
+
+        Raises:
+            ConfigError: the function, an option or the cluster cannot be used.
+            StoreError: the folder cannot be written, holds another study, or is run by another process.
+            Preempted: SIGTERM ended the run.
+        """
+        console = console or Console(markup=False, emoji=False, highlight=False)
+        deadline = time.monotonic() + (math.inf if budget is None else parse_seconds("budget", budget))
+        seconds = math.inf if timeout is None else parse_seconds("timeout", timeout)
+        require_above_zero("heartbeat", heartbeat)
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise ConfigError(
+                f"workers {shown(workers)} is not allowed: it must be a whole number, 1 or more"
+            )
+        function = trainer_of(train, self.space) if isinstance(train, str) else train
+        check_function(function)
+        on_ray = ray or address is not None or resources is not None
+        if on_ray:
+            wanted = dict(resources or {})
+            for name_of_it, amount in wanted.items():
+                require_above_zero(f"resources {name_of_it}", amount)
+            threads = max(1, int(wanted.get("CPU", 1)))
+            pool: OpensPool = functools.partial(pool_on_ray, self.folder, address, wanted, console)
+        else:
+            count, pool = pool_here(self.folder, workers)
+            threads = max(1, (os.cpu_count() or 1) // count)
+        grid = StudyGrid(self.space) if until_settled else None
+        store = self._open(grid)
+        asked = AskedTrials(store.folder, self.space.name)
+        how = How(self.folder, threads, seconds, halving)
+        payload = pickled(function, by_value=on_ray)
+        purchase = store.next_purchase()
+        try:
+            with StudyRunner(store, self.space, payload, how, pool, heartbeat, console) as runner:
+
+                def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
+                    return runner.run(trials, of, deadline, asked.awaited())
+
+                if grid is not None:
+                    outcome = buy(grid, store, run, halving, deadline, console)
+                else:
+                    outcome = run(self.trials(), lambda trial: purchase)
+        except KeyboardInterrupt:
+            console.print(f"stopped; finished trials are stored in {self.folder}, the same call goes on")
+            raise
+        if time.monotonic() >= deadline:
+            console.print(f"the budget of {budget} is used up; the same call goes on")
+        return outcome
+
+    def ask(
+        self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
+    ) -> list[Trial]:
+        """Trials to run elsewhere: missing ones that nobody else was given.
+
+        Args:
+            count: most trials to give.
+            until_settled: choose them where they decide, in place of the grid's order.
+            patience: seconds after which one that was not told may be given again.
+
+        Returns:
+            Fewer than `count`, or none, where no more is missing or decided on yet.
+
+        Raises:
+            ConfigError: count or patience is not allowed.
+            StoreError: the folder cannot be written, or holds another study.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"count {shown(count)} is not allowed: it must be a whole number, 1 or more")
+        require_above_zero("patience", patience)
+        grid = StudyGrid(self.space) if until_settled else None
+        store = self._open(grid)
+        asked = AskedTrials(store.folder, self.space.name)
+        with asked.alone():
+            taken = store.done() | asked.awaited()
+            planned: list[tuple[Trial, int | None]]
+            if grid is not None:
+                plans = Buyer(grid, store).plans()
+                planned = [(trial, plan.purchase) for plan in plans for trial in plan.trials]
+            else:
+                purchase = store.next_purchase()
+                planned = [(t, purchase) for t in self.space.trials()]
+            chosen = [(trial, of) for trial, of in planned if trial.id not in taken][:count]
+            asked.add(chosen, patience)
+        return [trial for trial, _ in chosen]
+
+    def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
+        """Store the loss of a trial that was asked for.
+
+        Args:
+            trial: the trial, or its id.
+            loss: its loss; nan or inf where it diverged.
+            failed: why it has none, in place of a loss; it may then be asked for again.
+
+        Returns:
+            The trial.
+
+        Raises:
+            ConfigError: loss is no number, or was given beside `failed`.
+            StoreError: nobody asked for the trial, or its loss is stored.
+        """
+        if (loss is None) == (failed is None):
+            raise ConfigError("loss and failed: give one of them")
+        outcome = Outcome("failed", math.nan, failed)
+        if failed is None:
+            try:
+                value = number("loss", loss)
+            except TypeError as error:
+                raise ConfigError(str(error)) from None
+            is_finite = math.isfinite(value)
+            outcome = Outcome("finished" if is_finite else "diverged", value if is_finite else math.inf)
+        store = self._open()
+        asked = AskedTrials(store.folder, self.space.name)
+        with asked.alone():
+            found = self._asked(trial, store, asked)
+            store.append(*as_rows(found.trial, outcome, found.purchase))
+            asked.forget(found.trial.id)
+        return found.trial
+
+    def _asked(self, trial: Trial | str, store: Store, asked: AskedTrials) -> Asked:
+        """Entry of a trial that was asked for, or is in the grid and not told yet."""
+        name = trial.id if isinstance(trial, Trial) else str(trial)
+        results = store.results()
+        known = results.loc[results["trial_id"] == name, "loss"]
+        if len(known):
+            raise StoreError(f"trial {name} has a loss already, {known.iloc[0]:.6g}: a loss is told once")
+        there = asked.all()
+        if name in there:
+            return there[name]
+        if one := next((t for t in self.space.trials() if t.id == name), None):
+            return Asked(one, 0.0, 0.0, store.next_purchase())
+        waiting = ", ".join(list(there)[:4]) + (" ..." if len(there) > 4 else "")
+        raise StoreError(
+            f"trial {shown(name)} is not one that {self.folder} asked for; "
+            + f"it waits for {waiting or 'none'}"
+        )
+
+    def verdict(self) -> TransferAnalysis:
+        """Analysis of stored trials; printed, it says each verdict in a sentence.
+
+        Raises:
+            StoreError: nothing is stored yet.
+            TableError: the stored trials cannot be analysed.
+        """
+        from mup_tpu.analysis import analyze, load_table
+
+        return analyze(load_table(self.folder))
+
+    def predict(self, **target: float) -> Predictions:
+        """Optimum, cost and loss at a scale that was not run, of everything compared: `predict(width=8192)`.
+
+        Raises:
+            StoreError: nothing is stored yet.
+            TableError: the target is not along the scale, or two scales have no known optimum.
+        """
+        from mup_tpu.analysis import predict
+
+        return predict(self.folder, [f"{name}={value}" for name, value in target.items()])
+
+    def plot(self, name: str = "transfer") -> Figure:
+        """Figure of stored trials.
+
+        Args:
+            name: "transfer", "optimum", "regret", "best_loss", "collapse", "learning_curves" or "sequence".
+
+        Raises:
+            ConfigError: there is no such figure, or no data for it yet.
+        """
+        from mup_tpu import plots
+
+        analysis = self.verdict()
+        there = plots.drawings(analysis)
+        if name not in there:
+            raise ConfigError(f"plot {name!r} is not one of {', '.join(there)}, for which there are runs")
+        return there[name](analysis)
+
+    def _open(self, grid: StudyGrid | None = None) -> Store:
+        """Store with the definition of the study, and with the scales that a sequence plans."""
+        space = self.space
+        store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
+        self._check_settings(store)
+        held = json.dumps(space.to_dict(), indent=1).encode()
+        try:
+            before = store.folder.read(_FILE)
+        except FileNotFoundError:
+            before = b""
+        except OSError as error:
+            raise StoreError(f"results folder {self.folder} cannot be read: {reason(error)}") from None
+        if before != held:
+            try:
+                store.folder.write(_FILE, held)
+            except OSError as error:
+                raise StoreError(f"results folder {self.folder} cannot be written: {reason(error)}") from None
+        return store
+
+    def _check_settings(self, store: Store) -> None:
+        """Check that stored runs have the same settings: an analysis compares runs of one kind."""
+        if not self.space.settings:
+            return
+        runs = store.results()
+        for name, value in self.space.settings:
+            others = [v for v in runs[name].dropna().unique().tolist() if v != value]
+            if others:
+                raise StoreError(
+                    f"results folder {self.folder} holds runs with {name} {others[0]}, and this study has "
+                    f"{value}: an analysis compares runs of one kind, so give another folder"
+                )

@@ -1,0 +1,100 @@
+"""Training functions that workers import."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def valley(trial, report=None):
+    """Loss with its optimum at 2^-6 under the rule "stays"; under "moves" at 2^-6 · 256 / width."""
+    optimum = -6.0 - (math.log2(trial.width / 256) if trial.rule == "moves" else 0.0)
+    noise = random.Random(trial.id).gauss(0, 0.003)
+    return 3 + 0.05 * (math.log2(trial.lr) - optimum) ** 2 - 0.1 * math.log2(trial.width / 256) + noise
+
+
+def misbehave(trial, report):
+    """Do what the trial's setting says."""
+    match trial.how:
+        case "raises":
+            raise ValueError("no such layer\nsecond line")
+        case "nan":
+            return math.nan
+        case "inf":
+            return -math.inf
+        case "text":
+            return "2.5"
+        case "many":
+            import numpy as np
+
+            return np.zeros(3)
+        case "exits":
+            os._exit(7)
+        case "sysexit":
+            sys.exit(3)
+        case "killed":
+            with open(report.folder / "attempts", "a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hangs":
+            report(step=1, loss=3.0)
+            time.sleep(1000)
+        case "slow":
+            time.sleep(1000)
+        case "loud":
+            for _ in range(300):
+                print("x" * 10_000)
+            return 2.5
+        case "parent":
+            child = subprocess.Popen(["sleep", "1000"])
+            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+            process.start()
+            (report.folder.parent.parent / "children").write_text(f"{child.pid} {process.pid}")
+            return 2.5
+        case "bad report":
+            report(step="two", loss=1.0)
+    return 2.5
+
+
+def resumable(trial, report):
+    """Forty steps, with a checkpoint every ten; each start is written down with its processes."""
+    path = Path(report.folder, "state.json")
+    state = json.loads(path.read_text())[: report.resume_step] if report.resume_step else []
+    with open(report.folder.parent.parent / f"starts-{trial.id}", "a") as file:
+        file.write(f"{report.resume_step} {os.getpid()} {os.getppid()}\n")
+    for step in range(report.resume_step + 1, 41):
+        state.append(step)
+        time.sleep(trial.pause)
+        if step % 10 == 0:
+            path.with_suffix(".new").write_text(json.dumps(state))
+            path.with_suffix(".new").rename(path)  # a kill leaves the old file or the new one
+        report(step=step, steps=40, loss=10 / step, saved=step % 10 == 0)
+    assert state == list(range(1, 41))
+    return valley(trial)
+
+
+def behind(trial, report):
+    """Losses in proportion to the learning rate: all but the least are far behind."""
+    for step in range(1, 21):
+        report(step=step, steps=20, loss=trial.lr)
+    return trial.lr
+
+
+def imports(trial, report):
+    """2 in a process that has to import a module, 1 in one that has it."""
+    loss = 1.0 if "this" in sys.modules else 2.0
+    import this  # noqa: F401
+
+    return loss
+
+
+def gpu(trial, report):
+    """Number of the GPU that a trial may see."""
+    time.sleep(0.5)
+    return float(os.environ["CUDA_VISIBLE_DEVICES"])

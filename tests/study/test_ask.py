@@ -1,0 +1,192 @@
+"""Ask and tell: trials for a scheduler that is not ours."""
+
+import json
+import math
+import sys
+import time
+
+import pytest
+import trainers
+
+from mup_tpu import Study, octaves
+from mup_tpu.cli import main
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import load_runs
+
+
+def study_in(folder, **changes):
+    grid = {"scale": {"width": [256, 512]}, "tune": {"lr": octaves(-7, -5)}, "compare": {"rule": ["stays"]}}
+    return Study(folder, **(grid | changes))
+
+
+def test_what_was_asked_is_not_asked_twice_until_patience_ends(tmp_path):
+    study = study_in(tmp_path)
+    first, second = study.ask(4), study.ask(4)
+    assert len(first) == 4 and len(second) == 2 and not study.ask(4)
+    assert {*first, *second} == {*study.trials()}
+    for trial in first:
+        study.tell(trial, trainers.valley(trial))
+    study.tell(second[0], failed="the node was lost")
+    assert study.ask(4) == [second[0]]
+    runs = load_runs(tmp_path).set_index("trial_id")
+    assert runs.loc[second[0].id, "reason"] == "the node was lost"
+    assert runs.loc[first[0].id, "loss"] == trainers.valley(first[0])
+    assert study.ask(4, patience=0.01) == []
+    impatient = study_in(tmp_path / "other")
+    (given,) = impatient.ask(1, patience=0.01)
+    time.sleep(0.02)
+    assert impatient.ask(1) == [given]
+
+
+def test_a_sequence_is_asked_for_until_it_is_settled(tmp_path):
+    study = study_in(tmp_path, scale={"width": [256, 512, 1024]}, tune={"lr": octaves(-9, -3)})
+    while trials := study.ask(100, until_settled=True):
+        assert not study.ask(100, until_settled=True)
+        for trial in trials:
+            study.tell(trial.id, trainers.valley(trial))
+    (result,) = study.verdict().results
+    assert result.verdict.decision == "TRANSFERS" and load_runs(tmp_path)["purchase"].max() >= 3
+
+
+def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):
+    study = study_in(tmp_path)
+    (asked,) = study.ask(1)
+    assert study.run(trainers.valley, workers=1) == {"finished": 5}
+    assert "1 asked for elsewhere" in " ".join(capsys.readouterr().out.split())
+    study.tell(asked, math.inf)
+    assert load_runs(tmp_path)["status"].value_counts().to_dict() == {"finished": 5, "diverged": 1}
+
+
+def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):
+    study = study_in(tmp_path)
+    one, two = study.ask(2)
+    study.tell(one, 2.5)
+    with pytest.raises(StoreError, match=f"trial {one.id} has a loss already, 2.5: a loss is told once"):
+        study.tell(one, 2.6)
+    with pytest.raises(
+        StoreError, match=f"trial 'nobody' is not one that .* asked for; it waits for {two.id}"
+    ):
+        study.tell("nobody", 2.6)
+    with pytest.raises(ConfigError, match="loss '2.31' is str, not a number"):
+        study.tell(two, "2.31")
+    with pytest.raises(ConfigError, match="loss and failed: give one of them"):
+        study.tell(two)
+    with pytest.raises(ConfigError, match="count 0 is not allowed"):
+        study.ask(0)
+    with pytest.raises(ConfigError, match="patience -1 is not allowed"):
+        study.ask(patience=-1)
+    assert load_runs(tmp_path)["loss"].tolist() == [2.5]
+
+
+TOML = """
+experiment = "cli"
+trainer = "{python} {program} {{lr}} {{width}}"
+scale = {{width = [256, 512]}}
+tune = {{lr = ["2^-7", "2^-6", "2^-5"]}}
+[settings]
+steps = 3
+"""
+PROGRAM = """
+import json, math, os, sys
+lr, width = float(sys.argv[1]), int(sys.argv[2])
+loss = 3 + (math.log2(lr) + 6) ** 2
+print("step 1 of 3")
+if width == 512:
+    json.dump({"loss": loss}, open(os.environ["MUP_TPU_RESULT"], "w"))
+    print("done")
+elif lr == 2**-5:
+    sys.exit(3)
+elif lr == 2**-7:
+    print("no number")
+else:
+    print(loss)
+"""
+
+
+@pytest.fixture
+def toml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    file = tmp_path / "cli.toml"
+    file.write_text(TOML.format(python=sys.executable, program=tmp_path / "program.py"))
+    return str(file)
+
+
+def command(*words):
+    """Exit code of a command."""
+    try:
+        main(list(words))
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def test_a_program_is_swept(toml, tmp_path, capsys):
+    assert command("sweep", toml, "--workers", "2") == 1
+    assert "2 of 6 trials failed" in capsys.readouterr().err.replace("\n", " ")
+    runs = load_runs("results/cli").set_index(["width", "lr"])
+    assert runs.loc[(512, 2**-5), "loss"] == runs.loc[(512, 2**-7), "loss"] == 4
+    assert runs.loc[(256, 2**-6), "loss"] == 3
+    assert runs.loc[(256, 2**-5), "reason"].endswith("ended with exit code 3")
+    assert runs.loc[(256, 2**-7), "reason"].endswith("its last line of output is 'no number', not a number")
+    name = runs.loc[(256, 2**-7), "trial_id"]
+    assert (
+        (tmp_path / "results/cli/output" / f"{name}.txt").read_text().startswith("step 1 of 3\nno number\n")
+    )
+
+
+def test_values_stay_in_their_words_and_no_shell_reads_them(tmp_path):
+    study = Study(
+        tmp_path, scale={"width": [1]}, tune={"lr": [0.5]}, settings={"text": f"a b; touch {tmp_path}/made"}
+    )
+    program = "import sys; assert sys.argv[1] == sys.argv[2] + ' b; touch ' + sys.argv[3]; print(1.5)"
+    study.run(f'{sys.executable} -c "{program}" {{text}} a {tmp_path}/made', workers=1)
+    assert load_runs(tmp_path)["loss"].tolist() == [1.5] and not (tmp_path / "made").exists()
+
+
+def test_ask_and_tell_on_the_command_line(toml, capsys):
+    assert command("ask", toml, "2", "--json") == 0
+    trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [trial["lr"] for trial in trials] == [2**-7, 2**-6]
+    assert command("ask", "results/cli", "1") == 0
+    assert capsys.readouterr().out.startswith("id=")
+    assert command("tell", "results/cli", trials[0]["id"], "2.31") == 0
+    assert load_runs("results/cli")["loss"].tolist() == [2.31]
+    capsys.readouterr()
+    for words, sentence in (
+        ((trials[0]["id"], "2.31"), "has a loss already"),
+        ((trials[1]["id"], "good"), "loss 'good' is not a number"),
+        (("0", "1"), "is not one that"),
+    ):
+        assert command("tell", "results/cli", *words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and error.count("error:") == 1
+    assert command("where", "results/cli") == command("ask", "results/cli", "--where", "width>=256") == 0
+    shown = capsys.readouterr()
+    assert "asks about all rows" in shown.out and "asks about width from 256 on" in shown.out
+    assert "now set by `mup-tpu where`" in shown.err
+
+
+def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
+    file = tmp_path / "bad.toml"
+    for text, sentence in (
+        ("[settings]\na = 1", "scale and [[ladder]]: give one of them"),
+        ("lerning_rate = 1\n[settings]\na = 1", "unknown key 'lerning_rate'"),
+        ("trainer = 3", "scale and [[ladder]]"),
+        ('experiment = "a"\nscale = {w = [1]}\ntune = {lr = [1]}\n[settings]', "trainer is missing"),
+    ):
+        file.write_text(text)
+        assert command("sweep", str(file)) == 2
+        assert sentence in capsys.readouterr().err.replace("\n", " ")
+    assert command("sweep", toml, "--widths", "64") == 2
+    assert command("ask", "results/nothing", "3") == 2
+    assert "holds no study" in capsys.readouterr().err
+
+
+def test_the_template_is_a_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command("init", "study") == 0
+    capsys.readouterr()
+    assert command("ask", "study.toml", "100", "--json") == 0
+    trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len({trial["id"] for trial in trials}) == 48 and {trial["steps"] for trial in trials} == {100}

@@ -1,0 +1,129 @@
+"""Examples of pages and of `examples/`, as somebody runs them."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from rich.console import Console
+
+from mup_tpu.store import load_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
+    exec(compile(example, "study.md", "exec"), {"__name__": "__main__"})
+    assert "TRANSFERS (one look): learning_rate*" in capsys.readouterr().out
+    assert Path("runs/mine/transfer.png").stat().st_size > 10_000
+    plt.close("all")
+
+
+def test_the_numpy_example_trains(tmp_path):
+    example = runpy.run_path(str(ROOT / "examples" / "numpy_mlp.py"))
+    study = example["study_in"](tmp_path, widths=(32, 128), exponents=(-7, -6))
+    study.run(example["train"], workers=2, console=Console(quiet=True))
+    runs = load_runs(tmp_path)
+    assert runs["status"].eq("finished").all() and len(runs) == 16
+    at_base = runs[runs["width"] == 32].groupby("rule")["loss"].mean()
+    assert at_base["mup"] == at_base["standard"], "at the base both rules are one"
+    wide = runs[runs["width"] == 128].groupby("rule")["loss"].mean()
+    assert wide["mup"] < wide["standard"] - 0.003, "too small a rate costs the standard rule more"
+
+
+def output(*words):
+    """Numbers in the last line that an example prints."""
+    run = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return [float(word) for word in run.stdout.split("\n")[-2].split()]
+
+
+def test_the_nanogpt_example_trains(monkeypatch, capsys):
+    script = str(ROOT / "examples" / "nanogpt.py")
+    monkeypatch.setattr(sys, "argv", [script, "--steps", "30", "--lr", "0.016"])
+    runpy.run_path(script, run_name="__main__")
+    assert float(capsys.readouterr().out.split()[-1]) < 3.2, "bytes are 5.5 nat by chance"
+
+
+@pytest.mark.slow
+def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
+    script = ROOT / "examples" / "distributed.py"
+    losses = output(script, f"file://{tmp_path}/rendezvous")
+    example = runpy.run_path(str(script))
+    torch.manual_seed(0)
+    mup = example["parametrize"](example["build"], width=256, base_width=64)
+    model = mup.init_(example["build"](256))
+    optimizer = torch.optim.AdamW(mup.param_groups(model, lr=2**-7))
+    inputs = torch.randn(20, 64, 8, generator=torch.Generator().manual_seed(1))
+
+    def loss(x):
+        return (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
+
+    for x in inputs:
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+    assert losses == pytest.approx([loss(inputs[0]).item()] * 2, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.randint(0, 32, (4, 32), generator=torch.Generator().manual_seed(0))
+    losses = output(ROOT / "examples" / "hf_trainer.py", tmp_path)
+    for name, trained in zip(("gpt2", "llama"), losses, strict=True):
+        assert trained < 4.5, "5.5 by chance"
+        loss = AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens, labels=tokens).loss.item()
+        assert loss < 4.0, "the stock class computes what was trained; random tokens leave ln 32 = 3.5"
+
+
+SBATCH = """
+import os, re, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+array, script, *words = sys.argv[1:]
+first, last = map(int, re.fullmatch(r"--array=(\\d+)-(\\d+)", array).groups())
+def task(k):
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(k)}
+    return subprocess.run(["bash", script, *words], env=environment).returncode
+with ThreadPoolExecutor(2) as pool:
+    sys.exit(max(pool.map(task, range(first, last + 1))))
+"""
+TRAIN = """
+import sys
+width, lr = sys.argv[2], sys.argv[4]
+print("begun")
+sys.exit(3) if lr == "0.5" else print(float(width) * float(lr))
+"""
+STUDY = """
+experiment = "array"
+scale = {width = [64]}
+tune = {learning_rate = [0.25, 0.5, 1.0]}
+[settings]
+steps = 1
+"""
+
+
+@pytest.mark.slow
+def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
+    """With a stand-in for sbatch, which runs two tasks at a time; the last one finds nothing."""
+    for name, content in (("sbatch.py", SBATCH), ("train.py", TRAIN), ("study.toml", STUDY)):
+        (tmp_path / name).write_text(content)
+    for name, words in (("mup-tpu", "-m mup_tpu"), ("python", "")):
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    script = ROOT / "examples" / "slurm.sh"
+    assert subprocess.run([sys.executable, "sbatch.py", "--array=0-3", script, "study.toml"]).returncode == 0
+    runs = load_runs("results/array").set_index("learning_rate")
+    assert runs["loss"].to_dict() == {0.25: 16.0, 1.0: 64.0, 0.5: pytest.approx(float("nan"), nan_ok=True)}
+    assert runs.loc[0.5, "reason"] == "train.py ended with exit code 3"

@@ -1,0 +1,391 @@
+"""Studies: functions that are run, misbehave, are killed, and come to the table of a run left alone."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import psutil
+import pytest
+import trainers
+from rich.console import Console
+
+import mup_tpu
+from mup_tpu import Study, octaves
+from mup_tpu.analysis import load_table
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.study import Trial
+
+QUIET = Console(quiet=True)
+RULES = ("stays", "moves")
+
+
+def valley_study(folder, **changes):
+    grid = {
+        "scale": {"width": [256, 512, 1024]},
+        "tune": {"lr": octaves(-9, -4)},
+        "compare": {"rule": RULES},
+        "seeds": 2,
+    }
+    return Study(folder, **(grid | changes))
+
+
+def one_trial(folder, how, lr=(0.5,), **options):
+    """A study of trials that do what `how` says, beside one that is well."""
+    study = Study(
+        folder, scale={"width": [64]}, tune={"lr": list(lr)}, compare={"how": [how, "is well"]}, name="one"
+    )
+    outcome = study.run(trainers.misbehave, workers=2, console=QUIET, **options)
+    runs = load_runs(folder).set_index("how")
+    assert runs.loc["is well", "status"] == "finished" and runs.loc["is well", "loss"] == 2.5
+    return outcome, runs.loc[how]
+
+
+def table(folder):
+    runs = load_runs(folder)
+    return runs.drop(columns=["wall_time_s", "finished_at"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Folder of the whole grid, run once."""
+    folder = tmp_path_factory.mktemp("studies") / "valley"
+    outcome = valley_study(folder).run(trainers.valley, workers=2, console=QUIET)
+    assert outcome == {"finished": 72}
+    return folder
+
+
+def test_a_function_gets_its_verdicts_and_its_figures(whole):
+    study = valley_study(whole)
+    results = {r.compared: r for r in study.verdict().results}
+    assert results["stays"].verdict.decision == "TRANSFERS"
+    assert results["moves"].verdict.decision == "DRIFTS"
+    assert results["moves"].drift.low < -1 < results["moves"].drift.high
+    assert str(study.verdict()).count(": TRANSFERS") == 1
+    for rule, optimum in (("stays", -6), ("moves", -11)):
+        low, high = study.predict(width=8192).of(rule).interval
+        assert low < optimum < high < optimum + 5
+    assert study.plot("optimum").axes
+    with pytest.raises(ConfigError, match="plot 'nothing' is not one of transfer"):
+        study.plot("nothing")
+
+
+def test_rows_hold_the_values_under_their_own_names(whole):
+    runs = load_runs(whole)
+    assert {"width", "lr", "rule", "seed", "loss"} <= set(runs) and "depth" not in runs
+    assert runs["width"].dtype == "int64" and runs["lr"].dtype == "float64"
+    by_id = {trial.id: trial for trial in valley_study(whole).trials()}
+    for row in runs.to_dict("records"):
+        trial = by_id[row["trial_id"]]
+        assert (row["width"], row["lr"], row["rule"]) == (trial.width, trial.lr, trial.rule)
+        assert row["loss"] == trainers.valley(trial)
+
+
+def test_the_same_lines_again_run_nothing_and_more_values_run_alone(whole, tmp_path):
+    assert not valley_study(whole).run(trainers.valley, console=QUIET)
+    study = valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1, 2]}, seeds=1, name="more")
+    assert study.run(trainers.valley, workers=1, console=QUIET) == {"finished": 4}
+    wider = valley_study(tmp_path, scale={"width": [256.0]}, tune={"lr": [1, 2, 0.5]}, seeds=1, name="more")
+    assert wider.run(trainers.valley, workers=1, console=QUIET) == {"finished": 2}
+    assert load_runs(tmp_path)["lr"].tolist() == [0.5, 1, 2] * 2
+
+
+def test_a_study_is_bought_until_it_is_settled(tmp_path):
+    study = valley_study(tmp_path)
+    study.run(trainers.valley, until_settled=True, workers=2, console=QUIET)
+    decisions = {r.compared: r.verdict.decision for r in study.verdict().results}
+    assert decisions == {"stays": "TRANSFERS", "moves": "DRIFTS"}
+    runs = load_runs(tmp_path)
+    assert runs["purchase"].min() == 1 and set(runs.loc[runs["purchase"] == 1, "width"]) == {256}
+    assert load_table(tmp_path).planned == (256, 512, 1024)
+    assert not study.run(trainers.valley, until_settled=True, workers=2, console=QUIET)
+
+
+def test_a_trial_is_a_value():
+    study = Study("unused", scale={"width": [64]}, tune={"lr": [0.5]}, settings={"steps": 3, "data": "x"})
+    (trial,) = study.trials()
+    assert (trial.width, trial.lr, trial.steps, trial.data, trial.seed) == (64, 0.5, 3, "x", 0)
+    assert {trial: 1}[Trial("unused", trial.values)] == 1
+    assert Trial("unused", trial.values | {"width": 64.0}) == trial
+    others = [Trial("other", trial.values), Trial("unused", trial.values | {"steps": 4})]
+    assert trial not in others and len({trial.id, *(other.id for other in others)}) == 3
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        trial.width = 128
+    with pytest.raises(AttributeError, match="trial has no 'depth'; it has width, lr, steps, data, seed"):
+        _ = trial.depth
+
+
+def test_the_id_of_a_trial_stays_what_it_is():
+    """Stored rows are found by it."""
+    trial = Trial("mine", {"width": 64, "lr": 0.5, "rule": "mup", "tied": True, "seed": 0})
+    assert trial.id == TRIAL_ID
+
+
+TRIAL_ID = "49dc513d14dfd2fd"
+
+
+@pytest.mark.parametrize(
+    "how, status, reason",
+    [
+        ("raises", "failed", "ValueError: no such layer"),
+        ("nan", "diverged", None),
+        ("inf", "diverged", None),
+        ("text", "failed", "the returned loss '2.5' is str, not a number"),
+        ("many", "failed", "the returned loss array([0., 0., 0.]) is not one number"),
+        ("exits", "failed", "exit code 7 and no result"),
+        ("sysexit", "failed", "SystemExit: 3"),
+        ("bad report", "failed", "step 'two' is str, not a number"),
+    ],
+)
+def test_a_function_that_misbehaves_has_a_row_and_the_others_go_on(how, status, reason, tmp_path):
+    _, row = one_trial(tmp_path, how)
+    assert row["status"] == status
+    assert (row["loss"] == math.inf) if status == "diverged" else math.isnan(row["loss"])
+    assert reason is None or reason in row["reason"]
+    if how == "raises":
+        assert "second line" in (tmp_path / "output" / f"{row['trial_id']}.txt").read_text()
+
+
+def test_a_function_that_is_killed_is_tried_three_times(tmp_path):
+    _, row = one_trial(tmp_path, "killed")
+    assert row["status"] == "failed" and "killed by signal 9, the last of 3 attempts" in row["reason"]
+    assert (tmp_path / "work" / row["trial_id"] / "attempts").read_text() == "xxx"
+
+
+@pytest.mark.slow
+def test_a_function_that_hangs_ends(tmp_path, patience):
+    """One that reports by its silence, one that does not by its time."""
+    limit = 4 * patience
+    options = {"heartbeat": 1.5 * patience, "timeout": f"{limit}s", "workers": 3, "console": QUIET}
+    study = Study(
+        tmp_path, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": ["hangs", "slow", "is well"]}
+    )
+    assert study.run(trainers.misbehave, **options) == {"finished": 1, "failed": 2}
+    reasons = load_runs(tmp_path).set_index("how")["reason"]
+    assert "no report within the heartbeat" in reasons["hangs"]
+    assert f"no result within the time-out of {limit} s" in reasons["slow"]
+
+
+def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
+    _, row = one_trial(tmp_path / "a", "parent")
+    assert row["status"] == "finished"
+    children = [int(pid) for pid in (tmp_path / "a" / "children").read_text().split()]
+    assert not [p for p in children if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+    _, row = one_trial(tmp_path / "b", "loud")
+    output = tmp_path / "b" / "output" / f"{row['trial_id']}.txt"
+    assert row["status"] == "finished" and 2**20 <= output.stat().st_size < 2**20 + 100
+
+
+def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
+    """Of a machine that has two by the names of its devices."""
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [1.0]}, seeds=6)
+    study.run(trainers.gpu, console=QUIET)
+    assert set(load_runs(tmp_path)["loss"]) == {0.0, 1.0}
+
+
+def test_an_import_in_a_function_is_made_once_a_worker(tmp_path):
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 2.0]})
+    study.run(trainers.imports, workers=1, console=QUIET)
+    assert sorted(load_runs(tmp_path)["loss"]) == [1.0, 1.0, 2.0]
+
+
+def test_trials_far_behind_stop_early(tmp_path):
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5, 1.0, 3.0]})
+    study.run(trainers.behind, workers=1, halving=True, console=QUIET)
+    runs = load_runs(tmp_path).set_index("lr")
+    assert runs["status"].to_dict() == {0.5: "finished", 1.0: "stopped", 3.0: "stopped"}
+    assert runs["steps_done"].to_dict() == {0.5: 20, 1.0: 10, 3.0: 10}
+    curves = load_curves(tmp_path).groupby("trial_id")["step"].max()
+    assert curves[runs.loc[0.5, "trial_id"]] == 20
+    study.run(trainers.behind, workers=1, console=QUIET)
+    assert set(load_runs(tmp_path)["status"]) == {"finished"}
+
+
+SCRIPT = """
+import sys
+import mup_tpu as mt, trainers
+study = mt.Study(sys.argv[1], scale={"width": [256, 512]}, tune={"lr": mt.octaves(-7, -5)},
+                 compare={"rule": ["stays"]}, settings={"pause": 0.04}, name="killed")
+study.run(trainers.resumable, workers=2)
+"""
+
+
+def start(folder):
+    """A driver of the script's study, and what it prints."""
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, script, folder]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def starts(folder):
+    """Step, process and parent of each start of a function."""
+    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def wait_for_functions(driver, folder, are_there):
+    """Function and worker of the newest start that runs, once there is one; or wait for the end of all."""
+    deadline = time.monotonic() + 60
+    while True:
+        alive = [(function, worker) for _, function, worker in starts(folder) if psutil.pid_exists(function)]
+        if bool(alive) == are_there:
+            return alive[-1] if alive else None
+        assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
+        time.sleep(0.02)
+
+
+def kill(whom, driver, folder):
+    """Kill in the middle of a trial."""
+    while True:
+        function, worker = wait_for_functions(driver, folder, True)
+        time.sleep(0.4)
+        with contextlib.suppress(ProcessLookupError):  # it had just ended
+            os.kill({"driver": driver.pid, "worker": worker, "function": function}[whom], signal.SIGKILL)
+            return
+
+
+@pytest.mark.slow
+def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
+    """A driver is killed, another one, and then workers and a function of a third."""
+    alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
+    alone.parent.mkdir()
+    assert start(alone).wait(240) == 0
+    for whom in (["driver"], ["driver"], ["worker", "function", "worker"]):
+        driver = start(killed)
+        for one in whom:
+            kill(one, driver, killed)
+        output = driver.communicate(timeout=240)[0]
+        wait_for_functions(driver, killed, False)
+        assert driver.returncode == (-signal.SIGKILL if whom == ["driver"] else 0), output
+    assert load_runs(killed)["status"].eq("finished").all()
+    pd.testing.assert_frame_equal(table(killed), table(alone))
+    pd.testing.assert_frame_equal(load_curves(killed), load_curves(alone))
+    assert len(starts(killed)) > 6 and {step % 10 for step, _, _ in starts(killed)} == {0}
+    assert not list((killed / "work").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
+    driver = start(tmp_path / "killed")
+    wait_for_functions(driver, tmp_path / "killed", True)
+    driver.send_signal(sent)
+    output = driver.communicate(timeout=120)[0]
+    said = "stopped; finished trials are stored" if sent == signal.SIGINT else "the same command goes on"
+    assert driver.returncode and said in output, output
+    wait_for_functions(driver, tmp_path / "killed", False)
+    assert start(tmp_path / "killed").wait(240) == 0
+    assert load_runs(tmp_path / "killed")["status"].eq("finished").all()
+
+
+def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):
+    from mup_tpu.study.runner import only_driver
+
+    with only_driver(str(whole)), pytest.raises(StoreError, match=r"is being run by process \d+ of"):
+        valley_study(whole).run(trainers.valley, console=QUIET)
+    before = table(whole)
+    with pytest.raises(StoreError, match="holds a study of lr by width, comparing rule, not of lr by depth"):
+        valley_study(whole, scale={"depth": [1, 2, 4]}).run(trainers.valley, console=QUIET)
+    with pytest.raises(StoreError, match="holds a study of width, rule, lr, not of width, rule, lr, steps"):
+        valley_study(whole, settings={"steps": 3}).run(trainers.valley, console=QUIET)
+    with pytest.raises(StoreError, match="width is a whole number|rule is text, and this study's is true or"):
+        valley_study(whole, compare={"rule": [True, False]}).run(trainers.valley, console=QUIET)
+    with pytest.raises(StoreError, match="holds experiment 'valley', not 'other'"):
+        valley_study(whole, name="other").run(trainers.valley, console=QUIET)
+    with pytest.raises(StoreError, match="holds a study of lr by width"):
+        Store(whole, "valley", mup_tpu.store.StoredAxes())
+    pd.testing.assert_frame_equal(table(whole), before)
+
+
+def test_other_settings_are_refused(tmp_path):
+    def study(steps):
+        return valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, settings={"steps": steps})
+
+    study(3).run(trainers.valley, workers=1, console=QUIET)
+    with pytest.raises(StoreError, match="holds runs with steps 3, and this study has 4"):
+        study(4).run(trainers.valley, workers=1, console=QUIET)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"scale": {"width": []}}, "scale width .* is not a list of values"),
+        ({"scale": {"width": [64, -1]}}, "scale width -1 is not allowed: it must be a number above 0"),
+        ({"scale": {"a b": [64]}}, "name 'a b' is not allowed: it must be a word"),
+        ({"scale": {"loss": [64]}}, "name 'loss' is not allowed: every run has its own"),
+        ({"scale": [{"a": 1}, {"b": 1}]}, "does not set a as the first does"),
+        ({"scale": [{"a": 1, "b": 1}, {"a": 1, "b": 2}]}, "two points have the same a"),
+        ({"measured_by": "depth"}, "measured_by 'depth' is not one of width"),
+        ({"tune": {"lr": [1], "wd": [1]}}, "is not one name with its values"),
+        ({"tune": {"lr": ["a"]}}, "tune lr 'a' is not allowed: it must be a number, 0 or more"),
+        ({"tune": {"lr": [math.nan]}}, "tune lr nan is not allowed"),
+        ({"tune": {"width": [1]}}, "width of the study is given twice"),
+        ({"compare": {"rule": ["a", 1]}}, "compare rule mixes int and str"),
+        ({"compare": {"rule": [{}]}}, "is not text, a number, True or False"),
+        ({"settings": {"data": [1]}}, r"data \[1\] is not text"),
+        ({"seeds": 0}, "seeds 0 is not allowed"),
+        ({"seeds": 10**5}, "trials; at most"),
+        ({"name": "a/b"}, "name 'a/b' is not allowed"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        valley_study(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "train, options, sentence",
+    [
+        (lambda trial: 1.0, {}, "cannot be called with a trial and its report"),
+        (3, {}, "trainer 3 is not a function"),
+        (trainers.valley, {"timeout": "long"}, "timeout 'long' is not a time"),
+        (trainers.valley, {"budget": "0s"}, "budget '0s' is not a time"),
+        (trainers.valley, {"heartbeat": 0}, "heartbeat 0 is not allowed"),
+        (trainers.valley, {"workers": 0}, "workers 0 is not allowed"),
+        ("no_such_module:train", {}, "cannot be imported: ModuleNotFoundError"),
+        ("trainers:no_such", {}, "module trainers has no no_such"),
+        (
+            "python train.py {depth}",
+            {},
+            "{depth} in '{depth}' is not one of folder, id, lr, rule, seed, width",
+        ),
+        ("python 'train.py", {}, "is not a command line"),
+        ("no_such_program {width}", {}, "there is no program 'no_such_program' here"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(train, options, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        valley_study(tmp_path).run(train, console=QUIET, **options)
+
+
+def test_until_settled_needs_three_scales_and_a_real_number(tmp_path):
+    with pytest.raises(ConfigError, match="has 1 widths: until_settled needs 3 at least"):
+        valley_study(tmp_path, scale={"width": [256]}).run(trainers.valley, until_settled=True)
+    with pytest.raises(ConfigError, match="tune lr is a whole number: until_settled needs a real one"):
+        valley_study(tmp_path, tune={"lr": [1, 2]}).ask(until_settled=True)
+
+
+def test_a_study_runs_on_ray(local_ray, tmp_path):
+    """In a process of its own on an actor, a function of this file, which workers cannot import."""
+
+    def train(trial, report):
+        (report.folder / "seen").write_text("x")
+        report(step=1, steps=1, loss=3.0)
+        return trial.lr / 2 if trial.rule == "stays" else os._exit(3)
+
+    study = valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, seeds=1)
+    outcome = study.run(train, ray=True, resources={"CPU": 1}, console=QUIET)
+    runs = load_runs(tmp_path).set_index("rule")
+    assert outcome == {"finished": 1, "failed": 1}
+    assert runs.loc["stays", "loss"] == 0.5 and "exit code 3" in runs.loc["moves", "reason"]
+    with pytest.raises(ConfigError, match="one trial asks for CPU 1, GPU 7, and no node has that"):
+        study.run(train, ray=True, resources={"GPU": 7}, console=QUIET)
+    with pytest.raises(ConfigError, match="resources CPU -1 is not allowed"):
+        study.run(train, resources={"CPU": -1}, console=QUIET)
