@@ -65,19 +65,24 @@ def execution(options: RunOptions) -> str:
     return get_device(options.device).execution
 
 
+def visible_gpus() -> list[dict[str, str]]:
+    """Environment by which a process sees one GPU, for each GPU of this process; no torch is imported.
+
+    CUDA counts the GPUs of a container from 0, whatever their device files are called.
+    """
+    there = glob.glob("/dev/nvidia[0-9]*")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if there and named else map(str, range(len(there)))
+    return [{"CUDA_VISIBLE_DEVICES": name.strip()} for name in names]
+
+
 def gpus(options: RunOptions) -> list[dict[str, str]]:
-    """Environment by which a process sees one GPU, for each GPU that packs may use; none on other devices."""
+    """The visible GPUs, if packs train on them."""
     if is_cpu(options) or options.device == "xla":
         return []
     from mup_tpu.devices import get_device
 
-    if get_device(options.device).torch_device.type != "cuda":
-        return []
-    import torch
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-    return [{"CUDA_VISIBLE_DEVICES": name.strip()} for name in names]
+    return visible_gpus() if get_device(options.device).torch_device.type == "cuda" else []
 
 
 def room(trials: int, options: RunOptions) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import glob
 import importlib.metadata
 import json
 import math
@@ -26,7 +25,7 @@ from mup_tpu.jobs.forked import Forked
 from mup_tpu.jobs.job import Failed, Finished, Started
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.jobs.pool import Pool
-from mup_tpu.jobs.this_machine import cores
+from mup_tpu.jobs.this_machine import cores, visible_gpus
 from mup_tpu.store import Store
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
@@ -226,11 +225,9 @@ def pool_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 
     By default one worker a GPU, which sees no other, or one a core on a machine without.
     """
-    there = [path.removeprefix("/dev/nvidia") for path in sorted(glob.glob("/dev/nvidia[0-9]*"))]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if there and visible else there
+    gpus = visible_gpus()
     count = workers or len(gpus) or cores()
-    parts = [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count) if gpus]
+    parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
     return count, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
 
 

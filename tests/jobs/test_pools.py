@@ -1,6 +1,7 @@
 """Each pool for real, with jobs that need no torch: ends of jobs, and workers that die or hang."""
 
 import contextlib
+import glob
 import os
 import signal
 import subprocess
@@ -175,10 +176,10 @@ def _go(folder):
     ("visible", "names"), [(None, ["0", "1", "2"]), ("3, 5", ["3", "5"]), ("GPU-8a", ["GPU-8a"])]
 )
 def test_gpus_of_this_machine_are_those_that_cuda_may_see(visible, names, monkeypatch):
-    """The answers of torch are made up: tests run without GPUs."""
+    """Device files and torch's answer are made up: tests run without GPUs."""
     device = CudaDevice("a GPU", torch.device("cuda", 0))
     monkeypatch.setattr("mup_tpu.devices.get_device", lambda name: device, raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(glob, "glob", lambda pattern: [f"/dev/nvidia{i}" for i in (2, 5, 7)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
