@@ -30,7 +30,8 @@ from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.looks import Question, take_look
-from mup_tpu.analysis.verdict import DELTA, EPSILON, MOST_LOOKS
+from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS
 
 WIDTHS = (64, 128, 256, 512)
 SEQUENCE = "sequence"
