@@ -11,7 +11,6 @@ from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.drift import drift_reach
 from mup_tpu.errors import TableError
-from mup_tpu.report.words import details
 
 OCTAVES = range(-12, -3)
 
@@ -257,19 +256,6 @@ def test_any_axis_of_our_own_sweeps_is_a_command_line():
         "python experiments/x.py --parametrizations all --widths 256 --num-seeds 2 "
         "--tune init_std=2^-14,2^-13"
     )
-
-
-def test_no_runs_are_asked_for_beside_the_word_that_none_help():
-    """Whether a verdict comes nearer is said of what is asked for, not denied in the same breath."""
-    frame = sweep_of([-8, -8, -8, -8], sigma=0.03)
-    frame.loc[(frame["width"] == 512) & (frame["lr"] == 2.0**-6), "loss"] = np.nan
-    analysis = analyze(check_table(frame))
-    batch = analysis.results[0].next_batch
-    assert np.isinf(batch.to_verdict) and batch.cells
-    lines = details(analysis.results[0], analysis)
-    assert any(line.startswith("to settle it: add ") for line in lines)
-    assert not any("no amount" in line for line in lines)
-    assert "how much more a verdict costs cannot be told yet" in batch.price()
 
 
 def test_the_interval_that_is_named_holds_the_verdict_open():
