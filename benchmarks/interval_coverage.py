@@ -24,15 +24,19 @@ import tyro
 from rich.progress import track
 
 from mup_tpu.analysis import check_table
-from mup_tpu.analysis.drift import fit_drift
-from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
-from mup_tpu.analysis.regret import regret
+from mup_tpu.analysis.looks import Question, weigh
 
-FAMILIES = ("valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows")
+FAMILIES = (
+    "valley", "asymmetric", "wall", "near wall", "plateau", "half diverged", "noise grows", "sharp",
+    "off centre", "packs", "scattered", "three widths",
+)  # fmt: skip
 """valley: exponential on one side or straight on both, u²/2 near the optimum. asymmetric: more so than nearly
-all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more.
-plateau: losses level off 0.05 to 0.6 nat above the best. half diverged: the higher the learning rate, the
-more runs diverge. noise grows: it doubles with each octave above the optimum."""
+all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more. near
+wall: from 0.3 to 2 octaves beyond it on, by 1 nat. plateau: losses level off 0.05 to 0.6 nat above the best.
+half diverged: the higher the learning rate, the more runs diverge. noise grows: it doubles with each octave
+above the optimum. sharp: a second coefficient of 0.6. off centre: the grid's middle lies two octaves off.
+packs: five runs in a row share an effect of one σ. scattered: optima scatter by 0.2 octave about their line;
+three widths: by 0.1, and there are three."""
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
 SEEDS = (1, 2, 3, 5)
@@ -68,6 +72,9 @@ def draw_valley(
     def smooth(x: np.ndarray) -> np.ndarray:
         return curvature * np.minimum(form(np.asarray(x) - optimum, asymmetry), 60.0)
 
+    if family == "near wall":
+        at = optimum + float(generator.uniform(0.3, 2.0))
+        return Valley(optimum, lambda x: 2.5 + smooth(x) + (np.asarray(x) > at))
     if family == "wall":
         grid = np.arange(-12.0, -3.9, step)
         best = float(grid[np.argmin(smooth(grid))])
@@ -85,24 +92,30 @@ def simulate(
     family: str, step: float, sigma: float, seeds: int, generator: np.random.Generator
 ) -> list[dict[str, Any]]:
     """One sweep: of each interval, what it is of, whether it holds the truth, and how wide it is."""
-    grid = np.arange(-12.0, -3.9, step)
+    grid = np.arange(-12.0, -3.9, step) + (2.0 if family == "off centre" else 0.0)
+    widths = WIDTHS[:3] if family == "three widths" else WIDTHS
     kind = generator.choice(["linex", "hyperbola"])
     spread = (0.1, 0.4)
     if family == "asymmetric":
         kind, spread = "linex", (0.4, 0.6)
     asymmetry = float(generator.choice([-1, 1]) * generator.uniform(*spread))
-    shape = (kind, asymmetry, float(generator.uniform(0.06, 0.16)))
+    curvature = 1.2 if family == "sharp" else float(generator.uniform(0.06, 0.16))
     alpha = float(generator.uniform(-0.5, 0.3))
     middle = generator.uniform(-8.5, -7.5)
-    optima = [middle + alpha * (k - 1.5) for k in range(len(WIDTHS))]
+    scatter = {"scattered": 0.2, "three widths": 0.1}.get(family, 0.0)
+    optima = [middle + alpha * (k - 1.5) + scatter * generator.standard_normal() for k in range(len(widths))]
+    shape = (kind, asymmetry, curvature)
     valleys = [draw_valley(family, float(optimum), shape, step, generator) for optimum in optima]
     rows = []
-    for width, valley in zip(WIDTHS, valleys, strict=True):
+    for width, valley in zip(widths, valleys, strict=True):
         true_G = valley.loss(grid)
         sd_G = np.full(len(grid), sigma)
         if family == "noise grows":
             sd_G *= 2.0 ** np.clip(grid - valley.optimum, 0, 5)
         loss_GS = true_G[:, None] + sd_G[:, None] * generator.standard_normal((len(grid), seeds))
+        if family == "packs":
+            packs = sigma * generator.standard_normal(loss_GS.size // 5 + 1)
+            loss_GS += packs[np.arange(loss_GS.size) // 5].reshape(loss_GS.shape)
         if family == "half diverged":
             risk_G = np.clip((grid - valley.optimum) / 6, 0, 1)
             loss_GS[generator.random(loss_GS.shape) < risk_G[:, None]] = np.nan
@@ -111,19 +124,17 @@ def simulate(
             for x, losses in zip(grid, loss_GS, strict=True)
             for seed, loss in enumerate(losses)
         ]
-    curves = [loss_curve(group) for _, group in check_table(pd.DataFrame(rows)).runs.groupby("scale")]
-    noise = pooled_noise(curves)
-    estimates = [estimate(curve, noise, generator) for curve in curves]
+    table = check_table(pd.DataFrame(rows))
+    evidence = weigh(table.runs, Question.of(table))
     found = []
-    for estimated, valley in zip(estimates, valleys, strict=True):
+    for estimated, valley in zip(evidence.estimates, valleys, strict=True):
         low, high = estimated.optimum.low, estimated.optimum.high
         found.append({"of": "optimum", "held": low <= valley.optimum <= high, "width": high - low})
-    drift = fit_drift([e.optimum for e in estimates], noise.df)
+    drift, lost = evidence.drift, evidence.headline
     if drift.is_known:
         held = drift.low <= alpha <= drift.high
         found.append({"of": "alpha", "held": held, "width": drift.high - drift.low})
-    lost = regret(estimates[0], estimates[-1])
-    if lost.status == "estimated":
+    if lost is not None and lost.status == "estimated" and lost.source == WIDTHS[0]:
         at_W = valleys[-1].loss(np.array([valleys[0].optimum, valleys[-1].optimum]))
         held = lost.low - 1e-9 <= at_W[0] - at_W[1] <= lost.high
         found.append({"of": "regret", "held": held, "width": lost.high - lost.low})
@@ -163,6 +174,8 @@ def main(
     out: Path | None = None,
     seed: int = 0,
     processes: int = 2,
+    steps: tuple[float, ...] = STEPS,
+    sigmas: tuple[float, ...] = SIGMAS,
 ) -> None:
     """Print (and store) the coverage of every cell.
 
@@ -173,9 +186,15 @@ def main(
         out: CSV file to store the table in.
         seed: Of the simulation.
         processes: Cells at once.
+        steps: Distances of grid points, octaves.
+        sigmas: Noise of a run, nat.
     """
     every = enumerate(itertools.product(FAMILIES, STEPS, SIGMAS, SEEDS))
-    cells = [(i, *cell) for i, cell in every if cell[0] in families and cell[3] in seeds]
+    cells = [
+        (i, *cell)
+        for i, cell in every
+        if cell[0] in families and cell[1] in steps and cell[2] in sigmas and cell[3] in seeds
+    ]
     with ProcessPoolExecutor(processes) as pool:
         done = pool.map(cell_rows, cells, itertools.repeat(simulations), itertools.repeat(seed))
         table = pd.DataFrame([row for rows in track(done, "simulating", len(cells)) for row in rows])

@@ -1,10 +1,11 @@
 """Run tables to verdicts: optimum, transfer, scaling law, coordinate check. Needs no torch and no ray."""
 
+from mup_tpu.analysis.curves import LossCurve, Noise
 from mup_tpu.analysis.drift import Drift, WiderIsBetter
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
@@ -34,6 +35,7 @@ __all__ = [
     "RulePrediction",
     "RunTable",
     "ScalingLaw",
+    "Status",
     "TransferAnalysis",
     "TransferResult",
     "Verdict",

@@ -1,10 +1,10 @@
 """Which runs next would settle whether a hyperparameter transfers, at the least cost.
 
-A function of what is known of each scale and of what a run costs there; any table can ask. Seeds are bought
-where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
-optimum itself tell less of where it lies. What staying at the smallest scale's optimum costs is read at the
-largest in the two cells beside it: where their noise holds the verdict open, seeds are bought there. Where
-the optima's own scatter does, no seed helps, and another scale is asked for.
+A function of what is known of each scale and of what a run costs there; any table can ask. Strategies are
+asked in order: grids that hold no optimum are extended, missing scales looked at, gaps beside an optimum
+filled. Then seeds are bought where they bring a verdict nearer per cost, on cells an octave apart beside an
+optimum: half-steps and the optimum itself tell less of where it lies. Where the optima's own scatter holds
+the verdict open, no seed helps, and another scale is asked for.
 
 Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J how many times too
 wide the widest interval is, squared, for the nearer verdict: 1 is settled.
@@ -14,49 +14,59 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
+from mup_tpu.analysis.drift import NEEDED, Drift, slope_variance
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
-from mup_tpu.config.columns import label, write_scale
+from mup_tpu.config.columns import CONFIGURED, label, write_scale
 
 _START = 8
 """Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""
 _LEAST_SPAN = 3.0
 """Octaves that a given grid must span for a sequence to start inside it; else it is but a guess."""
-_FIRST_LOOK = ((-2, 1), (-1, 2), (0, 2), (1, 2), (2, 1))
-"""Octaves from a new scale's predicted optimum, and seeds there: a pack."""
-_PACK = sum(seeds for _, seeds in _FIRST_LOOK)
+_FIRST_LOOK = ((-2, 1), (-1, 1), (0, 1), (1, 1), (2, 1))
+"""Octaves from a new scale's predicted optimum, and seeds there."""
+_PACK = 5
+"""Runs that are weighed together when seeds are bought."""
 _REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
-_SHARE = 0.35
+_SHARE = 0.6
 """A batch's cost, as a share of what was spent."""
-_FLOOR = 0.04**2
+_FLOOR = 0.05**2
 """Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
-_LEAST_ALPHA, _LEAST_OCTAVES, _LEAST_NAT = 0.02, 0.05, 0.001
+_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
 """Least distances from a verdict's limits: closer ones are not told apart."""
 _SCATTERED = 0.7
 """Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
+_ENOUGH = 0.8
+"""J that a batch aims at: what it finds will differ from what is expected."""
 _MOST_PACKS = 200
 """Packs after which a verdict counts as out of reach."""
 _PATIENCE = 3
 """Looks before an expected cost may end a sequence: before, too little is known to expect one."""
 _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
-_BESIDE = -1
-"""Where runs go that narrow the regret: beside the smallest scale's optimum at the largest scale."""
 _EDGE_STEP = 0.3
 """Octaves between an optimum and where runs are lost within which nothing is looked for."""
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
+
+
+_SHORT = {"parametrization": "--parametrizations ", "width": "--widths ", "lr": "--learning-rates "}
+"""Short options of a sweep's usual axes, by column."""
+
+
+def _option(column: str, role: str) -> str:
+    """Option of a sweep's command that sets the values of an axis, up to the first of them."""
+    return _SHORT.get(column) or f"--{role} {CONFIGURED[column].field}="
 
 
 @dataclass(frozen=True)
@@ -97,15 +107,17 @@ class Batch:
         groups: dict[tuple[float, int], list[float]] = {}
         for cell in sorted(self.cells, key=lambda c: (c.scale, c.seeds, c.x)):
             groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
-        flags = {"parametrization": "--parametrizations", "width": "--widths", "lr": "--learning-rates"}
-        ours = {columns.parametrization, columns.scale, columns.hyperparameter} == set(flags)
+        axes = (columns.parametrization, columns.scale, columns.hyperparameter)
+        is_ours = command is not None and set(columns.along) <= set(axes) <= set(CONFIGURED)
         lines = []
         for (scale, seeds), grid in groups.items():
             values = " ".join(f"2^{x:.4g}" for x in grid)
-            if command is not None and ours:
+            if is_ours:
+                roles = ("compare", "scale", "tune")
+                compared, grown, tuned = (_option(*axis) for axis in zip(axes, roles, strict=True))
                 lines.append(
-                    f"{command} --parametrizations {self.parametrization} --widths {scale:g} "
-                    f"--num-seeds {seeds} --learning-rates {values}"
+                    f"{command} {compared}{self.parametrization} {grown}{scale:g} --num-seeds {seeds} "
+                    f"{tuned}{values if tuned.endswith(' ') else values.replace(' ', ',')}"
                 )
             else:
                 at = write_scale(columns.scale, scale)
@@ -117,7 +129,7 @@ class Batch:
         """What it costs, beside what was spent and what the verdict may cost."""
         costs = f"it costs {self.costs.write(self.cost)}, {self.costs.write(self.spent)} were spent"
         if math.isinf(self.to_verdict):
-            return f"{costs}; no amount of such runs is expected to settle it"
+            return f"{costs}; how much more a verdict costs cannot be told yet"
         if math.isfinite(self.to_verdict):
             return f"{costs}; about {self.costs.write(self.to_verdict)} to a verdict ({self.costs.source})"
         return f"{costs} ({self.costs.source})"
@@ -129,36 +141,23 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of one scale, or would be after more runs."""
+    """One scale as it is known, or would be after more runs."""
 
     scale: float
     variance: float
     """Squared standard error of the optimum, octaves²."""
     runs: int
     """Beside the optimum."""
-    beside: tuple[int, ...] = ()
-    """At the largest scale: runs of each of the cells that the regret is read from."""
 
     @property
     def ideal(self) -> _Known:
         """After any number of runs."""
-        return replace(self, variance=min(self.variance, _FLOOR), beside=())
-
-    @property
-    def read(self) -> float:
-        """Runs of the scarcer of the cells that the regret is read from."""
-        return min(self.beside, default=math.inf)
+        return replace(self, variance=min(self.variance, _FLOOR))
 
     def with_runs(self, runs: int) -> _Known:
-        """After so many more runs."""
+        """After that many more runs."""
         total, floor = self.runs + runs, self.ideal.variance
         return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
-
-    def with_runs_beside(self, runs: int) -> _Known:
-        """After so many more runs in the cells that the regret is read from."""
-        beside = {float(k): runs_there for k, runs_there in enumerate(self.beside)}
-        _fill(beside, runs)
-        return replace(self.with_runs(runs), beside=tuple(beside.values()))
 
 
 @dataclass(frozen=True)
@@ -166,82 +165,93 @@ class _Distance:
     """How far a verdict is, given what is known of each scale."""
 
     drift: Drift
-    noise_df: int
+    known: tuple[_Known, ...]
+    """Scales as they are known now."""
+    reach: float
+    """Half-width of α's interval now."""
     apart: float
-    """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
+    """|Δ|, octaves."""
+    spread: float
+    """Half-width of Δ's interval now."""
     tolerated: float
     """The |Δ| whose regret is ε."""
     delta: float
-    epsilon: float
-    regret: float
-    """Of |Δ|, nat: where one is read, noise biases it upwards."""
-    below: float
-    above: float
-    """By how much the regret's interval reaches further from it than Δ's tells, nat."""
-    read: float
-    """Runs of the scarcer of the cells that the regret is read from."""
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> _Distance:
         """From evidence of three scales or more, all bracketed."""
-        first, last = evidence.estimates[0], evidence.estimates[-1]
-        coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
-        curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
-        tolerated = math.sqrt(2 * question.epsilon / curvature)
-        apart = regret = below = above = math.nan
-        known, headline = _known(evidence), evidence.headline
-        if headline is not None and headline.status == "estimated":
-            apart, spread = abs(last.optimum.x - first.optimum.x), cls._spread(known)
-            least, regret, most = (
-                curvature / 2 * octaves**2 for octaves in (max(0.0, apart - spread), apart, apart + spread)
-            )
-            below = math.sqrt(max(0.0, (headline.low - regret) ** 2 - (regret - least) ** 2))
-            above = math.sqrt(max(0.0, (headline.high - regret) ** 2 - (most - regret) ** 2))
-        limits = (question.delta, question.epsilon)
-        read = known[-1].read
-        return cls(evidence.drift, evidence.noise.df, apart, tolerated, *limits, regret, below, above, read)
+        first, last = evidence.estimates[0].draws, evidence.estimates[-1].draws
+        assert first is not None and last is not None
+        drift, tail = evidence.drift, 0.01 if question.planned else 0.025
+        low, apart, high = np.quantile(last.optimum_P - first.optimum_P, (tail, 0.5, 1 - tail)).tolist()
+        tolerated = math.sqrt(2 * question.epsilon / float(np.median(last.curvature_P)))
+        return cls(
+            drift,
+            tuple(_known(evidence)),
+            (drift.high_95 - drift.low_95) / 2,
+            abs(apart),
+            (high - low) / 2,
+            tolerated,
+            question.delta,
+        )
 
-    @staticmethod
-    def _spread(known: Sequence[_Known]) -> float:
-        """Half-width of Δ's interval, octaves."""
-        return 2 * math.sqrt(known[0].variance + known[-1].variance)
-
-    def reach(self, known: Sequence[_Known]) -> float:
+    def reach_of(self, known: Sequence[_Known]) -> float:
         """Half-width of α's interval."""
-        variance_S = np.array([k.variance for k in known])
-        noise_df = self.noise_df + sum(k.runs for k in known)
-        return drift_reach([k.scale for k in known], variance_S, self.drift.tau**2, noise_df)
+        was, will = (
+            slope_variance([k.scale for k in ks], np.array([k.variance for k in ks]) + self.drift.tau**2)
+            for ks in (self.known, known)
+        )
+        return self.reach * math.sqrt(will / was)
+
+    def spread_of(self, known: Sequence[_Known]) -> float:
+        """Half-width of Δ's interval."""
+        was, will = (ks[0].variance + ks[-1].variance for ks in (self.known, known))
+        # The ends are told by their own runs and by the trend of all.
+        return self.spread * min(self.reach_of(known) / self.reach, math.sqrt(will / was))
 
     def is_held_by_scatter(self, known: Sequence[_Known]) -> bool:
         """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""
         ideal = [k.ideal for k in known]
-        is_scattered = self.reach(ideal) > _SCATTERED * self.reach(known)
+        is_scattered = self.reach_of(ideal) > _SCATTERED * self.reach_of(known)
         return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
 
     def nearest(self, known: Sequence[_Known]) -> tuple[float, str]:
-        """J of the nearer verdict, and what holds it open: "α", "Δ", or "read", the noise beside it."""
-        reach, alpha = self.reach(known), abs(self.drift.alpha)
-        transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "Δ": math.inf}
-        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": 0.0}
-        without_a_power = {"Δ": math.inf}
-        if math.isfinite(self.apart):
-            spread, room = self._spread(known), self.tolerated - self.apart
-            transfers["Δ"] = spread / max(room, _LEAST_OCTAVES)
-            drifts["Δ"] = spread / max(-room, _LEAST_OCTAVES)
-            # A regret grows as the square of the octaves.
-            beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
-            without_a_power["Δ"] = spread / max(beyond, _LEAST_OCTAVES)
-            noise = math.sqrt(self.read / known[-1].read)
-            transfers["read"] = noise * self.above / max(self.epsilon - self.regret, _LEAST_NAT)
-            drifts["read"] = noise * self.below / max(self.regret - self.epsilon, _LEAST_NAT)
-            plain = PLAIN * self.epsilon
-            without_a_power["read"] = noise * self.below / max(self.regret - plain, _LEAST_NAT)
-        verdicts = (transfers, drifts, without_a_power)
-        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in verdicts)
+        """J of the nearer verdict, and the interval that holds it open: "α" or "Δ".
+
+        Verdicts that no number of runs would bring are left out, if another can be had.
+        """
+        now = [max((ratio**2, what) for what, ratio in terms.items()) for terms in self._verdicts(known)]
+        ideal = [max(terms.values()) for terms in self._verdicts([k.ideal for k in known])]
+        return min([j for j, least in zip(now, ideal, strict=True) if least <= 1] or now)
+
+    def _verdicts(self, known: Sequence[_Known]) -> tuple[dict[str, float], ...]:
+        """How many times too wide intervals are: for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
+        reach, alpha = self.reach_of(known), abs(self.drift.alpha)
+        spread, room = self.spread_of(known), self.tolerated - self.apart
+        transfers = {
+            "α": reach / max(self.delta - alpha, _LEAST_ALPHA),
+            "Δ": spread / max(room, _LEAST_OCTAVES),
+        }
+        drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": spread / max(-room, _LEAST_OCTAVES)}
+        # A regret grows as the square of the octaves.
+        beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
+        return transfers, drifts, {"Δ": spread / max(beyond, _LEAST_OCTAVES)}
 
     def of_verdict(self, known: Sequence[_Known]) -> float:
         """J of the nearer verdict."""
         return self.nearest(known)[0]
+
+    def is_out_of_reach(self) -> bool:
+        """Whether no number of runs would settle it, wherever in their intervals α and Δ turn out to lie."""
+        ideal = [k.ideal for k in self.known]
+        ends = [
+            replace(
+                self, drift=replace(self.drift, alpha=alpha), apart=max(0.0, self.apart + sign * self.spread)
+            )
+            for sign in (-1, 1)
+            for alpha in [max(0.0, abs(self.drift.alpha) + sign * self.reach)]
+        ]
+        return all(end.of_verdict(ideal) > 1 for end in (self, *ends))
 
 
 def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
@@ -262,8 +272,52 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
     return Batch(parametrization, cells, "a start at the smallest scale", len(cells), math.nan, 0.0, costs)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """Runs that a strategy asks for."""
+
+    cells: list[Cell]
+    reason: str
+    to_verdict: float = math.nan
+    """Expected cost until the verdict, as in `Batch`."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """An open verdict: all that a strategy looks at."""
+
+    evidence: Evidence
+    costs: Cost
+    question: Question
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Scales that were run."""
+        return self.evidence.estimates
+
+    @property
+    def planned(self) -> tuple[float, ...]:
+        """Scales of a sequence; none where any scale may be added."""
+        return self.question.planned
+
+    @property
+    def spent(self) -> float:
+        """Cost of all runs."""
+        return float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in self.evidence.curves))
+
+    def at(self, scales: Sequence[float]) -> str:
+        """Scales as words, with what they are scales of."""
+        columns = self.question.columns
+        return f"{label(columns.scale)} {_and([write_scale(columns.scale, scale) for scale in scales])}"
+
+    def needs(self) -> str:
+        """How many scales a verdict needs, as words."""
+        name = label(self.question.columns.scale)
+        return f"a verdict needs {NEEDED} {name}s, there are {len(self.estimates)}"
+
+
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
-    """The next runs of a parametrization whose verdict is open.
+    """The next runs of a parametrization whose verdict is open, by the first strategy that has any.
 
     Args:
         parametrization: whose.
@@ -272,68 +326,94 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         question: what is asked. The scales that it plans are run and no others; each gets its first look
             before seeds are bought.
     """
-    estimates, drift, columns, planned = (
-        evidence.estimates,
-        evidence.drift,
-        question.columns,
-        question.planned,
-    )
-    spent = sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves)
+    state = _Open(evidence, costs, question)
+    plan = next(plan for strategy in _STRATEGIES if (plan := strategy(state)) is not None)
+    cost = sum(cell.runs * costs.of(cell.scale) for cell in plan.cells)
+    return Batch(parametrization, tuple(plan.cells), plan.reason, cost, plan.to_verdict, state.spent, costs)
 
-    def batch(cells: list[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, float(spent), costs)
 
+def _extend_grids(state: _Open) -> _Plan | None:
+    """Values beyond the grids that hold no optimum, and a third scale with them."""
+    estimates = state.estimates
     open_ = [e for e in estimates if not e.optimum.is_bracketed]
-    if open_:
-        at = _and([write_scale(columns.scale, e.optimum.scale) for e in open_])
-        ends = f"no optimum inside the grid at {label(columns.scale)} {at}"
-        beyond = [cell for e in open_ for cell in _beyond(e)]
-        bracketed = [e for e in estimates if e.optimum.is_bracketed]
-        if planned or not bracketed or len(estimates) >= NEEDED:
-            return batch(beyond, f"{ends}: extend it there first")
-        needs = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}: add one too"
-        largest = estimates[-1].optimum.scale
-        return batch(
-            [*beyond, *_first_look(bracketed[-1], 2 * largest, bracketed[-1].optimum.x)],
-            f"{ends}: extend it there; {needs}",
-        )
-    if len(estimates) < NEEDED:
-        reason = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}"
-        return batch(_new_scale(estimates, drift, planned), reason)
-    if to_come := _to_come(estimates, planned):
-        at = write_scale(columns.scale, min(to_come))
-        reason = f"nothing is shown yet, and {label(columns.scale)} {at} is planned: a first look at it"
-        return batch(_new_scale(estimates, drift, planned), reason)
-    if edges := [e for e in estimates if _edge(e) is not None]:
-        at = _and([write_scale(columns.scale, e.optimum.scale) for e in edges])
-        reason = f"runs are lost one step from the optimum at {label(columns.scale)} {at}: a value in between"
-        return batch([cell for e in edges for cell in _towards_edge(e)], reason)
-    distance = _Distance.of(evidence, question)
-    known = _known(evidence)
-    if not planned and distance.is_held_by_scatter(known):
-        ideal = [k.ideal for k in [*known, _new_known(known)]]
-        settles = distance.of_verdict(ideal) <= 1
-        found = batch(_new_scale(estimates, drift), _scatter_reason(evidence, question, settles))
-        return replace(found, to_verdict=found.cost) if settles else found
-    bought, to_verdict = _buy(distance, known, costs, spent)
-    packs_beside = bought.pop(_BESIDE, 0)
-    places = []
-    if bought:
-        at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
-        places.append(f"the optimum at {label(columns.scale)} {at}")
-    if packs_beside:
-        source, target = (write_scale(columns.scale, known[i].scale) for i in (0, -1))
-        places.append(f"the optimum of {source} at {label(columns.scale)} {target}")
+    if not open_:
+        return None
+    ends = f"no optimum inside the grid at {state.at([e.optimum.scale for e in open_])}"
+    beyond = [cell for e in open_ for cell in _beyond(e)]
+    bracketed = [e for e in estimates if e.optimum.is_bracketed]
+    if state.planned or not bracketed or len(estimates) >= NEEDED:
+        return _Plan(beyond, f"{ends}: extend it there first")
+    largest = estimates[-1].optimum.scale
+    third = _first_look(bracketed[-1], 2 * largest, bracketed[-1].optimum.x)
+    return _Plan([*beyond, *third], f"{ends}: extend it there; {state.needs()}: add one too")
+
+
+def _add_scales(state: _Open) -> _Plan | None:
+    """A first look at another scale, while fewer than a verdict needs were run."""
+    if len(state.estimates) >= NEEDED:
+        return None
+    return _Plan(_new_scale(state.estimates, state.evidence.drift, state.planned), state.needs())
+
+
+def _look_at_planned(state: _Open) -> _Plan | None:
+    """A first look at the smallest planned scale that was not run."""
+    to_come = _to_come(state.estimates, state.planned)
+    if not to_come:
+        return None
+    reason = f"nothing is shown yet, and {state.at([min(to_come)])} is planned: a first look at it"
+    return _Plan(_new_scale(state.estimates, state.evidence.drift, state.planned), reason)
+
+
+def _run_between(state: _Open) -> _Plan | None:
+    """A value between an optimum and the lost or missing runs beside it: seeds tell nothing there."""
+    gaps = [(e, _gaps(e)) for e in state.estimates]
     cells = [
-        cell
-        for i in range(len(known))
-        for cell in _replicates(
-            evidence, i, _PACK * bought[i], _PACK * packs_beside if i == len(known) - 1 else 0
-        )
+        Cell(e.optimum.scale, x, seeds, seeds)
+        for e, between in gaps
+        for x in between
+        for seeds in [int(e.curve.count_G[np.argmin(e.curve.mean_G)])]
     ]
-    what = "α's interval" if distance.nearest(known)[1] == "α" else "the regret's interval"
-    return batch(cells, f"{what} is too wide: seeds beside {_and(places)} narrow it most", to_verdict)
+    if not cells:
+        return None
+    at = state.at([e.optimum.scale for e, between in gaps if between])
+    return _Plan(cells, f"runs are lost or missing beside the optimum at {at}: a value in between")
+
+
+def _add_scale_for_scatter(state: _Open) -> _Plan | None:
+    """Another scale, where the optima's own scatter holds the verdict open."""
+    distance, known = _Distance.of(state.evidence, state.question), _known(state.evidence)
+    if state.planned or not distance.is_held_by_scatter(known):
+        return None
+    settles = distance.of_verdict([k.ideal for k in [*known, _new_known(known)]]) <= 1
+    cells = _new_scale(state.estimates, state.evidence.drift)
+    reason = _scatter_reason(state.evidence, state.question, settles)
+    cost = sum(cell.runs * state.costs.of(cell.scale) for cell in cells)
+    return _Plan(cells, reason, cost if settles else math.nan)
+
+
+def _buy_seeds(state: _Open) -> _Plan:
+    """Seeds beside the optima that decide, or nothing where none help."""
+    evidence = state.evidence
+    distance, known = _Distance.of(evidence, state.question), _known(evidence)
+    held_by = distance.nearest(known)[1]
+    bought, to_verdict = _buy(distance, known, state.costs, state.spent)
+    if distance.is_out_of_reach() and not state.planned:
+        return _Plan([], "no amount of runs at these scales is expected to settle it", to_verdict)
+    cells = [cell for i in sorted(bought) for cell in _replicates(evidence, i, _PACK * bought[i])]
+    at = state.at([known[i].scale for i in sorted(bought)])
+    what = "α's interval" if held_by == "α" else "the regret's interval"
+    return _Plan(cells, f"{what} is too wide: seeds beside the optimum at {at} narrow it most", to_verdict)
+
+
+_STRATEGIES: tuple[Callable[[_Open], _Plan | None], ...] = (
+    _extend_grids,
+    _add_scales,
+    _look_at_planned,
+    _run_between,
+    _add_scale_for_scatter,
+    _buy_seeds,
+)
+"""Strategies in the order in which they are asked; the last always answers."""
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:
@@ -377,26 +457,10 @@ def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> st
 
 
 def _known(evidence: Evidence) -> list[_Known]:
-    known = [
+    return [
         _Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, _runs_beside(e)))
         for e in evidence.estimates
     ]
-    known[-1] = replace(known[-1], beside=tuple(_cells_beside(evidence).values()))
-    return known
-
-
-def _cells_beside(evidence: Evidence) -> dict[float, int]:
-    """The cells of the largest scale on both sides of the smallest's optimum, and their runs."""
-    curve, x = evidence.estimates[-1].curve, evidence.estimates[0].optimum.x
-    right = int(np.searchsorted(curve.x_G, x))
-    around = slice(max(0, right - 1), right + 1)
-    return {
-        float(at): int(count)
-        for at, count, mean in zip(
-            curve.x_G[around], curve.count_G[around], curve.mean_G[around], strict=True
-        )
-        if np.isfinite(mean)
-    }
 
 
 def _fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
@@ -411,28 +475,25 @@ def _buy(
     """Packs of the largest drop of J per cost, and the cost until J is 1.
 
     Returns:
-        How many packs for each scale's optimum, by its number, and for the regret (`_BESIDE`); the cost.
+        How many packs for each scale, by its number; the cost.
     """
     bought: Counter[int] = Counter()
-    cost = total = 0.0
+    total = 0.0
+    is_full = False
     now = distance.of_verdict(known)
     for _ in range(_MOST_PACKS):
-        if now <= 1 and bought:
+        if now <= _ENOUGH and bought:
             break
         options = []
         for i, k in enumerate(known):
             trial = [*known[:i], k.with_runs(_PACK), *known[i + 1 :]]
             options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
-        if known[-1].beside:
-            trial = [*known[:-1], known[-1].with_runs_beside(_PACK)]
-            options.append(((now - distance.of_verdict(trial)) / costs.of(known[-1].scale), _BESIDE, trial))
         _, i, known = max(options, key=lambda option: option[0])
         total += _PACK * costs.of(known[i].scale)
-        if not bought or cost < _SHARE * spent:
-            cost = total
-            bought[i] += 1
+        is_full = is_full or (bool(bought) and total > _SHARE * spent)
+        bought[i] += not is_full
         now = distance.of_verdict(known)
-    return bought, total if now <= 1 else math.inf
+    return +bought, total if now <= _ENOUGH else math.inf
 
 
 def _new_known(known: Sequence[_Known]) -> _Known:
@@ -447,15 +508,8 @@ def _runs_beside(estimate: Estimate) -> int:
     return int(curve.count_G[beside_G].sum())
 
 
-def _replicates(evidence: Evidence, number: int, runs: int, runs_beside: int) -> list[Cell]:
-    """Seeds for one scale.
-
-    Args:
-        evidence: of all scales.
-        number: the scale's.
-        runs: for the cells an octave apart beside its optimum.
-        runs_beside: for those that the regret is read from.
-    """
+def _replicates(evidence: Evidence, number: int, runs: int) -> list[Cell]:
+    """Seeds for the cells an octave apart beside the optimum of a scale."""
     optimum, curve = evidence.estimates[number].optimum, evidence.estimates[number].curve
     step = max(1.0, curve.step)
     seeds: dict[float, int] = {}
@@ -467,10 +521,7 @@ def _replicates(evidence: Evidence, number: int, runs: int, runs_beside: int) ->
             seeds[at] = 0
         elif np.isfinite(curve.mean_G[there[0]]):
             seeds[float(curve.x_G[there[0]])] = int(curve.count_G[there[0]])
-    beside = _cells_beside(evidence) if runs_beside else {}
-    before = seeds | beside
-    _fill(beside, runs_beside, optimum.x)
-    seeds |= beside
+    before = dict(seeds)
     _fill(seeds, runs, optimum.x)
     return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
@@ -500,27 +551,19 @@ def _first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
 
 
-def _edge(estimate: Estimate) -> tuple[float, float] | None:
-    """The best point and the lost one beside it, where they are further apart than _EDGE_STEP."""
+def _gaps(estimate: Estimate) -> list[float]:
+    """Values to run beside the best one: halfway to a lost one, or where the grid has a hole."""
     curve = estimate.curve
-    best = int(np.argmin(curve.mean_G))
-    for beside in (best + 1, best - 1):
-        is_inside = 0 <= beside < len(curve.x_G)
-        if (
-            is_inside
-            and np.isinf(curve.mean_G[beside])
-            and abs(curve.x_G[beside] - curve.x_G[best]) > _EDGE_STEP
-        ):
-            return float(curve.x_G[best]), float(curve.x_G[beside])
-    return None
-
-
-def _towards_edge(estimate: Estimate) -> list[Cell]:
-    """A value between the best one and the lost one beside it, with as many seeds as the best has."""
-    ends = _edge(estimate)
-    assert ends is not None
-    seeds = int(estimate.curve.count_G[np.argmin(estimate.curve.mean_G)])
-    return [Cell(estimate.optimum.scale, (ends[0] + ends[1]) / 2, seeds, seeds)]
+    best, found = int(np.argmin(curve.mean_G)), []
+    for beside in (best - 1, best + 1):
+        if not 0 <= beside < len(curve.x_G):
+            continue
+        gap = float(curve.x_G[beside] - curve.x_G[best])
+        if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + gap / 2)
+        elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
+    return found
 
 
 def _beyond(estimate: Estimate) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""How an optimum moves with scale: a random-effects regression, and two checks that use whole curves."""
+"""How an optimum moves with scale: the exponent of its trend, and two checks that use whole curves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.curves import LossCurve
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.trend import Trend
 
 NEEDED = 3
 """Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
@@ -21,7 +22,7 @@ WIDEST_COLLAPSE = 2.5
 
 @dataclass(frozen=True)
 class Drift:
-    """Exponent α in lr* ∝ scale^α, over the bracketed scales."""
+    """Exponent α in lr* ∝ scale^α."""
 
     alpha: float
     low: float
@@ -32,6 +33,13 @@ class Drift:
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
+    """Scales with their optimum inside the grid."""
+    low_95: float = math.nan
+    high_95: float = math.nan
+    """Bounds that TRANSFERS asks for: each is passed with a probability of 5 %."""
+    low_99: float = math.nan
+    high_99: float = math.nan
+    """Bounds that DRIFTS asks for in a sequence of looks: each is passed with a probability of 1 %."""
 
     @property
     def is_known(self) -> bool:
@@ -46,12 +54,15 @@ class Drift:
 
 @dataclass(frozen=True)
 class WiderIsBetter:
-    """How often the larger of two neighbouring scales has the lower loss, all else (and the step) equal."""
+    """How often the larger of two neighbouring scales has the lower final loss, all else equal."""
 
     held: int
     pairs: int
     p_value: float
     """Of Page's trend test that loss falls with scale; nan with fewer than three scales."""
+    optima_held: int = 0
+    optima: int = 0
+    """How often at their own optima, and of how many pairs."""
 
     @property
     def share(self) -> float:
@@ -59,90 +70,47 @@ class WiderIsBetter:
         return self.held / self.pairs if self.pairs else math.nan
 
 
-def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
-    """Random-effects regression of log2 lr* on log2 scale.
-
-    Weights 1/(se² + τ²) with τ² by the method of moments (DerSimonian & Laird 1986, for a regression). The
-    interval is Student's with Satterthwaite's degrees of freedom: those of the noise for the part that comes
-    from the optima's own errors, scales - 2 for the part that comes from their scatter.
-    """
-    known = [o for o in optima if o.is_bracketed]
-    scales = tuple(o.scale for o in known)
-    if len(known) < NEEDED:
-        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
-    x = np.log2([o.scale for o in known])
-    y = np.array([o.x for o in known])
-    variance = np.maximum([o.se for o in known], 1e-3) ** 2
-    design = np.column_stack([np.ones_like(x), x])
-
-    def solve(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
-        return covariance @ (design.T @ (weights * y)), covariance
-
-    weights = 1 / variance
-    beta, covariance = solve(weights)
-    q = float((weights * (y - design @ beta) ** 2).sum())
-    left = len(known) - 2
-    trace = weights.sum() - np.trace(covariance @ (design.T @ ((weights**2)[:, None] * design)))
-    tau2 = max(0.0, (q - left) / trace)
-    beta, _ = solve(1 / (variance + tau2))
-    reach = drift_reach(scales, variance, tau2, noise_df)
-    return Drift(
-        float(beta[1]),
-        float(beta[1] - reach),
-        float(beta[1] + reach),
-        math.sqrt(tau2),
-        float(beta[0]),
-        scales,
-    )
-
-
-def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, noise_df: int) -> float:
-    """Half-width of the 95 % interval of α.
+def fit_drift(optima: Sequence[Optimum], trend: Trend | None) -> Drift:
+    """Exponent of a trend, where at least three scales hold their optimum inside the grid.
 
     Args:
-        scales: with a bracketed optimum.
-        variance_S: of each optimum, octaves².
-        tau2: scatter of the optima beyond that, octaves².
-        noise_df: degrees of freedom of the noise.
+        optima: of all scales.
+        trend: of those whose curves tell anything, optima beyond their grid included.
     """
-
-    def slope_variance(variance_S: np.ndarray) -> float:
-        x, weights = np.log2(scales), 1 / variance_S
-        return float(1 / (weights * (x - np.average(x, weights=weights)) ** 2).sum())
-
-    total = slope_variance(variance_S + tau2)
-    within = min(slope_variance(variance_S), total)
-    df = total**2 / (within**2 / max(noise_df, 1) + (total - within) ** 2 / (len(scales) - 2))
-    return float(stats.t.ppf(0.975, df) * math.sqrt(total))
+    scales = tuple(o.scale for o in optima if o.is_bracketed)
+    if trend is None or len(scales) < NEEDED:
+        return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
+    shares = (0.01, 0.025, 0.05, 0.5, 0.95, 0.975, 0.99)
+    low_99, low, low_95, alpha, high_95, high, high_99 = np.quantile(trend.alpha_R, shares).tolist()
+    tau, intercept = float(np.median(trend.tau_R)), float(np.median(trend.intercept_R))
+    return Drift(alpha, low, high, tau, intercept, scales, low_95, high_95, low_99, high_99)
 
 
-def wider_is_better(curves: Sequence[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:
-    """Compare neighbouring scales at each hyperparameter (and step) both have.
+def slope_variance(scales: Sequence[float], variance_S: np.ndarray) -> float:
+    """Squared standard error of α for optima of these squared errors and scatters, octaves²."""
+    x, weights = np.log2(scales), 1 / variance_S
+    return float(1 / (weights * (x - np.average(x, weights=weights)) ** 2).sum())
+
+
+def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:
+    """Compare neighbouring scales at each hyperparameter that both have, and at their optima.
 
     Args:
         curves: of one parametrization, by scale.
-        history: its losses on the way (scale, x, step, loss), to be compared at every step where all scales
-            are trained for as many: at equal tokens a step of a larger batch is further.
+        optima: of the same scales.
 
     Returns:
-        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter, on the
-        final losses.
+        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter.
     """
     held = pairs = 0
-    if history is not None and history.groupby("scale")["step"].max().nunique() == 1:
-        table = history.groupby(["scale", "x", "step"])["loss"].mean().unstack("scale")
-        for narrow_S, wide_S in pairwise(table.to_numpy().T):
-            both = np.isfinite(narrow_S) & ~np.isnan(wide_S)
-            held += int((wide_S[both] < narrow_S[both]).sum())
-            pairs += int(both.sum())
-        return WiderIsBetter(held, pairs, _trend(curves))
     for small, large in pairwise(curves):
-        common, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
+        _, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
         both = np.isfinite(small.mean_G[i])
         held += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
         pairs += int(both.sum())
-    return WiderIsBetter(held, pairs, _trend(curves))
+    known = [(a, b) for a, b in pairwise(optima) if a.is_known and b.is_known]
+    optima_held = sum(b.loss < a.loss for a, b in known)
+    return WiderIsBetter(held, pairs, _trend(curves), optima_held, len(known))
 
 
 def _trend(curves: Sequence[LossCurve]) -> float:

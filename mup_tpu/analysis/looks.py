@@ -7,18 +7,20 @@ came with. So the rows are all that a sequence needs to be judged, and to go on 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mup_tpu.analysis.curves import LossCurve, Noise, loss_curve
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.optimum import Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import EPSILON, Estimate, estimates, pooled_noise
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, decide, shows_drift
+from mup_tpu.analysis.trend import Trend, fit_trend
+from mup_tpu.analysis.verdict import DELTA, Look, decide
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,25 @@ class Evidence:
 
 
 def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
-    """Optima, drift and headline regret of one parametrization's runs."""
+    """Optima, drift and headline regret of one parametrization's runs, from one model of all its curves."""
     curves = [loss_curve(group) for _, group in runs.groupby("scale")]
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
-    estimates = [estimate(curve, noise, generator) for curve in curves]
-    drift = fit_drift([e.optimum for e in estimates], noise.df)
-    bracketed = [e for e in estimates if e.optimum.is_bracketed]
-    headline = (
-        regret(bracketed[0], estimates[-1]) if bracketed and bracketed[0] is not estimates[-1] else None
-    )
-    return Evidence(tuple(curves), noise, tuple(estimates), drift, headline)
+    found, trend = _together(estimates(curves, noise, generator, question.epsilon), generator)
+    drift = fit_drift([e.optimum for e in found], trend)
+    first = next((e for e in found if e.optimum.is_bracketed), found[-1])
+    headline = regret(first, found[-1]) if first is not found[-1] else None
+    return Evidence(tuple(curves), noise, tuple(found), drift, headline)
+
+
+def _together(found: list[Estimate], generator: np.random.Generator) -> tuple[list[Estimate], Trend | None]:
+    """Draws of all curves that go together, and their trend, where two scales or more were tuned."""
+    tuned = [e for e in found if e.particles is not None]
+    if len(tuned) < 2:
+        return found, None
+    trend = fit_trend([e.curve.scale for e in tuned], [e.particles for e in tuned if e.particles], generator)
+    valleys = iter(trend.valleys)
+    return [replace(e, draws=next(valleys)) if e.particles is not None else e for e in found], trend
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,6 @@ class LookTaken:
     evidence: Evidence
     decision: str
     sentence: str
-    has_drifted: bool
-    """Whether it would have been DRIFTS on its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the evidence."""
@@ -118,9 +126,8 @@ def take_look(
         before: the look before.
     """
     evidence = weigh(runs, question)
-    number, drifted = (before.number, before.has_drifted) if before else (0, False)
-    number += evidence.is_enough
-    rule = Look(max(number, 1), drifted) if question.planned else None
+    number = (before.number if before else 0) + evidence.is_enough
+    rule = Look(max(number, 1)) if question.planned else None
     decision, sentence = decide(
         parametrization,
         [e.optimum for e in evidence.estimates],
@@ -132,10 +139,7 @@ def take_look(
         rule,
         to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
     )
-    if evidence.is_enough:
-        assert evidence.headline is not None
-        drifted = shows_drift(evidence.drift, evidence.headline, question.epsilon)
-    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence, drifted)
+    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence)
 
 
 def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:

@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.cost import Cost, run_cost
+from mup_tpu.analysis.curves import LossCurve, Noise
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -185,8 +186,8 @@ def analyze(
     Examples:
         >>> for result in analyze("results/quickstart").results:
         ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-        mup -0.03 TRANSFERS
-        sp -0.56 DRIFTS
+        mup -0.13 INCONCLUSIVE
+        sp -0.57 DRIFTS
 
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
@@ -214,7 +215,7 @@ def analyze(
     for name in sorted(table.runs["compared"].unique()):
         results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
-            notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
+            notes.append(f"{name}: one run a cell, so the noise is what the fitted valleys leave over")
     columns = table.columns
     return TransferAnalysis(
         table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta
@@ -247,7 +248,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         optima=optima,
         drift=evidence.drift,
         regrets=tuple(regrets),
-        wider_is_better=wider_is_better(evidence.curves, table.history),
+        wider_is_better=wider_is_better(evidence.curves, optima),
         collapse_exponent=collapse_exponent(evidence.curves),
         law=law,
         learning_curves=learning_curves(optima, table.history),

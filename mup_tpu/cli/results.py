@@ -111,6 +111,9 @@ class Results:
             if batch is None:
                 console.print("  settled: nothing to run")
                 continue
+            if not batch.cells:
+                console.print(f"  {batch.reason}")
+                continue
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
             title = f"{result.parametrization}: runs to add"
             shown = new_table(scale, tuned, "add", "then", title=title)

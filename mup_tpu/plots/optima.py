@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from mup_tpu.analysis.curves import LossCurve
 from mup_tpu.analysis.drift import WIDEST_COLLAPSE
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, styled

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mup_tpu.analysis.looks import LookTaken
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
@@ -76,7 +77,8 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
 def _written(r: Regret) -> str:
     if not np.isfinite(r.value):
         return _WORDS.get(r.status, "?")
-    return f"{r.value:.3f}" if r.value < 100 else f"{r.value:.3g}"
+    least = "≥" if r.status == AT_LEAST else ""
+    return f"{least}{r.value:.3f}" if r.value < 100 else f"{least}{r.value:.3g}"
 
 
 def _ink_on(color: tuple[float, float, float, float]) -> str:

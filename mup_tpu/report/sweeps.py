@@ -8,9 +8,10 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu import plots
+from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
 from mup_tpu.report.page import (
     Block,
@@ -36,11 +37,12 @@ _TITLES = {
     "sequence": "Drift exponent and its interval against the cost until each look",
 }
 _RULE = (
-    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
-    "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
-    "{epsilon:g} nat, or twice that whatever α is; INCONCLUSIVE otherwise. In a sequence of looks, each of "
-    "which could end it, TRANSFERS asks for that interval 1.2 times as wide and for the regret's 99 % bound, "
-    "DRIFTS for two looks in a row unless it is plain. Intervals are 95 %, from a parametric bootstrap."
+    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent lies "
+    "within ±{delta:g} by two one-sided tests at 5 %; DRIFTS if the exponent's interval excludes 0 and the "
+    "regret's lower bound exceeds {epsilon:g} nat, or twice that whatever α is; INCONCLUSIVE otherwise, and "
+    "never TRANSFERS while an optimum lies outside its grid. In a sequence of looks, each of which could end "
+    "it, the regret's bounds, and for DRIFTS α's, hold with 99 %. Intervals are 95 %, from one model of all "
+    "curves."
 )
 
 

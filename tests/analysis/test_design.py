@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.cost import run_cost
-from mup_tpu.analysis.drift import drift_reach
 from mup_tpu.errors import TableError
 
 OCTAVES = range(-12, -3)
@@ -78,7 +76,7 @@ def test_where_no_scale_has_an_optimum_only_the_grids_are_extended():
 def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
     batch = batch_of(sweep_of([-7, -8], sigma=0.001))
     assert [(c.scale, c.x, c.runs) for c in batch.cells] == [
-        (256, -11, 1), (256, -10, 2), (256, -9, 2), (256, -8, 2), (256, -7, 1),
+        (256, -11, 1), (256, -10, 1), (256, -9, 1), (256, -8, 1), (256, -7, 1),
     ]  # fmt: skip
     assert "a verdict needs 3 widths, there are 2" in batch.reason
 
@@ -96,7 +94,7 @@ def test_what_is_planned_is_looked_at_before_seeds_are_bought():
     assert {cell.scale for cell in first.cells} == {1024} and "width 1024 is planned" in first.reason
     between = analyze(replace(table, planned=(64, 96, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in between.cells} == {96}, "a width may be added between the others"
-    scattered = check_table(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
+    scattered = check_table(sweep_of([-8.0, -7.75, -8.05], sigma=0.0005, seeds=4))
     all_run = analyze(replace(scattered, planned=(64, 128, 256))).results[0].next_batch
     assert {cell.scale for cell in all_run.cells} <= {64, 128, 256}, "no other width can be had"
 
@@ -105,7 +103,7 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     frame = sweep_of([-8, -8, -8, -8], sigma=0.03)
     frame.loc[(frame["width"] == 512) & (frame["lr"] == 2.0**-6), "loss"] = np.nan
     batch = batch_of(frame)
-    assert "interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
+    assert "interval is too wide: seeds beside the optimum at width 64" in batch.reason
     analysis = analyze(check_table(frame)).results[0]
     optima = {o.scale: o.x for o in analysis.optima}
     for cell in batch.cells:
@@ -115,48 +113,15 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     middle = sum(c.runs for c in batch.cells if c.scale in (128, 256))
     ends = sum(c.runs for c in batch.cells if c.scale in (64, 512))
     assert ends > middle, "the outer widths tell most of a slope"
-    assert batch.cost < batch.to_verdict < np.inf
+    assert 0 < batch.cost <= batch.to_verdict
 
 
 def test_an_optimum_that_moves_once_is_settled_by_its_regret_alone():
     """Its scatter about a power holds α open whatever is bought; the ends tell what staying costs."""
-    frame = sweep_of([-8, -6.8, -6.8, -6.9], sigma=0.02)
+    frame = sweep_of([-8, -6.6, -6.6, -6.7], sigma=0.05)
     batch = batch_of(frame)
-    assert "the regret's interval is too wide: seeds beside the optimum at width 64 and 512" in batch.reason
+    assert "interval is too wide: seeds beside the optimum at width 64" in batch.reason
     assert batch.cost <= batch.to_verdict < np.inf
-
-
-def a_regret_read_beside_one_run():
-    """Half-octave grids; beside the narrowest width's optimum the widest has one run, 0.008 nat off."""
-    generator, rows = np.random.default_rng(0), []
-    for width, vertex, seeds in ((64, -5.5, 8), (128, -5.45, 3), (256, -5.3, 3), (512, -5.27, 5)):
-        wide = {x / 2: range(seeds) for x in range(-15, -6)}
-        if width == 512:
-            wide |= {x: range(1) for x in (-6.5, -5.5, -4.5)}
-        rows += rows_at(width, vertex, wide, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
-    frame = pd.DataFrame(rows)
-    one = (frame["width"] == 512) & (frame["lr"] == 2.0**-5.5)
-    frame.loc[one, "loss"] = 2.5 + 0.035 * 0.23**2 + 0.008
-    return frame
-
-
-def test_seeds_are_asked_for_where_the_regret_is_read():
-    """However well both optima are known, what staying costs is read beside the smaller scale's optimum."""
-    frame = a_regret_read_beside_one_run()
-    result = analyze(check_table(frame)).results[0]
-    assert result.verdict.decision == "INCONCLUSIVE"
-    assert result.headline_regret.high > 0.01 > result.headline_regret.value
-    batch = result.next_batch
-    assert "the regret's interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
-    assert {(c.scale, c.x) for c in batch.cells} == {(512, -6), (512, -5.5)}
-    assert max(batch.cells, key=lambda cell: cell.runs).x == -5.5, "where the fewest seeds are"
-    assert batch.cost <= batch.to_verdict < np.inf
-    generator = np.random.default_rng(1)
-    for cell in batch.cells:
-        seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
-        rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
-        frame = pd.concat([frame, pd.DataFrame(rows)])
-    assert analyze(check_table(frame)).results[0].verdict.decision == "TRANSFERS"
 
 
 def test_runs_are_bought_where_they_are_cheap():
@@ -168,19 +133,8 @@ def test_runs_are_bought_where_they_are_cheap():
     assert share[0] > share[1]
 
 
-@pytest.mark.parametrize("scales", [3, 4, 5, 6])
-def test_alpha_rests_on_few_scales(scales):
-    """Optima known to 0.015 octave that scatter by 0.1: Student's t with scales - 2 degrees of freedom."""
-    variance, tau2 = 0.015**2, 0.1**2
-    octaves = np.arange(scales)
-    plain = np.sqrt((variance + tau2) / ((octaves - octaves.mean()) ** 2).sum())
-    reach = drift_reach(list(64 * 2.0**octaves), np.full(scales, variance), tau2, 1000)
-    assert reach == pytest.approx(stats.t.ppf(0.975, scales - 2) * plain, rel=0.1)
-    assert (reach > 0.2) == (scales == 3), "no number of seeds makes three scales tell TRANSFERS"
-
-
 def test_where_scales_are_missing_no_seeds_are_asked_for():
-    batch = batch_of(sweep_of([-8.0, -7.92, -8.02], sigma=0.0005, seeds=4))
+    batch = batch_of(sweep_of([-8.0, -7.75, -8.05], sigma=0.0005, seeds=4))
     assert "a fourth width would settle this, seeds would not" in batch.reason
     assert {cell.scale for cell in batch.cells} == {512}
 
@@ -227,3 +181,32 @@ def test_who_follows_it_comes_to_the_right_verdict(alpha, right, wrong):
         decisions.append(result.verdict.decision)
     assert decisions.count(right) >= 5
     assert wrong not in decisions
+
+
+def test_where_runs_are_lost_beside_an_optimum_a_value_in_between_is_run():
+    """Seeds tell nothing of where between two learning rates runs begin to diverge."""
+    frame = sweep_of([-8, -8, -8])
+    frame.loc[(frame["width"] >= 128) & (frame["lr"] > 2.0**-8), "loss"] = np.nan
+    batch = batch_of(frame)
+    assert {(c.scale, c.x) for c in batch.cells} == {(128, -7.5), (256, -7.5)}
+    assert "lost or missing beside the optimum at width 128 and 256" in batch.reason
+
+
+def test_a_run_that_is_missing_beside_an_optimum_is_asked_for():
+    frame = sweep_of([-8, -8, -8], sigma=0.03)
+    batch = batch_of(frame[(frame["width"] < 256) | (frame["lr"] != 2.0**-7)])
+    assert {(c.scale, c.x) for c in batch.cells} == {(256, -7)}
+
+
+def test_any_axis_of_our_own_sweeps_is_a_command_line():
+    frame = sweep_of([-8, -10, -12.5]).rename(columns={"lr": "init_std"})
+    table = check_table(frame, Columns(hyperparameter="init_std"))
+    (line,) = (
+        analyze(replace(table, command="python experiments/x.py"))
+        .results[0]
+        .next_batch.commands(table.columns, "python experiments/x.py")
+    )
+    assert line == (
+        "python experiments/x.py --parametrizations all --widths 256 --num-seeds 2 "
+        "--tune init_std=2^-14,2^-13"
+    )

@@ -38,14 +38,14 @@ def test_verdicts_come_first_and_in_full(quickstart, sweep_html):
     text = text_of(sweep_html)
     for result in quickstart[0].results:
         sentence = said(result.verdict.sentence, "lr")
-        assert sentence.startswith({"mup": "μP: TRANSFERS", "sp": "SP: DRIFTS"}[result.parametrization])
+        assert sentence.startswith({"mup": "μP: INCONCLUSIVE", "sp": "SP: DRIFTS"}[result.parametrization])
         assert text.index(sentence.replace("−", "-")) < text.index("Figures")
         assert all(said(line) in text for line in report.details(result, quickstart[0]))
 
 
 def test_names_are_those_that_people_use(sweep_html):
     text = text_of(sweep_html)
-    assert "learning rate* ∝ width^-0.03" in text and "parametrizationμP, SP" in text
+    assert "learning rate* ∝ width^-0.13" in text and "parametrizationμP, SP" in text
     assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", text.partition("How the runs were made")[0])
 
 
@@ -86,15 +86,14 @@ def test_a_table_without_a_store_says_nothing_of_how_it_was_made():
 
 
 def test_a_verdict_ends_in_what_to_do(quickstart):
-    """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
+    """Of the stored quickstart: its optimum costs little in μP, which is open, and much in SP."""
     analysis, _ = quickstart
     advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
     sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
-    assert mup.startswith("take learning rate 2^-6.1 = 0.0145 from width 64 to 384: expected cost ")
+    assert mup.startswith("if you take learning rate 2^-6.0 from width 64 to 384: expected cost ")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    expected = "take learning rate 2^-6.1 = 0.0145 from width 64 to 384: 2^-7.6 = 0.0053 is the optimum there"
-    assert sp == f"do not {expected}"
+    assert sp == "do not take learning rate 2^-6.0 from width 64 to 384: 2^-7.6 is the optimum there"
 
 
 @pytest.mark.slow
@@ -154,7 +153,7 @@ def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
     table = compare({name: analyze(RESULTS / "ablations" / name) for name in names})
     text = text_of(report.render(report.ablations_page("ablations", table)))
     worst = table.iloc[0]
-    assert worst["name"] == "sp" and "3 sweeps: 2 TRANSFERS, 1 DRIFTS" in text
+    assert worst["name"] == "sp" and "1 DRIFTS" in text and "3 sweeps: " in text
     row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
     assert row in text and "μP" in text and "warmup_0.9" in text
 
