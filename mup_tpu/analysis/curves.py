@@ -139,7 +139,7 @@ class Noise:
         if self.source == "seeds":
             factor_F = np.exp(np.linspace(-2.0, 2.0, 4) / np.sqrt(2 * self.df))
             return factor_F, -self.df * (np.log(factor_F) + 1 / (2 * factor_F**2))
-        factor_F = np.geomspace(0.4, 2.5, 5)
+        factor_F = np.geomspace(0.6, 2.5, 4)
         return factor_F, np.zeros(len(factor_F))
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:

@@ -143,6 +143,8 @@ class Estimate:
     optimum: Optimum
     particles: Particles | None
     """Draws of the curve by its own runs; None where nothing was tuned or no run is finite."""
+    error_G: np.ndarray
+    """Standard error of each mean of the curve, nat."""
     draws: Particles | None = None
     """Draws that go with those of all other scales, as their trend has it."""
 
@@ -160,7 +162,7 @@ def estimates(
     """The optima of all curves of a rule, whose valleys are alike."""
     particles = fit_valleys(curves, noise, generator)
     return [
-        Estimate(curve, find_optimum(curve, noise, draws, epsilon), draws)
+        Estimate(curve, find_optimum(curve, noise, draws, epsilon), draws, noise.errors_G(curve))
         for curve, draws in zip(curves, particles, strict=True)
     ]
 

@@ -19,6 +19,8 @@ AT_LEAST = "at least"
 """Status of a regret at a scale whose optimum lies beyond its grid: its best run bounds it from below."""
 _NEAR = 1.5
 """Octaves (or grid steps) from an optimum within which its valley is read."""
+_JUMPS = 0.15
+"""Probability that the loss jumps between two points that are read."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,23 @@ def _loss_at(x_R: np.ndarray, target: Estimate) -> np.ndarray:
     left_x, right_x = curve.x_G[right_R - 1], curve.x_G[right_R]
     left_y, right_y = curve.mean_G[right_R - 1], curve.mean_G[right_R]
     share_R = np.clip((x_R - left_x) / (right_x - left_x), 0.0, 1.0)
+    generator = np.random.default_rng(0)
+    noise_RG = generator.standard_normal((len(x_R), len(curve.x_G))) * np.nan_to_num(target.error_G)
+    rows = np.arange(len(x_R))
+    # A straight line between two points, or a jump anywhere between them.
+    is_line_R = generator.uniform(size=len(x_R)) > _JUMPS
+    share_R = np.where(is_line_R, share_R, generator.uniform(size=len(x_R)) < share_R)
     with np.errstate(invalid="ignore"):
         measured_R = np.where(
             share_R == 0, left_y, np.where(share_R == 1, right_y, (1 - share_R) * left_y + share_R * right_y)
         )
-    beyond_R = (x_R < draws.low_P) | (x_R > draws.high_P)
-    # Just beyond an edge the loss is the next point's.
+    measured_R += (1 - share_R) * noise_RG[rows, right_R - 1] + share_R * noise_RG[rows, right_R]
+    # Where a valley ends inside this step, the loss beyond is the next point's.
+    ends_R = ((x_R > draws.high_P) & (draws.high_P > left_x)) | ((x_R < draws.low_P) & (draws.low_P < right_x))
     outer_R = np.where(x_R > draws.high_P, right_y, left_y)
-    near_R = np.abs(x_R - draws.optimum_P) <= _NEAR * max(1.0, curve.step)
+    inside_R = (x_R >= draws.low_P) & (x_R <= draws.high_P)
+    near_R = inside_R & (np.abs(x_R - draws.optimum_P) <= _NEAR * max(1.0, curve.step))
     modelled_R = draws.at(x_R)
     # Beside a lost point the valley goes on to the edge.
-    return np.where(
-        beyond_R,
-        np.maximum(outer_R, modelled_R),
-        np.where(near_R | np.isinf(measured_R), modelled_R, measured_R),
-    )
+    near_R |= inside_R & np.isinf(measured_R)
+    return np.where(ends_R, np.maximum(outer_R, modelled_R), np.where(near_R, modelled_R, measured_R))

@@ -30,25 +30,29 @@ _SHAPES = np.array(
         ("exponential", a, p)
         for a, p in ((-0.6, 2), (-0.4, 5), (-0.2, 12), (0.01, 20), (0.2, 12), (0.4, 5), (0.6, 2))
     ]
-    + [("straight", a, p) for a, p in ((-0.4, 4), (-0.2, 9), (0.0, 16), (0.2, 9), (0.4, 4))],
+    + [("straight", a, p) for a, p in ((-0.4, 4), (-0.2, 9), (0.0, 16), (0.2, 9), (0.4, 4))]
+    + [("narrow", 0.0, 4), ("wide", 0.0, 6)],
     dtype=[("kind", "U11"), ("asymmetry", float), ("share", float)],
 )
-"""Valleys, u²/2 near 0: exponential on one side and straight on the other, or straight on both with different
-slopes; and the share of each before any curve was seen."""
+"""Valleys, u²/2 near 0: exponential on one side and straight on the other; straight on both with different
+slopes; or a bell upside down that levels off, narrow or wide. And the share of each before any curve was
+seen."""
+_NARROW, _WIDE = 1.0, 2.2
+"""Standard deviations of bells, octaves."""
 _SHAPE_SPREAD, _OTHER_KIND = 0.3, 0.7
 """Scatter of a rule's asymmetries, and how much rarer the other kind is among its curves."""
-_CURVATURES = np.geomspace(0.006, 3.0, 9)
+_CURVATURES = np.geomspace(0.002, 3.0, 10)
 """Common curvatures that are weighed, nat per squared octave."""
 _CURVATURE_SPREAD = 0.5
 """Scatter of a rule's curvatures, as a share of the common one: of their logarithms it is 0.37 in stored
 sweeps."""
 _LEVEL_SD = 1.0
 """Prior standard deviation of a valley's floor about the best run, nat."""
-_MODEL_ERROR, _MOST_MODEL_ERROR = 0.05, 0.3
+_MODEL_ERROR, _MOST_MODEL_ERROR = 0.07, 0.3
 """Standard error of the model at a point, as a share of the point's rise times the square of its octaves from
 the vertex; and the largest share. In stored sweeps a valley misses a point two octaves off by a fifth of its
 rise."""
-_LOW_WALL, _HIGH_WALL = 0.0005, 0.05
+_LOW_WALL, _HIGH_WALL = 0.0005, 0.1
 """Probability of a wall at each of the nearest steps below and above the best point."""
 _WALL_REACH = 2.0
 """Octaves (or two steps) from the best point within which walls are looked for above it."""
@@ -73,6 +77,8 @@ _HYPER = 12
 """Common noises, curvatures and shapes that the final draws are taken from."""
 _USUAL_NOISE = 0.006
 """Noise of a run near its optimum, nat, where nothing tells."""
+_CAUTION = 0.7
+"""Posterior standard deviations by which noise without replicates is taken above its mean."""
 _NEAR = 0.15
 """Loss over the best up to which a point tells of the noise, nat."""
 _MIXED = 0.25
@@ -84,7 +90,10 @@ def valley(u: np.ndarray, shape: np.ndarray) -> np.ndarray:
     a = _SHAPES["asymmetry"][shape]
     exponential = (np.exp(np.clip(a * u, -30.0, 8.0)) - a * u - 1) / np.where(a == 0, 1.0, a) ** 2
     straight = 4 * (np.sqrt(1 + u**2 / 4) - 1) * (1 + a * np.tanh(u / 2))
-    return np.where(_SHAPES["kind"][shape] == "exponential", exponential, straight)
+    kind = _SHAPES["kind"][shape]
+    sd = np.where(kind == "narrow", _NARROW, _WIDE)
+    bell = sd**2 * -np.expm1(-(u**2) / (2 * sd**2))
+    return np.select([kind == "exponential", kind == "straight"], [exponential, straight], bell)
 
 
 @dataclass(frozen=True)
@@ -225,10 +234,12 @@ class _Cells:
     """
 
     log_NKEH: np.ndarray
-    mean_level_NKEH: np.ndarray
-    mean_curvature_NKEH: np.ndarray
-    precision_3NKEH: np.ndarray
-    """Of level, of both, of curvature."""
+    curvature_NKEH: np.ndarray
+    """Mean of the curvature, with the level integrated out."""
+    precision_NKEH: np.ndarray
+    """Precision of the curvature, likewise."""
+    level: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Precision of the level, and its products with losses and with unit valleys; each broadcasts to NKEH."""
 
 
 def _weigh(
@@ -252,27 +263,26 @@ def _weigh(
     y_G = w.rise_G
 
     def summed(terms: np.ndarray) -> np.ndarray:
-        return (terms @ kept_GE)[number_H].transpose(1, 2, 3, 0)
+        return (terms @ kept_GE).transpose(1, 2, 3, 0)
 
-    s1 = summed(weight_FN1G)
+    s1 = summed(weight_FN1G) + 1 / _LEVEL_SD**2
     sv, svv = summed(weight_FN1G * rises_NKG), summed(weight_FN1G * rises_NKG**2)
     sy, syy = summed(weight_FN1G * y_G), summed(weight_FN1G * y_G**2)
     syv = summed(weight_FN1G * rises_NKG * y_G)
     log_variance = summed(np.log(2 * np.pi * variance_FNG[:, :, None]))
-    prior_H = 1 / (_CURVATURE_SPREAD * common_H) ** 2
-    a11, a22 = s1 + 1 / _LEVEL_SD**2, svv + prior_H
-    b1, b2 = sy, syv + prior_H * common_H
-    det = a11 * a22 - sv**2
-    level, curvature = (a22 * b1 - sv * b2) / det, (a11 * b2 - sv * b1) / det
-    left = syy + prior_H * common_H**2 - b1 * level - b2 * curvature
     dropped_E = np.where(w.kept_EG, 0.0, -np.log(_HEIGHT) - 2 * np.log1p(w.rise_G / _HEIGHT)).sum(axis=1)
-    log = -0.5 * (log_variance + left + np.log(det)) + 0.5 * np.log(prior_H / _LEVEL_SD**2)
-    # A valley opens upwards.
-    log -= 0.5 * np.minimum(curvature, 0.0) ** 2 * det / a11
-    log += (w.log_prior_E + dropped_E)[:, None]
     over_NE = np.maximum(w.edges_E4[:, 0] - vertex_N[:, None], vertex_N[:, None] - w.edges_E4[:, 3])
-    log -= 0.5 * (np.maximum(over_NE, 0.0) / _OVERSHOOT)[:, None, :, None] ** 2
-    return _Cells(log, level, curvature, np.stack(np.broadcast_arrays(a11, sv, a22)))
+    log_NKEF = -0.5 * (log_variance + np.log(s1) + syy - sy**2 / s1) + (w.log_prior_E + dropped_E)[:, None]
+    log_NKEF = log_NKEF - 0.5 * (np.maximum(over_NE, 0.0) / _OVERSHOOT)[:, None, :, None] ** 2
+    # The level is gone; what is left is normal in the curvature.
+    left_NKEF, gain_NKEF = svv - sv**2 / s1, syv - sv * sy / s1
+    prior_H = 1 / (_CURVATURE_SPREAD * common_H) ** 2
+    precision = left_NKEF[..., number_H] + prior_H
+    curvature = (gain_NKEF[..., number_H] + prior_H * common_H) / precision
+    # A valley opens upwards: a mean below 0 gains nothing over a curvature of 0.
+    log = 0.5 * (precision * np.maximum(curvature, 0.0) ** 2 - np.log(precision))
+    log += log_NKEF[..., number_H] + 0.5 * (np.log(prior_H / _LEVEL_SD**2) - prior_H * common_H**2)
+    return _Cells(log, curvature, precision, (s1[..., number_H], sy[..., number_H], sv[..., number_H]))
 
 
 def _log_sum(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
@@ -294,9 +304,12 @@ class _Common:
 
     @property
     def factor(self) -> float:
-        """Posterior mean factor on the noise (of its logarithm)."""
+        """Factor on the noise, above its posterior mean: what the model's error takes up the noise lacks.
+        """
         weight_H = np.exp(self.log_KH - self.log_KH.max()).sum(axis=0)
-        return float(np.exp(np.average(np.log(self.factor_F[self.number_H]), weights=weight_H)))
+        log_H = np.log(self.factor_F[self.number_H])
+        mean = np.average(log_H, weights=weight_H)
+        return float(np.exp(mean + _CAUTION * np.sqrt(np.average((log_H - mean) ** 2, weights=weight_H))))
 
 
 def _alike() -> np.ndarray:
@@ -423,16 +436,12 @@ def _draw(
     at = (number_P, *np.unravel_index(cell_P, log.shape[1:]))
     vertex_P = vertex_N[number_P] + step * generator.uniform(-0.5, 0.5, PARTICLES)
     vertex_P = np.clip(vertex_P, w.lowest, w.highest)
-    a11, a12, a22 = (cells.precision_3NKEH[k][at] for k in range(3))
+    precision, product, valleys = (np.broadcast_to(part, log.shape)[at] for part in cells.level)
     # Curvature by its own precision, then the level given it.
-    curvature_P = cells.mean_curvature_NKEH[at]
-    curvature_sd = np.sqrt(a11 / (a11 * a22 - a12**2))
-    drawn_P = np.maximum(
-        curvature_P + curvature_sd * generator.standard_normal(PARTICLES), 0.05 * curvature_P
-    )
-    drawn_P = np.maximum(drawn_P, _LEAST_CURVATURE)
-    level_P = cells.mean_level_NKEH[at] - a12 / a11 * (drawn_P - curvature_P)
-    level_P += generator.standard_normal(PARTICLES) / np.sqrt(a11)
+    curvature_P = cells.curvature_NKEH[at]
+    shock_P = generator.standard_normal(PARTICLES) / np.sqrt(cells.precision_NKEH[at])
+    drawn_P = np.maximum(curvature_P + shock_P, np.maximum(0.05 * curvature_P, _LEAST_CURVATURE))
+    level_P = (product - valleys * drawn_P + np.sqrt(precision) * generator.standard_normal(PARTICLES)) / precision
     edge_P4 = w.edges_E4[at[2]]
     share_P2 = generator.uniform(size=(PARTICLES, 2))
     with np.errstate(invalid="ignore"):
