@@ -28,11 +28,17 @@ from mup_tpu.analysis.drift import fit_drift
 from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
 from mup_tpu.analysis.regret import regret
 
-FAMILIES = ("valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows")
+FAMILIES = (
+    "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",
+    "off centre", "packs", "scattered", "three widths", "heavy tails",
+)  # fmt: skip
 """valley: exponential on one side or straight on both, u²/2 near the optimum. asymmetric: more so than nearly
-all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more.
-plateau: losses level off 0.05 to 0.6 nat above the best. half diverged: the higher the learning rate, the
-more runs diverge. noise grows: it doubles with each octave above the optimum."""
+all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more. near
+wall: from 0.3 to 2 octaves beyond it on, by 1 nat. plateau: losses level off 0.05 to 0.6 nat above the best.
+half diverged: the higher the learning rate, the more runs diverge. noise grows: it doubles with each octave
+above the optimum. sharp: a second coefficient of 0.6. off centre: the grid's middle lies two octaves off.
+packs: five runs in a row share an effect of one σ. scattered: optima scatter by 0.2 octave about their line;
+three widths: by 0.1, and there are three. heavy tails: the noise is Student's with 3 degrees of freedom."""
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
 SEEDS = (1, 2, 3, 5)
@@ -49,6 +55,23 @@ def hyperbola(u: np.ndarray, asymmetry: float) -> np.ndarray:
     return 4 * (np.sqrt(1 + u**2 / 4) - 1) * (1 + asymmetry * np.tanh(u / 2))
 
 
+def powers(u: np.ndarray, asymmetry: float) -> np.ndarray:
+    """A valley that rises exponentially on both sides, as the sum of two powers does; u²/2 near 0."""
+    p, q = 0.25 + asymmetry / 2, 0.25 - asymmetry / 2
+    p, q = max(p, 0.04), max(q, 0.04)
+    return (q * np.expm1(p * u) + p * np.expm1(-q * u)) / (p * q * (p + q))
+
+
+def bowl(u: np.ndarray, asymmetry: float) -> np.ndarray:
+    """A valley that levels off, as losses do that end where training began; u²/2 near 0."""
+    v = u * (1 + asymmetry * np.tanh(u / 2) / 2)
+    return 8 * (1 - np.exp(-(v**2) / 16))
+
+
+FORMS = {"linex": linex, "hyperbola": hyperbola, "powers": powers, "bowl": bowl}
+"""Valleys: the method was chosen on the first two; the others are held out."""
+
+
 @dataclass(frozen=True)
 class Valley:
     """What is true of one width."""
@@ -63,11 +86,14 @@ def draw_valley(
 ) -> Valley:
     """A width's valley around its optimum; `shape` is what all widths of a sweep share."""
     kind, asymmetry, curvature = shape
-    form = linex if kind == "linex" else hyperbola
+    form = FORMS[kind]
 
     def smooth(x: np.ndarray) -> np.ndarray:
         return curvature * np.minimum(form(np.asarray(x) - optimum, asymmetry), 60.0)
 
+    if family == "near wall":
+        at = optimum + float(generator.uniform(0.3, 2.0))
+        return Valley(optimum, lambda x: 2.5 + smooth(x) + (np.asarray(x) > at))
     if family == "wall":
         grid = np.arange(-12.0, -3.9, step)
         best = float(grid[np.argmin(smooth(grid))])
@@ -82,27 +108,42 @@ def draw_valley(
 
 
 def simulate(
-    family: str, step: float, sigma: float, seeds: int, generator: np.random.Generator
+    family: str,
+    step: float,
+    sigma: float,
+    seeds: int,
+    generator: np.random.Generator,
+    forms: tuple[str, ...] = ("linex", "hyperbola"),
 ) -> list[dict[str, Any]]:
     """One sweep: of each interval, what it is of, whether it holds the truth, and how wide it is."""
-    grid = np.arange(-12.0, -3.9, step)
-    kind = generator.choice(["linex", "hyperbola"])
+    grid = np.arange(-12.0, -3.9, step) + (2.0 if family == "off centre" else 0.0)
+    widths = WIDTHS[:3] if family == "three widths" else WIDTHS
+    kind = str(generator.choice(list(forms)))
     spread = (0.1, 0.4)
     if family == "asymmetric":
         kind, spread = "linex", (0.4, 0.6)
     asymmetry = float(generator.choice([-1, 1]) * generator.uniform(*spread))
-    shape = (kind, asymmetry, float(generator.uniform(0.06, 0.16)))
+    curvature = 1.2 if family == "sharp" else float(generator.uniform(0.06, 0.16))
     alpha = float(generator.uniform(-0.5, 0.3))
     middle = generator.uniform(-8.5, -7.5)
-    optima = [middle + alpha * (k - 1.5) for k in range(len(WIDTHS))]
+    scatter = {"scattered": 0.2, "three widths": 0.1}.get(family, 0.0)
+    optima = [middle + alpha * (k - 1.5) for k in range(len(widths))]
+    if scatter:
+        optima = [x + scatter * generator.standard_normal() for x in optima]
+    shape = (kind, asymmetry, curvature)
     valleys = [draw_valley(family, float(optimum), shape, step, generator) for optimum in optima]
     rows = []
-    for width, valley in zip(WIDTHS, valleys, strict=True):
+    for width, valley in zip(widths, valleys, strict=True):
         true_G = valley.loss(grid)
         sd_G = np.full(len(grid), sigma)
         if family == "noise grows":
             sd_G *= 2.0 ** np.clip(grid - valley.optimum, 0, 5)
         loss_GS = true_G[:, None] + sd_G[:, None] * generator.standard_normal((len(grid), seeds))
+        if family == "heavy tails":
+            loss_GS = true_G[:, None] + sd_G[:, None] * generator.standard_t(3, loss_GS.shape) / np.sqrt(3)
+        if family == "packs":
+            packs = sigma * generator.standard_normal(loss_GS.size // 5 + 1)
+            loss_GS += packs[np.arange(loss_GS.size) // 5].reshape(loss_GS.shape)
         if family == "half diverged":
             risk_G = np.clip((grid - valley.optimum) / 6, 0, 1)
             loss_GS[generator.random(loss_GS.shape) < risk_G[:, None]] = np.nan
@@ -130,12 +171,14 @@ def simulate(
     return found
 
 
-def cell_rows(cell: tuple[int, str, float, float, int], simulations: int, seed: int) -> list[dict[str, Any]]:
+def cell_rows(
+    cell: tuple[int, str, float, float, int], simulations: int, seed: int, forms: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """Coverage of one cell, a row for each of optimum, alpha and regret."""
     index, family, step, sigma, seeds = cell
     generator = np.random.default_rng([seed, index])
     found = pd.DataFrame(
-        [f for _ in range(simulations) for f in simulate(family, step, sigma, seeds, generator)]
+        [f for _ in range(simulations) for f in simulate(family, step, sigma, seeds, generator, forms)]
     )
     rows = []
     for of, group in found.groupby("of", sort=False):
@@ -163,6 +206,9 @@ def main(
     out: Path | None = None,
     seed: int = 0,
     processes: int = 2,
+    steps: tuple[float, ...] = STEPS,
+    sigmas: tuple[float, ...] = SIGMAS,
+    forms: tuple[str, ...] = ("linex", "hyperbola"),
 ) -> None:
     """Print (and store) the coverage of every cell.
 
@@ -173,11 +219,19 @@ def main(
         out: CSV file to store the table in.
         seed: Of the simulation.
         processes: Cells at once.
+        steps: Distances of grid points, octaves.
+        sigmas: Noise of a run, nat.
+        forms: Valleys: linex and hyperbola, on which the method was chosen, or powers and bowl.
     """
     every = enumerate(itertools.product(FAMILIES, STEPS, SIGMAS, SEEDS))
-    cells = [(i, *cell) for i, cell in every if cell[0] in families and cell[3] in seeds]
+    cells = [
+        (i, *cell)
+        for i, cell in every
+        if cell[0] in families and cell[1] in steps and cell[2] in sigmas and cell[3] in seeds
+    ]
     with ProcessPoolExecutor(processes) as pool:
-        done = pool.map(cell_rows, cells, itertools.repeat(simulations), itertools.repeat(seed))
+        each = (itertools.repeat(value) for value in (simulations, seed, forms))
+        done = pool.map(cell_rows, cells, *each)
         table = pd.DataFrame([row for rows in track(done, "simulating", len(cells)) for row in rows])
     print(table.to_string(index=False))
     if out is not None:

@@ -3,12 +3,13 @@
     python benchmarks/settle.py --out benchmarks/settle.csv
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
 
-Simulated sweeps of widths 64 to 512 in 15 cells, from plain transfer over the boundary to SP's drift; a run
-costs width². The sequence starts at the narrowest width with eight learning rates an octave apart and one
-seed each, and buys what `mup_tpu.analysis.design` says, batch after batch, for at most 6 looks of which each
-could end it. The fixed grids are centred on each width's true optimum, within half an octave, which nobody
-can do, and are looked at once. A replay draws from the rows of a stored sweep instead, seeds in random order,
-and says at which share of that sweep's cost the verdict was settled.
+Simulated sweeps of widths 64 to 512 in 20 cells, from plain transfer over the boundary to SP's drift; a run
+costs width². What is right is told by each sweep's own optima. The sequence starts at the narrowest width
+with eight learning rates an octave apart and one seed each, and buys what `mup_tpu.analysis.design` says,
+batch after batch, for at most 6 looks of which each could end it. The fixed grids are centred on each
+width's true optimum, within half an octave, which nobody can do, and are looked at once. A replay draws from
+the rows of a stored sweep instead, seeds in random order, and says at which share of that sweep's cost the
+verdict was settled.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import tyro
-from interval_coverage import linex
+from interval_coverage import FORMS
 from rich.progress import track
 
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.looks import Question, take_look
-from mup_tpu.analysis.verdict import DELTA, EPSILON, MOST_LOOKS
+from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.verdict import DELTA, MOST_LOOKS
 
 WIDTHS = (64, 128, 256, 512)
 SEQUENCE = "sequence"
@@ -48,50 +50,72 @@ class Kind:
     """A cell: valleys and noise as in the stored sweeps."""
 
     name: str
-    alpha: float
+    alpha: float = 0.0
     curvature: float = 0.08
     """Second derivative at the optimum, nat per squared octave."""
     sigma: float = 0.01
+    tau: float = 0.0
+    """Scatter of the optima about the power law, octaves."""
     saturates: bool = False
     """Whether the optimum moves by α octaves once, from the first width to the second, and then stays."""
+    late: float = 0.0
+    """Octaves by which the widest model's optimum alone lies lower."""
+    diverges: bool = False
+    """Whether the widest model diverges 0.2 to 1 octave above its optimum."""
 
     def moved(self, width: float) -> float:
-        """By how many octaves the optimum of a width lies above the first one's."""
+        """Octaves by which the optimum of a width lies above the first one's, scatter aside."""
         octaves = float(np.log2(width / WIDTHS[0]))
-        return self.alpha * (min(octaves, 1.0) if self.saturates else octaves)
-
-    @property
-    def truth(self) -> str:
-        """What is right to say."""
-        harmless = self.curvature / 2 * self.moved(WIDTHS[-1]) ** 2 < EPSILON and abs(self.alpha) < DELTA
-        return "TRANSFERS" if harmless else "DRIFTS"
+        late = self.late if width == WIDTHS[-1] else 0.0
+        return self.alpha * (min(octaves, 1.0) if self.saturates else octaves) - late
 
 
 KINDS = (
     *(Kind("base", alpha) for alpha in (-1.0, -0.5, -0.25, 0.0, 0.1, 0.2, 0.25, 0.3)),
-    Kind("noisy", 0.0, sigma=0.03),
+    Kind("noisy", sigma=0.03),
     Kind("noisy", -0.5, sigma=0.03),
-    Kind("shallow", 0.0, curvature=0.03),
+    Kind("shallow", curvature=0.03),
     Kind("shallow", -0.5, curvature=0.03),
-    Kind("steep", 0.0, curvature=0.25),
+    Kind("steep", curvature=0.25),
     Kind("steep", -0.5, curvature=0.25),
     Kind("saturating", 1.2, saturates=True),
+    Kind("scattered", tau=0.15),
+    Kind("late mover", late=1.0),
+    Kind("late mover", late=2.6),
+    Kind("late mover", late=3.5),
+    Kind("divergence beside", diverges=True),
 )
 
 
 class Sweep:
     """A machine that answers with simulated losses, and its bill."""
 
-    def __init__(self, kind: Kind, generator: np.random.Generator) -> None:
-        self.kind, self.generator = kind, generator
+    def __init__(self, kind: Kind, generator: np.random.Generator, form: str = "linex") -> None:
+        self.kind, self.generator, self.form = kind, generator, FORMS[form]
         self.middle = float(generator.uniform(-8.5, -7.5))
         self.asymmetry = float(generator.choice([-1, 1]) * generator.uniform(0.1, 0.35))
+        scatter = kind.tau * generator.standard_normal(len(WIDTHS)) if kind.tau else np.zeros(len(WIDTHS))
+        self.scatter = dict(zip(WIDTHS, scatter, strict=True))
+        self.edge = float(generator.uniform(0.2, 1.0)) if kind.diverges else math.inf
         self.rows: list[dict[str, Any]] = []
         self.cost = 0.0
 
     def optimum(self, width: float) -> float:
         """log2 of the best learning rate."""
-        return self.middle + self.kind.moved(width)
+        return self.middle + self.kind.moved(width) + self.scatter[int(width)]
+
+    def rise(self, width: float, x: float) -> float:
+        """Loss over the best that this width can have, nat; +inf where it diverges."""
+        u = x - self.optimum(width)
+        if width == WIDTHS[-1] and u > self.edge:
+            return math.inf
+        return min(self.kind.curvature * float(self.form(np.array(u), self.asymmetry)), 3.0)
+
+    @property
+    def truth(self) -> str:
+        """What is right to say."""
+        is_harmless = self.rise(WIDTHS[-1], self.optimum(WIDTHS[0])) < EPSILON
+        return "TRANSFERS" if is_harmless and abs(self.kind.alpha) < DELTA else "DRIFTS"
 
     @property
     def widths(self) -> tuple[float, ...]:
@@ -105,13 +129,11 @@ class Sweep:
 
     def run(self, width: float, x: float, seeds: int, purchase: int = 0) -> None:
         """Train so many more seeds of one learning rate."""
-        u = x - self.optimum(width)
-        rise = min(self.kind.curvature * float(linex(u, self.asymmetry)), 3.0)
+        rise = self.rise(width, x)
         known = sum(1 for row in self.rows if row["width"] == width and row["lr"] == 2.0**x)
         for seed in range(known, known + seeds):
-            loss = (
-                2.5 - 0.05 * np.log2(width / 64) + rise + self.kind.sigma * self.generator.standard_normal()
-            )
+            noise = self.kind.sigma * self.generator.standard_normal()
+            loss = 2.5 - 0.05 * np.log2(width / 64) + rise + noise
             row = {"width": width, "lr": 2.0**x, "seed": seed, "loss": loss, "purchase": purchase}
             self.rows.append(row)
         self.cost += seeds * (width / WIDTHS[0]) ** 2
@@ -192,17 +214,20 @@ def at_once(sweep: Sweep, step: float, points: int, seeds: int) -> Settled:
     return Settled(verdict.decision, 1, (sweep.cost,))
 
 
-def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int) -> list[dict[str, Any]]:
+def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int, form: str) -> list[dict[str, Any]]:
     """Shares of verdicts and mean cost of one design in one cell; of a sequence, for each bound on looks."""
     index, kind, design = task
-    ends = []
+    ends, truths = [], []
     for number in range(sweeps):
-        sweep = Sweep(kind, np.random.default_rng([seed, index, number]))
+        sweep = Sweep(kind, np.random.default_rng([seed, index, number]), form)
+        truths.append(sweep.truth)
         ends.append(in_sequence(sweep) if design == SEQUENCE else at_once(sweep, *GRIDS[design]))
-    wrong = {"TRANSFERS": "DRIFTS", "DRIFTS": "TRANSFERS"}[kind.truth]
     rows = []
     for most in range(MOST_LOOKS, 0, -1) if design == SEQUENCE else (1,):
         decisions = [end.decision if end.looks <= most else "INCONCLUSIVE" for end in ends]
+        right = float(np.mean([said == true for said, true in zip(decisions, truths, strict=True)]))
+        settled = float(np.mean([said != "INCONCLUSIVE" for said in decisions]))
+        costs = [end.costs[min(end.looks, most) - 1] if end.costs else math.nan for end in ends]
         rows.append(
             {
                 "design": f"{SEQUENCE}, {most} looks" if design == SEQUENCE else design,
@@ -210,11 +235,15 @@ def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int) -> list[dict[
                 "alpha": kind.alpha,
                 "curvature": kind.curvature,
                 "sigma": kind.sigma,
-                "truth": kind.truth,
-                "right": decisions.count(kind.truth) / sweeps,
-                "wrong": decisions.count(wrong) / sweeps,
+                "tau": kind.tau,
+                "late": kind.late,
+                "transfers": truths.count("TRANSFERS") / sweeps,
+                "right": right,
+                "right_se": round(math.sqrt(right * (1 - right) / sweeps), 3),
+                "wrong": settled - right,
                 "looks": round(float(np.mean([min(end.looks, most) for end in ends])), 2),
-                "cost": round(float(np.mean([end.costs[min(end.looks, most) - 1] for end in ends])), 1),
+                "cost": round(float(np.nanmean(costs)), 1),
+                "cost_se": round(float(np.nanstd(costs)) / math.sqrt(sweeps), 1),
             }
         )
     return rows
@@ -256,6 +285,8 @@ def main(
     designs: tuple[str, ...] = (SEQUENCE, *GRIDS),
     out: Path | None = None,
     seed: int = 1,
+    form: str = "linex",
+    cells: tuple[int, ...] = (),
     processes: int = 2,
     replay_of: Annotated[tuple[str, ...], tyro.conf.arg(name="replay")] = (),
 ) -> None:
@@ -266,6 +297,8 @@ def main(
         designs: What to compare.
         out: CSV file to store the table in.
         seed: Of the simulation; constants were chosen on seed 0.
+        form: Valleys: linex, on which constants were chosen, or hyperbola, powers or bowl.
+        cells: Numbers of the cells to simulate; all where none are given.
         processes: Cells at once.
         replay_of: Results folders to draw from, in 12 orders of their seeds, instead of simulating.
     """
@@ -273,8 +306,11 @@ def main(
         print(replay(replay_of, 12, seed).to_string())
         return
     tasks = [(i, kind, design) for (i, kind), design in itertools.product(enumerate(KINDS), designs)]
+    tasks = [task for task in tasks if not cells or task[0] in cells]
     with ProcessPoolExecutor(processes) as pool:
-        done = pool.map(cell_rows, tasks, itertools.repeat(sweeps), itertools.repeat(seed))
+        done = pool.map(
+            cell_rows, tasks, itertools.repeat(sweeps), itertools.repeat(seed), itertools.repeat(form)
+        )
         rows = itertools.chain.from_iterable(track(done, "simulating", len(tasks)))
         table = pd.DataFrame(rows).sort_values(["design", "cell", "alpha"], kind="stable")
     print(table.to_string(index=False))

@@ -26,7 +26,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.verdict import MOST_LOOKS, PLAIN
-from mup_tpu.config.columns import label, write_scale
+from mup_tpu.config.columns import CONFIGURED, label, write_scale
 
 _START = 8
 """Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""
@@ -57,6 +57,15 @@ _EDGE_STEP = 0.3
 """Octaves between an optimum and where runs are lost within which nothing is looked for."""
 _MOST_PURCHASES = 25
 """Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
+
+
+_SHORT = {"parametrization": "--parametrizations ", "width": "--widths ", "lr": "--learning-rates "}
+"""Short options of a sweep's usual axes, by column."""
+
+
+def _option(column: str, role: str) -> str:
+    """Option of a sweep's command that sets the values of an axis, up to the first of them."""
+    return _SHORT.get(column) or f"--{role} {CONFIGURED[column].field}="
 
 
 @dataclass(frozen=True)
@@ -97,15 +106,17 @@ class Batch:
         groups: dict[tuple[float, int], list[float]] = {}
         for cell in sorted(self.cells, key=lambda c: (c.scale, c.seeds, c.x)):
             groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
-        flags = {"parametrization": "--parametrizations", "width": "--widths", "lr": "--learning-rates"}
-        ours = {columns.parametrization, columns.scale, columns.hyperparameter} == set(flags)
+        axes = (columns.parametrization, columns.scale, columns.hyperparameter)
+        is_ours = command is not None and set(columns.along) <= set(axes) <= set(CONFIGURED)
         lines = []
         for (scale, seeds), grid in groups.items():
             values = " ".join(f"2^{x:.4g}" for x in grid)
-            if command is not None and ours:
+            if is_ours:
+                roles = ("compare", "scale", "tune")
+                compared, grown, tuned = (_option(*axis) for axis in zip(axes, roles, strict=True))
                 lines.append(
-                    f"{command} --parametrizations {self.parametrization} --widths {scale:g} "
-                    f"--num-seeds {seeds} --learning-rates {values}"
+                    f"{command} {compared}{self.parametrization} {grown}{scale:g} --num-seeds {seeds} "
+                    f"{tuned}{values if tuned.endswith(' ') else values.replace(' ', ',')}"
                 )
             else:
                 at = write_scale(columns.scale, scale)
@@ -117,7 +128,7 @@ class Batch:
         """What it costs, beside what was spent and what the verdict may cost."""
         costs = f"it costs {self.costs.write(self.cost)}, {self.costs.write(self.spent)} were spent"
         if math.isinf(self.to_verdict):
-            return f"{costs}; no amount of such runs is expected to settle it"
+            return f"{costs}; how much more a verdict costs cannot be told yet"
         if math.isfinite(self.to_verdict):
             return f"{costs}; about {self.costs.write(self.to_verdict)} to a verdict ({self.costs.source})"
         return f"{costs} ({self.costs.source})"
@@ -220,6 +231,17 @@ class _Distance:
 
     def nearest(self, known: Sequence[_Known]) -> tuple[float, str]:
         """J of the nearer verdict, and what holds it open: "α", "Δ", or "read", the noise beside it."""
+        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(known))
+
+    def held_by(self, known: Sequence[_Known]) -> str:
+        """What holds the verdict open that the estimates tend to: "α", "Δ" or "read"."""
+        transfers, *drifts = self._terms(known)
+        if abs(self.drift.alpha) < self.delta and not self.apart > self.tolerated:
+            return max((ratio, what) for what, ratio in transfers.items())[1]
+        return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
+
+    def _terms(self, known: Sequence[_Known]) -> tuple[dict[str, float], ...]:
+        """How many times too wide intervals are: for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
         reach, alpha = self.reach(known), abs(self.drift.alpha)
         transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "Δ": math.inf}
         drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": 0.0}
@@ -236,8 +258,7 @@ class _Distance:
             drifts["read"] = noise * self.below / max(self.regret - self.epsilon, _LEAST_NAT)
             plain = PLAIN * self.epsilon
             without_a_power["read"] = noise * self.below / max(self.regret - plain, _LEAST_NAT)
-        verdicts = (transfers, drifts, without_a_power)
-        return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in verdicts)
+        return transfers, drifts, without_a_power
 
     def of_verdict(self, known: Sequence[_Known]) -> float:
         """J of the nearer verdict."""
@@ -305,10 +326,10 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         at = write_scale(columns.scale, min(to_come))
         reason = f"nothing is shown yet, and {label(columns.scale)} {at} is planned: a first look at it"
         return batch(_new_scale(estimates, drift, planned), reason)
-    if edges := [e for e in estimates if _edge(e) is not None]:
-        at = _and([write_scale(columns.scale, e.optimum.scale) for e in edges])
-        reason = f"runs are lost one step from the optimum at {label(columns.scale)} {at}: a value in between"
-        return batch([cell for e in edges for cell in _towards_edge(e)], reason)
+    if between := [cell for e in estimates for cell in _between(e)]:
+        at = _and([write_scale(columns.scale, scale) for scale in sorted({cell.scale for cell in between})])
+        where = f"beside the optimum at {label(columns.scale)} {at}"
+        return batch(between, f"runs are lost or missing {where}: a value in between")
     distance = _Distance.of(evidence, question)
     known = _known(evidence)
     if not planned and distance.is_held_by_scatter(known):
@@ -332,8 +353,8 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
             evidence, i, _PACK * bought[i], _PACK * packs_beside if i == len(known) - 1 else 0
         )
     ]
-    what = "α's interval" if distance.nearest(known)[1] == "α" else "the regret's interval"
-    return batch(cells, f"{what} is too wide: seeds beside {_and(places)} narrow it most", to_verdict)
+    what = "α's interval" if distance.held_by(known) == "α" else "the regret's interval"
+    return batch(cells, f"{what} is too wide: seeds beside {_and(places)} help most", to_verdict)
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:
@@ -500,27 +521,20 @@ def _first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
 
 
-def _edge(estimate: Estimate) -> tuple[float, float] | None:
-    """The best point and the lost one beside it, where they are further apart than _EDGE_STEP."""
+def _between(estimate: Estimate) -> list[Cell]:
+    """Values beside the best one, with as many seeds: halfway to a lost one, or where the grid has a hole."""
     curve = estimate.curve
-    best = int(np.argmin(curve.mean_G))
-    for beside in (best + 1, best - 1):
-        is_inside = 0 <= beside < len(curve.x_G)
-        if (
-            is_inside
-            and np.isinf(curve.mean_G[beside])
-            and abs(curve.x_G[beside] - curve.x_G[best]) > _EDGE_STEP
-        ):
-            return float(curve.x_G[best]), float(curve.x_G[beside])
-    return None
-
-
-def _towards_edge(estimate: Estimate) -> list[Cell]:
-    """A value between the best one and the lost one beside it, with as many seeds as the best has."""
-    ends = _edge(estimate)
-    assert ends is not None
-    seeds = int(estimate.curve.count_G[np.argmin(estimate.curve.mean_G)])
-    return [Cell(estimate.optimum.scale, (ends[0] + ends[1]) / 2, seeds, seeds)]
+    best, found = int(np.argmin(curve.mean_G)), []
+    for beside in (best - 1, best + 1):
+        if not 0 <= beside < len(curve.x_G):
+            continue
+        gap = float(curve.x_G[beside] - curve.x_G[best])
+        if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + gap / 2)
+        elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
+    seeds = int(curve.count_G[best])
+    return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in found]
 
 
 def _beyond(estimate: Estimate) -> list[Cell]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
@@ -46,12 +45,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class WiderIsBetter:
-    """How often the larger of two neighbouring scales has the lower loss, all else (and the step) equal."""
+    """How often the larger of two neighbouring scales has the lower final loss, all else equal."""
 
     held: int
     pairs: int
     p_value: float
     """Of Page's trend test that loss falls with scale; nan with fewer than three scales."""
+    optima_held: int = 0
+    """Pairs that hold at their own optima."""
+    optima: int = 0
+    """Pairs whose optima are both known."""
 
     @property
     def share(self) -> float:
@@ -117,32 +120,25 @@ def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, no
     return float(stats.t.ppf(0.975, df) * math.sqrt(total))
 
 
-def wider_is_better(curves: Sequence[LossCurve], history: pd.DataFrame | None = None) -> WiderIsBetter:
-    """Compare neighbouring scales at each hyperparameter (and step) both have.
+def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:
+    """Compare neighbouring scales at each hyperparameter that both have, and at their optima.
 
     Args:
         curves: of one parametrization, by scale.
-        history: its losses on the way (scale, x, step, loss), to be compared at every step where all scales
-            are trained for as many: at equal tokens a step of a larger batch is further.
+        optima: of the same scales.
 
     Returns:
-        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter, on the
-        final losses.
+        Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter.
     """
     held = pairs = 0
-    if history is not None and history.groupby("scale")["step"].max().nunique() == 1:
-        table = history.groupby(["scale", "x", "step"])["loss"].mean().unstack("scale")
-        for narrow_S, wide_S in pairwise(table.to_numpy().T):
-            both = np.isfinite(narrow_S) & ~np.isnan(wide_S)
-            held += int((wide_S[both] < narrow_S[both]).sum())
-            pairs += int(both.sum())
-        return WiderIsBetter(held, pairs, _trend(curves))
     for small, large in pairwise(curves):
-        common, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
+        _, i, j = np.intersect1d(small.x_G, large.x_G, return_indices=True)
         both = np.isfinite(small.mean_G[i])
         held += int((large.mean_G[j][both] < small.mean_G[i][both]).sum())
         pairs += int(both.sum())
-    return WiderIsBetter(held, pairs, _trend(curves))
+    known = [(a, b) for a, b in pairwise(optima) if a.is_known and b.is_known]
+    optima_held = sum(b.loss < a.loss for a, b in known)
+    return WiderIsBetter(held, pairs, _trend(curves), optima_held, len(known))
 
 
 def _trend(curves: Sequence[LossCurve]) -> float:

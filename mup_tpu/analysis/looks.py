@@ -15,10 +15,10 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.optimum import Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.optimum import EPSILON, Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Look, decide, shows_drift
+from mup_tpu.analysis.verdict import DELTA, Look, decide, shows_drift
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
     curves = [loss_curve(group) for _, group in runs.groupby("scale")]
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
-    estimates = [estimate(curve, noise, generator) for curve in curves]
+    estimates = [estimate(curve, noise, generator, question.epsilon) for curve in curves]
     drift = fit_drift([e.optimum for e in estimates], noise.df)
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
     headline = (

@@ -21,6 +21,8 @@ import pandas as pd
 from scipy import stats
 from scipy.sparse.linalg import LinearOperator, cg
 
+EPSILON = 0.01
+"""Regret that does not matter, nat per token."""
 DRAWS = 2000
 MODEL_ERROR = 0.2
 """Standard error of a cubic at a point, as a share of the point's rise above the best."""
@@ -41,6 +43,11 @@ _MISS = 3.0
 """Standard errors by which a fit may miss a point near its optimum before it is said."""
 _LEAST_CURVATURE = 1e-3
 """Least second coefficient of a valley, nat per squared octave: a fifth of the flattest that is stored."""
+_NEAR, _FAR, _ENOUGH = 0.15, 0.5, 7
+"""Rise over the best, nat, up to which single runs tell of the noise, since further up a cubic's error is
+larger; rise where fewer points than enough are that near."""
+_STEEP = 0.1
+"""Rise of a neighbour over the best, nat, from which no optimum lies nearer to that neighbour."""
 _PRIOR_DF = 4
 _FINE = np.linspace(-1.0, 1.0, 201)
 
@@ -94,13 +101,17 @@ class Optimum:
     """The best grid point."""
     band_low: float
     band_high: float
-    """Grid range whose mean loss is within 0.01 of the optimum's."""
+    """Range around the optimum in which the valley lies within epsilon of it, on the grid."""
     se: float
     """Standard error of x, octaves."""
     missed_x: float = math.nan
     """The point near the optimum that the fit misses by more than 3 standard errors, the worst if several."""
     missed_by: float = math.nan
     """Its mean loss less the fit's, nat per token."""
+    below: float = math.nan
+    """Loss of the best run less the fit's at the optimum, nat per token, where that is much."""
+    epsilon: float = EPSILON
+    """Loss over the optimum's that does not matter, nat per token."""
 
     @property
     def is_bracketed(self) -> bool:
@@ -114,8 +125,8 @@ class Optimum:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the fit agrees with the runs near the optimum, within 3 standard errors."""
-        return not math.isfinite(self.missed_by)
+        """Whether the fit agrees with the runs near the optimum, and does not lie far below all of them."""
+        return not (math.isfinite(self.missed_by) or math.isfinite(self.below))
 
     def sentence(self) -> str:
         """What to say of it."""
@@ -126,7 +137,13 @@ class Optimum:
         if self.status == "no finite run":
             return "every run diverged; extend the grid downwards"
         if self.status == "flat":
-            return f"flat: within 0.01 of the best from 2^{self.band_low:.4g} to 2^{self.band_high:.4g}"
+            near = f"2^{self.band_low:.4g} to 2^{self.band_high:.4g}"
+            return f"flat: a wide interval; within {self.epsilon:g} nat of the best from {near}"
+        if math.isfinite(self.below):
+            return (
+                f"{self.status}; the fit's lowest point lies {self.below:.2g} nat below every run: "
+                "the interval reaches to the next points"
+            )
         if not self.is_fitted:
             side = "below" if self.missed_by > 0 else "above"
             return (
@@ -227,11 +244,12 @@ class Noise:
     def draw_factors(self, generator: np.random.Generator, draws: int) -> np.ndarray:
         """Factor on sigma in each draw, as uncertain as few degrees of freedom leave it: √(df/χ²).
 
-        Given errors are taken as they are; lack of fit holds model error already, and would cover too much.
+        Given errors are taken as they are. Lack of fit, pooled over curves that are alike, has 4 or more.
         """
-        if self.source != "seeds":
+        if self.source == "given errors":
             return np.ones(draws)
-        return np.sqrt(self.df / generator.chisquare(self.df, draws))
+        df = self.df if self.source == "seeds" else max(self.df, 4)
+        return np.sqrt(df / generator.chisquare(df, draws))
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:
         """Standard error of each mean of a curve.
@@ -279,6 +297,9 @@ def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
         for curve in curves:
             best = int(np.argmin(curve.mean_G))
             window = _window(curve.x_G, np.isfinite(curve.mean_G), best, curve.step)
+            rise_W = curve.mean_G[window] - curve.mean_G[best]
+            is_near_W = rise_W <= _NEAR
+            window = window[is_near_W if is_near_W.sum() >= _ENOUGH else rise_W <= _FAR]
             if len(window) < 4:
                 continue
             u_W, mean_W = curve.x_G[window] - curve.x_G[best], curve.mean_G[window]
@@ -375,7 +396,9 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, error_G: np.ndarray, step:
         fine = np.where(_FINE < 0, -_FINE * (lower - x_G[best]), _FINE * (upper - x_G[best]))
         values = fit.coefficients_R4 @ np.vander(fine, 4, increasing=True).T
         # Before a point that the fit misses the valley ends, nobody knows where: halfway is least wrong.
-        values[(fine < fit.low_R1 / 2) | (fine > fit.high_R1 / 2)] = np.inf
+        low_R1, high_R1 = _steep_beside(x_G[window] - x_G[best], means_RW, error_G[window])
+        low_R1, high_R1 = np.maximum(fit.low_R1, low_R1), np.minimum(fit.high_R1, high_R1)
+        values[(fine < low_R1 / 2) | (fine > high_R1 / 2)] = np.inf
         at = np.argmin(values, axis=1)
         loss_R[chosen] = values[np.arange(len(at)), at]
         coefficients_R4[chosen], centre_R[chosen] = fit.coefficients_R4, x_G[best]
@@ -417,6 +440,22 @@ def _fit(u_W: np.ndarray, means_RW: np.ndarray, best_R: np.ndarray, error_W: np.
     return _Fit(coefficients_R4, variance_RW, leverage_RW, low_R1, high_R1)
 
 
+def _steep_beside(
+    u_W: np.ndarray, means_RW: np.ndarray, error_W: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Neighbours of the best point that are plainly worse, octaves from it (R × 1); infinite for none."""
+    best = int(np.searchsorted(u_W, 0.0))
+    ends = []
+    for beside, none in ((best - 1, -np.inf), (best + 1, np.inf)):
+        if not 0 <= beside < len(u_W):
+            ends.append(np.full((len(means_RW), 1), none))
+            continue
+        rise_R = means_RW[:, beside] - means_RW[:, best]
+        is_steep_R = rise_R > max(_STEEP, 2 * float(error_W[beside]))
+        ends.append(np.where(is_steep_R, u_W[beside], none)[:, None])
+    return ends[0], ends[1]
+
+
 def _weighted(u_W: np.ndarray, rise_RW: np.ndarray, weight_RW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and leverages of cubics by weighted least squares, with weak priors and one of asymmetry.
 
@@ -448,16 +487,20 @@ class Estimate:
     """Whether the fit misses each point, by more than 3 standard errors."""
 
 
-def estimate(curve: LossCurve, noise: Noise, generator: np.random.Generator) -> Estimate:
+def estimate(
+    curve: LossCurve, noise: Noise, generator: np.random.Generator, epsilon: float = EPSILON
+) -> Estimate:
     """Bootstrap a curve and find its optimum."""
     fit = fit_curves(curve.x_G, curve.mean_G[None], noise.errors_G(curve), curve.step)
     misses_G = misses(curve, noise, fit)
     draws = draw_curve(curve, noise, fit, misses_G, generator)
-    optimum = find_optimum(curve, fit, draws, misses_G)
+    optimum = find_optimum(curve, fit, draws, misses_G, epsilon)
     return Estimate(curve, fit, draws, optimum, np.abs(misses_G) > _MISS)
 
 
-def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarray) -> Optimum:
+def find_optimum(
+    curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarray, epsilon: float = EPSILON
+) -> Optimum:
     """The optimum of a curve, with its interval from the draws.
 
     Where the fit misses a point near the optimum by more than 3 standard errors (so also where it lies below
@@ -468,14 +511,16 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
     x_G, finite_G = curve.x_G, np.isfinite(curve.mean_G)
     nothing = dict.fromkeys(("x", "low", "high", "loss", "best_x", "band_low", "band_high", "se"), np.nan)
     if not finite_G.any():
-        return Optimum(curve.scale, "no finite run", **nothing)
+        return Optimum(curve.scale, "no finite run", **nothing, epsilon=epsilon)
     best = int(np.argmin(curve.mean_G))
     if len(x_G) == 1:
         value = {"x": x_G[0], "best_x": x_G[0], "loss": curve.mean_G[0]}
-        return Optimum(curve.scale, "one value", **(nothing | {k: float(v) for k, v in value.items()}))
-    near_best = x_G[finite_G & (curve.mean_G <= fit.loss_R[0] + 0.01)]
-    band = (float(near_best.min()), float(near_best.max())) if len(near_best) else (float(x_G[best]),) * 2
-    known = {"best_x": float(x_G[best]), "band_low": band[0], "band_high": band[1]}
+        found = nothing | {k: float(v) for k, v in value.items()}
+        return Optimum(curve.scale, "one value", **found, epsilon=epsilon)
+    is_inside = math.isfinite(fit.x_R[0])
+    x, loss = float(fit.x_R[0]) if is_inside else float(x_G[best]), float(fit.loss_R[0])
+    band = _band(curve, fit, x, (loss if is_inside else float(curve.mean_G[best])) + epsilon)
+    known = {"best_x": float(x_G[best]), "band_low": band[0], "band_high": band[1], "epsilon": epsilon}
     low, high = (float(q) for q in np.quantile(draws.x_R, [0.025, 0.975], method="nearest"))
     if best in (0, len(x_G) - 1):
         status = "at lower edge" if best == 0 else "at upper edge"
@@ -489,16 +534,16 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
             status,
             **(nothing | known | bounds | {"x": float(x_G[best]), "loss": float(curve.mean_G[best])}),
         )
-    x, loss = float(fit.x_R[0]), float(fit.loss_R[0])
     lost = [i for i in (best - 1, best + 1) if not finite_G[i]]
     worst = int(np.argmax(np.where(_beside_best(curve), np.abs(misses_G), 0.0)))
     missed = {}
-    has_minimum = math.isfinite(x)
-    if not has_minimum:
-        x, loss, worst = float(x_G[best]), float(curve.mean_G[best]), best
-    if abs(misses_G[worst]) > _MISS or not has_minimum:
+    if not is_inside:
+        loss, worst = float(curve.mean_G[best]), best
+    if abs(misses_G[worst]) > _MISS or not is_inside:
         missed_by = float(curve.mean_G[worst] - fit.fitted(x_G[[worst]])[0])
         missed = {"missed_x": float(x_G[worst]), "missed_by": missed_by}
+    if curve.mean_G[best] - loss > _STEEP:
+        missed["below"] = float(curve.mean_G[best] - loss)
     status = "bracketed"
     if lost:
         status += " by divergence" if curve.diverged_G[lost].any() else " by stopped runs"
@@ -522,6 +567,20 @@ def find_optimum(curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarra
         **known,
         **missed,
     )
+
+
+def _band(curve: LossCurve, fit: Draws, x: float, most: float) -> tuple[float, float]:
+    """Range around x where the valley stays below a loss: the fit near the best point, else the means."""
+    finite_x = curve.x_G[np.isfinite(curve.mean_G)]
+    ends = []
+    for end in (finite_x[0], finite_x[-1]):
+        fine = np.linspace(x, end, 201)
+        is_near = np.abs(fine - fit.centre_R[0]) <= 1.5 * curve.step
+        with np.errstate(invalid="ignore"):
+            loss = np.where(is_near, fit.fitted(fine), np.interp(fine, curve.x_G, curve.mean_G))
+        within = np.flatnonzero(np.maximum.accumulate(loss) <= most)
+        ends.append(float(fine[within[-1]]) if len(within) else x)
+    return min(ends[0], x), max(ends[1], x)
 
 
 def _window(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -> np.ndarray:

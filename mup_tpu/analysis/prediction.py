@@ -15,13 +15,13 @@ from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.priors import priors_of
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
-from mup_tpu.analysis.verdict import EPSILON
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 

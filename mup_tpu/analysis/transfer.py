@@ -18,11 +18,11 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.verdict import DELTA, EPSILON, Verdict
+from mup_tpu.analysis.verdict import DELTA, Verdict
 from mup_tpu.errors import TableError
 
 
@@ -253,7 +253,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         optima=optima,
         drift=evidence.drift,
         regrets=tuple(regrets),
-        wider_is_better=wider_is_better(evidence.curves, table.history),
+        wider_is_better=wider_is_better(evidence.curves, optima),
         collapse_exponent=collapse_exponent(evidence.curves),
         law=law,
         learning_curves=learning_curves(optima, table.history),

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from mup_tpu.analysis.drift import NEEDED, Drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.optimum import EPSILON, Optimum
 from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.config.columns import label, write_scale
 
-EPSILON = 0.01
-"""Regret that does not matter, nat per token."""
 DELTA = 0.2
 """Drift exponent that does not matter."""
 PLAIN = 2.0

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mup_tpu.analysis.looks import LookTaken
+from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu import plots
+from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.analysis.verdict import DELTA, EPSILON
+from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
 from mup_tpu.report.page import (
     Block,

@@ -12,7 +12,7 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.config.columns import COLUMNS, CONFIGURED, label, write, write_scale
 from mup_tpu.plots import name
@@ -67,7 +67,10 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
     wider, headline = result.wider_is_better, result.headline_regret
     if wider.pairs:
         word = "wider" if means(analysis.scale) == "width" else "larger"
-        lines.append(f"{word} is better in {wider.held} of {wider.pairs} comparisons ({wider.share:.0%})")
+        line = f"{word} is better in {wider.held} of {wider.pairs} comparisons of final losses"
+        if wider.optima:
+            line += f", at the optima in {wider.optima_held} of {wider.optima}"
+        lines.append(line)
     if headline is not None and math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"
         interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
@@ -96,7 +99,8 @@ def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> s
     if headline.status != "estimated":
         return ""
     most = f"{headline.high:.3f}" if math.isfinite(headline.high) else "an unknown amount"
-    return f"{take}: expected cost {headline.value:.3f} nat, at most {most}"
+    advice = take if result.verdict.decision == "TRANSFERS" else f"if you {take}"
+    return f"{advice}: expected cost {headline.value:.3f} nat, at most {most}"
 
 
 def _zero_line(zero: AtZero, result: TransferResult) -> str:
@@ -133,12 +137,12 @@ def regret_cells(result: TransferResult, scale: str) -> Cells:
 
 
 def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
-    known = r.status == "estimated"
+    known = r.status in ("estimated", AT_LEAST)
     return (
         write_scale(scale, r.source),
         write_scale(scale, r.target),
-        f"{r.value:.4f}" if known else r.status,
-        f"{r.low:.4f} to {r.high:.4f}" if known and math.isfinite(r.high) else "-",
+        f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
+        f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
         f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
         f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
         if math.isfinite(r.compute_share)

@@ -115,7 +115,7 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     middle = sum(c.runs for c in batch.cells if c.scale in (128, 256))
     ends = sum(c.runs for c in batch.cells if c.scale in (64, 512))
     assert ends > middle, "the outer widths tell most of a slope"
-    assert batch.cost < batch.to_verdict < np.inf
+    assert batch.cost < batch.to_verdict
 
 
 def test_an_optimum_that_moves_once_is_settled_by_its_regret_alone():
@@ -143,7 +143,7 @@ def a_regret_read_beside_one_run():
 def test_seeds_are_asked_for_where_the_regret_is_read():
     """However well both optima are known, what staying costs is read beside the smaller scale's optimum."""
     frame = a_regret_read_beside_one_run()
-    result = analyze(check_table(frame)).results[0]
+    result = analyze(check_table(frame), delta=0.3).results[0]
     assert result.verdict.decision == "INCONCLUSIVE"
     assert result.headline_regret.high > 0.01 > result.headline_regret.value
     batch = result.next_batch
@@ -156,7 +156,7 @@ def test_seeds_are_asked_for_where_the_regret_is_read():
         seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
         rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
         frame = pd.concat([frame, pd.DataFrame(rows)])
-    assert analyze(check_table(frame)).results[0].verdict.decision == "TRANSFERS"
+    assert analyze(check_table(frame), delta=0.3).results[0].verdict.decision == "TRANSFERS"
 
 
 def test_runs_are_bought_where_they_are_cheap():
@@ -227,3 +227,42 @@ def test_who_follows_it_comes_to_the_right_verdict(alpha, right, wrong):
         decisions.append(result.verdict.decision)
     assert decisions.count(right) >= 5
     assert wrong not in decisions
+
+
+def test_where_runs_are_lost_beside_an_optimum_a_value_in_between_is_run():
+    """Seeds tell nothing of where between two learning rates runs begin to diverge."""
+    frame = sweep_of([-8, -8, -8])
+    frame.loc[(frame["width"] >= 128) & (frame["lr"] > 2.0**-8), "loss"] = np.nan
+    batch = batch_of(frame)
+    assert {(c.scale, c.x) for c in batch.cells} == {(128, -7.5), (256, -7.5)}
+    assert "lost or missing beside the optimum at width 128 and 256" in batch.reason
+
+
+def test_a_run_that_is_missing_beside_an_optimum_is_asked_for():
+    frame = sweep_of([-8, -8, -8], sigma=0.03)
+    batch = batch_of(frame[(frame["width"] < 256) | (frame["lr"] != 2.0**-7)])
+    assert {(c.scale, c.x) for c in batch.cells} == {(256, -7)}
+
+
+def test_any_axis_of_our_own_sweeps_is_a_command_line():
+    frame = sweep_of([-8, -10, -12.5]).rename(columns={"lr": "init_std"})
+    table = check_table(frame, Columns(hyperparameter="init_std"))
+    (line,) = (
+        analyze(replace(table, command="python experiments/x.py"))
+        .results[0]
+        .next_batch.commands(table.columns, "python experiments/x.py")
+    )
+    assert line == (
+        "python experiments/x.py --parametrizations all --widths 256 --num-seeds 2 "
+        "--tune init_std=2^-14,2^-13"
+    )
+
+
+def test_the_interval_that_is_named_holds_the_verdict_open():
+    """At rest in a flat valley the regret is bounded at once; what is open is α."""
+    generator, grid = np.random.default_rng(2), {x: range(2) for x in OCTAVES}
+    widths = (64, 128, 256, 512)
+    rows = [row for w in widths for row in rows_at(w, -8.0, grid, 0.008, generator, curvature=0.01)]
+    result = analyze(check_table(pd.DataFrame(rows))).results[0]
+    assert result.verdict.decision == "INCONCLUSIVE" and result.headline_regret.high < 0.01
+    assert result.next_batch.reason.startswith("α's interval is too wide")

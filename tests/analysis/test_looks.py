@@ -76,10 +76,13 @@ def test_a_sequence_ends_after_its_last_look():
         assert taken[-1].number == MOST_LOOKS
 
 
-def test_a_table_without_a_plan_is_looked_at_once():
-    rows, _ = sequence(0.0)
-    (result,) = analyze(check_table(pd.DataFrame(rows))).results
+def test_a_table_without_purchases_is_looked_at_once():
+    rows, taken = sequence(0.0)
+    table = pd.DataFrame(rows)
+    (result,) = analyze(check_table(table.drop(columns="purchase"))).results
     assert result.sequence is None and "(look" not in result.verdict.sentence
+    (result,) = analyze(check_table(table)).results
+    assert result.sequence is not None and len(result.sequence.looks) == len(taken)
 
 
 def test_a_budget_ends_what_is_not_worth_its_cost():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from mup_tpu.analysis import check_table, load_table
+from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimate, loss_curve, pooled_noise
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,24 @@ def test_a_flat_curve_says_so_with_its_band():
     curve = curve_of(lambda x: 2.5 + 2e-4 * (x + 8) ** 2, range(-12, -3), seeds=4, sigma=0.004)
     flat = optimum_of(curve)
     assert flat.status == "flat"
-    assert flat.sentence().startswith("flat: within 0.01 of the best from 2^")
+    assert flat.sentence().startswith("flat: a wide interval; within 0.01 nat of the best from 2^")
+
+
+def test_what_is_near_optimal_is_read_from_the_valley_with_the_epsilon_that_was_asked():
+    """0.04·u² stays below ε up to √(ε/0.04) octaves, however far apart the grid's points are."""
+    frame = pd.DataFrame(
+        [
+            {"width": width, "lr": 2.0**x, "seed": 0, "loss": 2.5 + 0.04 * (x + 7.8) ** 2}
+            for width in (64, 128, 256)
+            for x in range(-12, -3)
+        ]
+    )
+    for epsilon in (0.01, 0.0025):
+        for optimum in analyze(check_table(frame), epsilon=epsilon).results[0].optima:
+            reach = np.sqrt(epsilon / 0.04)
+            assert (optimum.band_low, optimum.band_high) == pytest.approx(
+                (-7.8 - reach, -7.8 + reach), abs=0.06
+            )
 
 
 def test_everything_diverged():

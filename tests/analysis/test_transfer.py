@@ -224,20 +224,13 @@ def test_compute_equivalent_is_refused_with_a_reason():
     assert np.isnan(unknown.headline_regret.compute_share)
 
 
-def test_wider_is_better_counts_every_step_of_a_history():
+def test_wider_is_better_counts_final_losses_alone():
+    """Steps of one run are no comparisons of their own; and of a larger batch every step is better."""
     frame = swept(0.0, sigma=0.0, seeds=1)
     steps = pd.concat([frame.assign(step=t, loss=frame["loss"] + 1 / t) for t in (10, 20, 30)])
     found = result_of(steps).wider_is_better
-    assert (found.held, found.pairs) == (99, 99)
-
-
-def test_scales_of_other_lengths_are_compared_by_what_they_end_at():
-    """Of a larger batch at equal tokens every step is better, and what it ends at worse."""
-    curves = [loss_curve(group) for _, group in check_table(swept(0.0)).runs.groupby("scale")][::-1]
-    runs = check_table(swept(0.0, seeds=1, sigma=0.0)).runs
-    on_the_way = [runs.assign(step=t, loss=runs["loss"] - 0.5 * np.log2(runs["scale"])) for t in (1, 2)]
-    history = pd.concat([*on_the_way, runs.assign(step=4096 / runs["scale"])])
-    assert wider_is_better(curves, history).held == wider_is_better(curves).held == 0
+    assert (found.held, found.pairs) == (33, 33)
+    assert (found.optima_held, found.optima) == (3, 3)
 
 
 def test_any_hyperparameter_and_any_scale():

@@ -15,6 +15,17 @@ from mup_tpu.store import Store
 ROOT = Path(__file__).parents[2]
 
 
+def test_a_sequence_written_as_csv_keeps_its_looks(tmp_path, outcome):
+    """Repeated looks ask for more than one: the file must not be judged by the rule of one look."""
+    folder, table = ROOT / "results" / "quickstart", tmp_path / "runs.csv"
+    assert outcome("runs", folder, "--csv", table)[0] == 0
+    kept, stored = (json.loads(outcome("analyze", path, "--json")[1]) for path in (table, folder))
+    for ours, theirs in zip(kept["results"], stored["results"], strict=True):
+        assert ours["verdict"]["sentence"] == theirs["verdict"]["sentence"]
+        assert len(ours["sequence"]["looks"]) == len(theirs["sequence"]["looks"]) > 1
+    assert any("its looks are counted" in note for note in kept["notes"])
+
+
 def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, outcome):
     rows = [
         {

@@ -97,6 +97,19 @@ def test_a_verdict_ends_in_what_to_do(quickstart):
     assert sp == f"do not {expected}"
 
 
+def test_an_open_verdict_advises_nothing():
+    """What a value would cost is said; to take it is no advice."""
+    analysis = analyze(load_table(RESULTS / "muon_transfer"))
+    lines = {r.parametrization: report.details(r, analysis) for r in analysis.results}["mup"]
+    assert lines[0].startswith("if you take learning rate 2^")
+    assert any("how much more a verdict costs cannot be told yet" in line for line in lines)
+    assert not any("no amount" in line for line in lines), "beside what is asked for"
+    better = next(line for line in lines if line.startswith("wider is better"))
+    assert re.fullmatch(
+        r"wider is better in \d+ of \d+ comparisons of final losses, at the optima in \d of 5", better
+    )
+
+
 @pytest.mark.slow
 def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_path):
     """Powers in a command line stay as they are typed."""

@@ -76,7 +76,22 @@ def check_table(
     if runs["step"].notna().any():
         runs, history = last_steps(runs, columns.step, notes)
     notes += varying(table, runs, columns)
-    return table_of(runs, columns, name, notes, cost_column(table, columns)[1], history=history)
+    planned = _planned(runs, columns, notes)
+    return table_of(
+        runs, columns, name, notes, cost_column(table, columns)[1], history=history, planned=planned
+    )
+
+
+def _planned(runs: pd.DataFrame, columns: Columns, notes: list[str]) -> tuple[float, ...]:
+    """Scales of the sequence that numbered purchases tell of; none without them."""
+    purchases = runs.loc[runs["purchase"] > 0, "purchase"].nunique()
+    if not purchases:
+        return ()
+    notes.append(
+        f"{columns.purchase} numbers the {purchases} purchases of a sequence: its looks are counted, and its "
+        f"planned {columns.scale}s are taken to be those of the table"
+    )
+    return tuple(sorted(runs["scale"].unique().tolist()))
 
 
 def _ended(
