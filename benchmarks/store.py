@@ -26,7 +26,8 @@ ROWS = 16
 
 def fill(folder: str, parts: int, first: int = 0) -> None:
     """Add parts to a store."""
-    runs, curves = load_runs("results/quickstart").iloc[:ROWS], load_curves("results/quickstart")
+    runs = load_runs("results/quickstart").iloc[:ROWS].dropna(axis="columns", how="all")
+    curves = load_curves("results/quickstart")
     points = {name: own for name, own in curves.groupby("trial_id")}
     store = Store(folder, "quickstart")
     for part in range(first, first + parts):

@@ -7,13 +7,15 @@ A results folder holds one experiment:
     results/lr_transfer/runs/*.parquet    one row a trial
     results/lr_transfer/curves/*.parquet  learning curves, keyed by trial_id
 
-Parts are verified when they are read (`parts.py`). Writers only add parts, so any number of them may write at
-once, and a kill leaves no damaged file. A row written twice (by two drivers, or by a killed compaction) is
-one row when read. Paths may be fsspec URLs (`gs://`, `memory://`); there a write is one atomic upload.
+Parts are verified when they are read (`parts.py`). Writers only add parts, and now and then merge those that
+are there, so any number of them may write at once, and a kill leaves no damaged file. A row written twice (by
+two drivers, or by a killed merge) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`); there
+a write is one atomic upload.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +34,13 @@ from mup_tpu.store.header import Header, StoredAxes, create_header, read_header,
 LOG_FILE, LOG_OBJECTS = "search.jsonl", "search"
 """Log of a search in its results folder: a file; in a bucket, a folder of objects."""
 
+MERGE_EVERY = 256
+"""Parts that a writer adds before it merges the folder's: a sweep of thousands of packs opens fast."""
+
 FINAL = ("finished", "diverged", "stopped")
 """Statuses of results; "failed" and "preempted" trials are run again."""
+
+_log = logging.getLogger(__name__)
 
 
 class Store:
@@ -61,6 +68,7 @@ class Store:
     ) -> None:
         self.folder = results_folder(path)
         self.experiment = experiment
+        self._added = 0
         self.folder.remove_leftovers()
         mine = Header(experiment, axes, tuple(sorted({*map(float, planned)})), columns=columns)
         held = read_header(self.folder) or create_header(self.folder, mine)
@@ -121,6 +129,12 @@ class Store:
         for table, records in (("curves", curves), ("runs", rows)):
             if records:
                 tables.append(self.folder, table, records, self._own)
+        self._added += 1
+        if self._added % MERGE_EVERY == 0:
+            try:
+                self.compact()
+            except StoreError as error:  # the rows themselves are stored
+                _log.warning("parts of %s stay as they are: %s", self.folder, error)
 
     def results(self) -> pd.DataFrame:
         """Rows of trials that finished, diverged or were stopped early."""

@@ -27,6 +27,7 @@ from mup_tpu.store import (
     parts,
     tables,
 )
+from mup_tpu.store import runs as stored_runs
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import read_header
 
@@ -102,6 +103,24 @@ def test_compaction_keeps_every_row_in_one_part(tmp_path):
     pd.testing.assert_frame_equal(load_runs(tmp_path), before)
     pd.testing.assert_frame_equal(load_curves(tmp_path), curves)
     assert len(list((tmp_path / "runs").iterdir())) == len(list((tmp_path / "curves").iterdir())) == 1
+
+
+def test_a_writer_of_many_parts_merges_them_as_it_goes(tmp_path, monkeypatch, caplog):
+    """Another writer's parts beside them; a merge that fails costs no row."""
+    monkeypatch.setattr(stored_runs, "MERGE_EVERY", 4)
+    store, other = Store(tmp_path, "x"), Store(tmp_path, "x")
+    for i in range(10):
+        store.append([row(f"t{i}", i)], [point(f"t{i}", 1, i)])
+        if i < 3:
+            other.append([row(f"u{i}", i)])
+    assert len(list((tmp_path / "runs").iterdir())) == 1 + 2
+    assert len(load_runs(tmp_path)) == 13 and len(load_curves(tmp_path)) == 10
+    damaged = next((tmp_path / "curves").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    for i in range(10, 12):
+        store.append([row(f"t{i}", i)])
+    assert len(load_runs(tmp_path)) == 15
+    assert "stay as they are" in caplog.text
 
 
 def test_a_half_written_part_is_never_seen(tmp_path):
