@@ -9,8 +9,8 @@ A results folder holds one experiment:
 
 Parts are verified when they are read (`parts.py`). Writers only add parts, and now and then merge those that
 are there, so any number of them may write at once, and a kill leaves no damaged file. A row written twice (by
-two drivers, or by a killed merge) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`); there
-a write is one atomic upload.
+two drivers, or by a killed merge) is one row when read. Paths may be fsspec URLs (`gs://`, `memory://`);
+there a write is one atomic upload.
 """
 
 from __future__ import annotations
