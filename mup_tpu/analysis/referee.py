@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,12 +34,16 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 """Values of columns that the rows of the first releases lack."""
 
 _INTRODUCTION = """\
-Which hyperparameters stay, along which way of growing, under which rule: a row for each rule of each
-stored sweep, worked out from its rows (`mup-tpu referee {name}`). α is the exponent with which the best
-value follows the scale, 0 where it stays; regret is what the smallest model's best value costs the
-largest; hours are those of a device (on CPUs: of a thread) that trained the runs. Verdicts hold for the
-sizes, lengths and data of their sweep, which its page says.
-"""
+Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one stored
+sweep, judged from its rows (`mup-tpu referee {name}`). A verdict holds for the sizes, lengths and data on its
+sweep's page.
+
+- **α (95 %)**: exponent with which the best value follows the scale; 0 where it stays.
+- **Regret, nat (95 %)**: what the smallest scale's best value costs at the largest.
+- **Hours**: training time on one device; on CPUs, of one thread.
+
+{usual}. `docs/rules.md` explains
+the rules."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,10 @@ class Ruling:
 
     sweep: str
     """Folder of the sweep."""
+    scale: str
+    """What grows, with its label: "width"."""
     growing: str
-    """The scale, from its smallest point to its largest."""
+    """The scale, from its smallest point to its largest: "width 64 to 256"."""
     tuned: str
     rule: str
     source: str
@@ -104,7 +111,7 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
             found.append(replace(_ruling(path.name, table, result), inside=inside))
     if not found:
         raise TableError(f"{folder} has no folder with a sweep of several scales in it")
-    return sorted(found, key=lambda r: (r.growing.partition(" ")[0], r.sweep, r.rule)), left_out
+    return sorted(found, key=lambda r: (r.scale, r.sweep, r.rule)), left_out
 
 
 def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
@@ -123,6 +130,7 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
     first, last = (columns.write_scale(scale, o.scale) for o in (result.optima[0], result.optima[-1]))
     return Ruling(
         sweep=sweep,
+        scale=columns.label(scale),
         growing=f"{columns.label(scale)} {first} to {last}",
         tuned=columns.label(table.columns.hyperparameter),
         rule=result.compared,
@@ -149,24 +157,27 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         left_out: likewise.
         figure: where `mup_tpu.plots.referee_figure` of them lies, beside the page; "" for none.
     """
-    heads = (
-        "way of growing", "rule", "model, update rule", "tuned", "α (95 %)", "regret, nat (95 %)", "verdict",
-        "runs, hours", "sweep",
-    )  # fmt: skip
-    lines = [f"# {name}", _INTRODUCTION.format(name=name)]
+    usual = Counter(map(_setting, found)).most_common(1)[0][0]
+    models, update_rules, tuned = usual
+    said = f"Unless a row says otherwise, {models} is trained by {update_rules}, and the {tuned} is tuned"
+    lines = [f"# {name}", _INTRODUCTION.format(name=name, usual=said)]
     if figure:
-        lines += [f"![Drift exponent of each rule with its interval, by the way of growing]({figure})", ""]
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        lines += ["", f"![Drift exponent of each rule with its interval, by the way of growing]({figure})"]
+    heads = ("rule", "from, to", "α", "regret", "verdict", "runs, hours", "sweep")
+    scale = ""
     for r in found:
+        if r.scale != scale:
+            scale = r.scale
+            lines += ["", f"## {scale[:1].upper()}{scale[1:]}", "| " + " | ".join(heads) + " |"]
+            lines += ["|" + "---|" * len(heads)]
         cost = "not known" if r.regret is None else r.regret.status
         if r.regret is not None and math.isfinite(r.regret.value):
             cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
         alpha = f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−")
+        unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (
-            r.growing,
-            f"`{r.rule}`",
-            f"{r.architecture}, {r.update_rule}",
-            r.tuned,
+            ", ".join([f"`{r.rule}`", *unusual]),
+            r.growing.removeprefix(f"{r.scale} "),
             alpha if math.isfinite(r.alpha) else "not known",
             cost,
             f"{r.decision} (look {r.looks})" if r.looks else f"{r.decision} (one look)",
@@ -178,11 +189,11 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         held, count = sum(sum(r.inside) for r in scored), sum(len(r.inside) for r in scored)
         folders = ", ".join(dict.fromkeys(f"[{r.sweep}]({r.sweep}/README.md)" for r in scored))
         lines += ["", f"Predictions scored: {held} of {count} inside their 95 % interval ({folders})."]
-    sources = {r.rule: r.source for r in found if r.source}
-    if sources:
-        said = "; ".join(f"`{n}`: {s}" for n, s in sorted(sources.items()))
-        lines += ["", f"Sources of the rules: {said}."]
     if left_out:
         others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
-        lines += ["", f"Not in the table: {others}."]
+        lines += ["", f"Not in the tables: {others}."]
     return "\n".join(lines) + "\n"
+
+
+def _setting(ruling: Ruling) -> tuple[str, str, str]:
+    return ruling.architecture, ruling.update_rule, ruling.tuned

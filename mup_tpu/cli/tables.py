@@ -44,7 +44,7 @@ class TableOptions:
     """Further columns that change with the scale, as on a ladder of shapes: depth."""
     where: tuple[str, ...] = ()
     """Rows to take, as COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
-    of the folder's question (`mup-tpu ask`)."""
+    of the folder's question (`mup-tpu where`)."""
     finished_states: tuple[str, ...] = ()
     """States that mean finished, besides finished, completed, success and the like."""
     diverged_states: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from mup_tpu.analysis.referee import Ruling
 
 def ruling(**changes) -> Ruling:
     values = {
-        "sweep": "a", "growing": "width 64 to 256", "tuned": "learning rate", "rule": "mup", "source": "",
+        "sweep": "a", "scale": "width", "growing": "width 64 to 256", "tuned": "learning rate",
+        "rule": "mup", "source": "",
         "architecture": "gpt2", "update_rule": "adamw", "alpha": 0.0, "low": -0.1, "high": 0.1,
         "regret": None, "decision": "TRANSFERS", "looks": 1, "runs": 8, "hours": 0.1,
     }  # fmt: skip
@@ -16,7 +17,10 @@ def ruling(**changes) -> Ruling:
 
 
 FOUND = [
-    ruling(growing="depth 2 to 8", rule="completep", alpha=0.3, low=-0.2, high=0.8, decision="INCONCLUSIVE"),
+    ruling(
+        scale="depth", growing="depth 2 to 8", rule="completep", alpha=0.3, low=-0.2, high=0.8,
+        decision="INCONCLUSIVE",
+    ),
     ruling(),
     ruling(
         rule="sp", architecture="llama", update_rule="muon", alpha=-0.9, low=-4, high=-0.7, decision="DRIFTS"
