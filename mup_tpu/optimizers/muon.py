@@ -18,12 +18,11 @@ Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import MomentScaling
 
@@ -94,30 +93,22 @@ class Muon(UpdateRule):
         """The learning rate."""
         return (learning_rate,)
 
-    def update_stack(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        constants: MuonConstants,
-        numbers: tuple[Tensor, ...],
-        factors: Factors,
-    ) -> None:
+    def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
         """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch
 
-        (lr,) = numbers
-        rate = lr * factors.lr
-        direction_KRC = _direction(gradient, slots["momentum_buffer"], constants)
+        (lr,), p = stack.numbers, stack.values
+        rate = lr * stack.lr_factor
+        direction_KRC = _direction(stack.gradient, stack.slots["momentum_buffer"], constants)
         updates_KRC: list[Tensor] = []
-        parts = direction_KRC.split(slice_widths(factors.parameter), -1)
+        parts = direction_KRC.split(slice_widths(stack.parameter), -1)
         for width, alike in groupby(parts, lambda part: part.shape[-1]):
             stacked_KSRC = torch.stack([*alike], 1)
             orthogonal_NRC = orthogonalised(stacked_KSRC.flatten(0, 1), constants.steps, constants.dtype)
-            scale = scale_of(factors.parameter, width, constants.scale)
+            scale = scale_of(stack.parameter, width, constants.scale)
             scaled_KSRC = scale * orthogonal_NRC.to(p.dtype).view_as(stacked_KSRC)
             updates_KRC += scaled_KSRC.unbind(1)
-        p.mul_(1 - rate * factors.weight_decay)
+        p.mul_(1 - rate * stack.weight_decay)
         p.sub_(rate * (updates_KRC[0] if len(updates_KRC) == 1 else torch.cat(updates_KRC, -1)))
 
 

@@ -34,7 +34,7 @@ from mup_tpu.models import (
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.in_turns import InTurns
 from mup_tpu.training.loss import member_loss
-from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import State, state_slots
 from mup_tpu.training.pack_key import pack_key
 from mup_tpu.training.stacked import Stacked
@@ -120,10 +120,8 @@ class Pack:
             }
         )
         self._running = self._execution(
-            Stack(
-                self.device, self._loss, self.declaration.parameters, self._compile, self._micro_batches,
-                trials, [self.scalings[k] for k in self._rows], self.parameters, self.state, self.buffers,
-            ),
+            self.device, self._loss, self.declaration.parameters, self._compile, self._micro_batches, trials,
+            [self.scalings[k] for k in self._rows], self.parameters, self.state, self.buffers,
             self.steps_done,
         )  # fmt: skip
 
@@ -160,7 +158,7 @@ class Pack:
 
     def longest_stretch(self, batch_bytes: int) -> int:
         """Most steps to hand over at once (`Device.longest_stretch`)."""
-        return self._execution.longest_stretch(self.device, batch_bytes)
+        return self.device.longest_stretch(batch_bytes) if self._execution.has_stretches else 1
 
     def read(self, losses_R: Tensor) -> Tensor:
         """Losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
