@@ -72,11 +72,7 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
 
 
 def parse_axis(text: str, option: str) -> Axis:
-    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`.
-
-    Raises:
-        ConfigError: the text has another form, or a value is not of the field's type.
-    """
+    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`."""
     name, found, values = text.partition("=")
     if not found:
         raise ConfigError(
@@ -170,9 +166,6 @@ def stored_trial(values: Any) -> Trial:
     """A trial from a stored configuration; unread fields return to their defaults.
 
     Earlier versions let unread fields differ, so that equal trainings had several ids.
-
-    Raises:
-        ConfigError: as `from_dict`.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"configuration: {shown(values)} is not a table of keys")
@@ -217,11 +210,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Values of a TOML file.
-
-    Raises:
-        ConfigError: no such file, not a regular one, too large, or not TOML.
-    """
+    """Values of a TOML file."""
     try:
         text = read_regular(path, MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
     except OSError as error:

@@ -58,19 +58,12 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
     The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
     files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
     sample), a data set of the hub by its name. `verify` reads everything.
-
-    Raises:
-        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
     """
     return _known(config) or _build(config, progress)
 
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
-    """Tokens of a corpus, from the cache or made now.
-
-    Raises:
-        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
-    """
+    """Tokens of a corpus, from the cache or made now."""
     name = fingerprint(config, progress)
     folder = token_folder(name)
     if folder.exists() and not _is_whole(folder):
@@ -107,11 +100,7 @@ def verify(config: DataConfig) -> int:
 
 
 def is_tokenised(config: DataConfig) -> bool:
-    """Whether the cache has the tokens of a corpus, without a check of their content.
-
-    Raises:
-        DataError: the corpus is not there.
-    """
+    """Whether the cache has the tokens of a corpus, without a check of their content."""
     name = _known(config)
     return name is not None and token_folder(name).exists()
 

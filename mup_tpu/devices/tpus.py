@@ -45,11 +45,7 @@ GENERATIONS = {
 
 
 def generation(accelerator_type: str) -> TpuGeneration:
-    """The generation of a type such as v4-16.
-
-    Raises:
-        ConfigError: unknown type.
-    """
+    """The generation of a type such as v4-16."""
     version = accelerator_type.partition("-")[0]
     if version not in GENERATIONS:
         raise ConfigError(

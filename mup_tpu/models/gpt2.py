@@ -21,7 +21,6 @@ class GPT2(Transformer):
     branches = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Tokens and positions."""
         return {
             "transformer.wte.weight": Parameter((vocab_size, width), "token_embedding", vocab_size, width),
             "transformer.wpe.weight": Parameter(
@@ -44,18 +43,15 @@ class GPT2(Transformer):
         return {f"{module}.{name}": p for module, both in modules.items() for name, p in both.items()}
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Gain and shift."""
         return {
             "weight": Parameter((width,), "norm", 1, width, in_block=in_block, init="ones"),
             "bias": Parameter((width,), "bias", 1, width, in_block=in_block, init="zeros"),
         }
 
     def query(self, config: ModelConfig) -> str:
-        """Queries, keys and values in one."""
         return "attn.c_attn"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Numbers that a layer keeps, as measured."""
         return ActivationMemory(
             # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
             # attention (5); a residual sum (1); the MLP's hidden layer after GELU, and before it or as GELU's
@@ -83,7 +79,6 @@ class GPT2(Transformer):
         return build(config, vocab_size, sequence_length, forms)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A `GPT2LMHeadModel` of the same shape."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return GPT2LMHeadModel(

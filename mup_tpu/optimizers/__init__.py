@@ -28,11 +28,7 @@ def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
 
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
-    """Constants of each update rule in a trial, by the rule's name, with all factors.
-
-    Raises:
-        ConfigError: a factor takes a constant out of its range.
-    """
+    """Constants of each update rule in a trial, by the rule's name, with all factors."""
     own = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
     moments = trial.optimizer.rules.moments(own, trial.growth)
     return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

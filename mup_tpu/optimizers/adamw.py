@@ -24,7 +24,6 @@ class AdamW(UpdateRule):
     name = "adamw"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """Both moments."""
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
@@ -33,11 +32,9 @@ class AdamW(UpdateRule):
         return config.learning_rate * ratio
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
-        """Both β."""
         return Betas(_scaled(config, "beta1", moments.beta1), _scaled(config, "beta2", moments.beta2))
 
     def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
-        """Both β, and ε."""
         return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:

@@ -53,7 +53,6 @@ class Muon(UpdateRule):
     name = "muon"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The momentum's buffer."""
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
@@ -61,7 +60,6 @@ class Muon(UpdateRule):
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
-        """Hidden matrices."""
         return parameter.role == "hidden" and len(parameter.shape) == 2
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
@@ -90,7 +88,6 @@ class Muon(UpdateRule):
                 part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
 
     def step_numbers(self, constants: MuonConstants, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate."""
         return (learning_rate,)
 
     def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
@@ -119,15 +116,10 @@ def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Te
 
 
 def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
-    """The nearest matrices with singular values of 1, to about ±0.3, by a quintic Newton-Schulz iteration.
+    """The nearest matrices (R, C) or (N, R, C) with singular values of 1, to about ±0.3.
 
-    Args:
-        matrices: (R, C), or a batch (N, R, C).
-        steps: of the iteration; 5 bring singular values of a hundredth of the norm near 1.
-        dtype: "bfloat16", as torch.optim.Muon; or "float32", the matrices' own.
-
-    Returns:
-        Matrices of the same shape, in the iteration's dtype.
+    By a quintic Newton-Schulz iteration, in "bfloat16", as torch.optim.Muon, or in the matrices' own dtype.
+    Five steps bring singular values of a hundredth of the norm near 1.
     """
     import torch
 
@@ -154,13 +146,7 @@ def slice_widths(parameter: Parameter) -> list[int]:
 
 
 def scale_of(parameter: Parameter, columns: int, convention: str) -> float:
-    """Factor on an orthogonalised matrix.
-
-    Args:
-        parameter: its declaration, stored (in, out) or (out, in).
-        columns: the matrix's own, in a fused parameter.
-        convention: as `OptimizerConfig.muon_scale`.
-    """
+    """Factor on an orthogonalised matrix with `columns` of a parameter, stored (in, out) or (out, in)."""
     fan_in, fan_out = parameter.fan_in, parameter.fan_out
     if parameter.shape[-1] == fan_out:
         fan_out = columns

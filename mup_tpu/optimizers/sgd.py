@@ -22,11 +22,9 @@ class SGD(UpdateRule):
         return ("momentum_buffer",) if config.momentum else ()
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
-        """The momentum."""
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
-        """Update by torch's fused function."""
         from torch.optim.sgd import sgd
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
@@ -37,7 +35,6 @@ class SGD(UpdateRule):
         )  # fmt: skip
 
     def step_numbers(self, constants: float, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate."""
         return (learning_rate,)
 
     def update_stack(self, stack: StackedParameter, constants: float) -> None:

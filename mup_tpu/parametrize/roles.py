@@ -47,11 +47,7 @@ def declared(
     in_block: bool = False,
     init_depth_exponent: float = 0.0,
 ) -> Parameter:
-    """Declaration of one parameter.
-
-    Raises:
-        ConfigError: the role cannot be told, or the given one is not allowed.
-    """
+    """Declaration of one parameter."""
     given = [role for pattern, role in roles.items() if any(fnmatchcase(n, pattern) for n in found.names)]
     if given and given[0] not in ROLES:
         raise ConfigError(f"role {given[0]!r} of {found.names[0]!r} is not one of {', '.join(ROLES)}")

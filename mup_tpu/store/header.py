@@ -177,11 +177,7 @@ def _scales(found: Any) -> tuple[float, ...]:
 
 
 def read_header(folder: Folder) -> Header | None:
-    """Header of a results folder; None without a store.
-
-    Raises:
-        StoreError: the header cannot be read, or an entry is not allowed.
-    """
+    """Header of a results folder; None without a store."""
     try:
         with accessed(folder, "read"):
             try:
@@ -193,11 +189,7 @@ def read_header(folder: Folder) -> Header | None:
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """Header of a new results folder: this one, or another driver's that was created at the same time.
-
-    Raises:
-        StoreError: the header cannot be written.
-    """
+    """Header of a new results folder: this one, or another driver's that was created at the same time."""
     with accessed(folder, "written"):
         try:
             patiently(lambda: folder.create(FILE, header.to_json()))
@@ -209,10 +201,6 @@ def create_header(folder: Folder, header: Header) -> Header:
 
 
 def write_header(folder: Folder, header: Header) -> None:
-    """Put a header in place of an earlier one.
-
-    Raises:
-        StoreError: the header cannot be written.
-    """
+    """Put a header in place of an earlier one."""
     with accessed(folder, "written"):
         patiently(lambda: folder.write(FILE, header.to_json()))

@@ -39,17 +39,9 @@ def new_name(content: bytes) -> str:
 
 
 def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """Table of a part, its known columns in their types.
+    """Table of a part, its known columns in the types of `schema`, with a value of `keys` in every row.
 
-    Args:
-        content: bytes of the part.
-        name: file name of the part.
-        where: name of the part in errors.
-        schema: types of known columns; others stay as they are.
-        keys: columns with a value in every row.
-
-    Raises:
-        StoreError: the part is damaged, not Parquet, or has columns of another kind.
+    `where` names the part in errors.
     """
     named = _CHECKED_NAME.fullmatch(name)
     if named and named[1] != _checksum(content):

@@ -79,11 +79,7 @@ def fingerprint(trial_ids: Iterable[str]) -> str:
 
 
 def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
-    """Predictions that are kept in a results folder, in the order in which they were made.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """Predictions that are kept in a results folder, in the order in which they were made."""
     folder = results_folder(path)
     try:
         return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
@@ -98,11 +94,7 @@ def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]
 
 
 def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
-    """Add predictions to a results folder; one from the same rows for the same target is there already.
-
-    Raises:
-        StoreError: the file cannot be read or written.
-    """
+    """Add predictions to a results folder; one from the same rows for the same target is there already."""
     kept = list(load_predictions(path))
     known = {prediction._subject for prediction in kept}
     more = [prediction for prediction in made if prediction._subject not in known]

@@ -79,16 +79,7 @@ def _states(folder: Folder, table: str) -> dict[str, str]:
 
 
 def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
-    """A table of a results folder, each row and point once.
-
-    Args:
-        folder: results folder.
-        table: "runs" or "curves".
-        own: columns of a study with their types; None for our own trials.
-
-    Raises:
-        StoreError: a part is damaged or cannot be read, or parts do not fit together.
-    """
+    """A table of a results folder, each row and point once."""
     schema = _schema(table, own)
     for _ in range(_LISTINGS):
         tables = _read_parts(folder, table, schema)
@@ -192,11 +183,7 @@ def _remember(
 
 
 def merge(folder: Folder, table: str, own: Own = None) -> None:
-    """Merge all parts of a table into one.
-
-    Raises:
-        StoreError: a part cannot be read, or the folder cannot be written.
-    """
+    """Merge all parts of a table into one."""
     before = part_names(folder, table)
     if len(before) > 1:
         write_part(folder, table, pa.Table.from_pandas(read_table(folder, table, own), preserve_index=False))
@@ -204,11 +191,7 @@ def merge(folder: Folder, table: str, own: Own = None) -> None:
 
 
 def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> None:
-    """Add records as a part; on return the part is on disk.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Add records as a part; on return the part is on disk."""
     schema = _schema(table, own)
     extra = sorted({key for record in records for key in record} - set(schema.names))
     all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
@@ -216,11 +199,7 @@ def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Ow
 
 
 def write_part(folder: Folder, table: str, rows: pa.Table) -> None:
-    """Add rows as a part.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Add rows as a part."""
     content = parts.encode(rows)
     name = f"{table}/{parts.new_name(content)}"
     with accessed(folder, "written"):

@@ -67,11 +67,7 @@ class Checked:
 
 
 def check(chips: Target) -> Iterator[Checked]:
-    """Compile each case for a type of TPU and check the programs.
-
-    Raises:
-        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses a program.
-    """
+    """Compile each case for a type of TPU and check the programs."""
     for case in CASES:
         compiled = case.compile(chips)
         yield Checked(case, compiled, list(problems(case, compiled, chips)))

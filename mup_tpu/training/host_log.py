@@ -26,15 +26,12 @@ _parts = itertools.count()
 
 @contextlib.contextmanager
 def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[None]:
-    """Keep the log of packs in `logs/HOST-PID.log` of a results folder.
+    """Keep the log of packs in `logs/HOST-PID.log` of a results folder; None keeps nothing.
 
     Objects of a bucket cannot grow, so there the log is in parts, `HOST-PID.0.log` and so on. If it cannot be
     kept (a driver's folder that this host may not make), training goes on with a warning. Without another
-    handler, warnings go to stderr too: a log in a bucket that does not answer cannot be read.
-
-    Args:
-        results: the folder, or its fsspec URL; None keeps nothing.
-        capture_warnings: keep warnings too, in place of showing them.
+    handler, warnings go to stderr too: a log in a bucket that does not answer cannot be read. With
+    `capture_warnings`, Python's warnings go to the log in place of stderr.
     """
     if results is None:
         yield

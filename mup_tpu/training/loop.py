@@ -204,10 +204,7 @@ class PackRun:
         return losses
 
     def preempt(self) -> None:
-        """Checkpoint after the step in progress, or at once if it waits for data, and end as "preempted".
-
-        For a signal handler.
-        """
+        """Checkpoint after this step, or at once if it waits for data, and end as "preempted"."""
         self._preempted = True
 
     def preemptible(self) -> contextlib.AbstractContextManager[None]:
@@ -264,9 +261,6 @@ class PackRun:
         """Checkpoint the pack if it has checkpoints, and wait until all is written.
 
         At its end a pack is checkpointed only if a longer run can go on from there.
-
-        Raises:
-            StoreError: this or the previous checkpoint could not be written.
         """
         self._save()
         if self._checkpoints is not None:

@@ -61,15 +61,10 @@ class Members(ABC):
 
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Train on the first batches of a stack, one a step.
+        """Losses_SR before each update, after training `live` rows on the first batches of a stack.
 
-        Args:
-            tokens_SBT1: at least one batch a step.
-            steps: numbers of the steps, for schedules.
-            live: rows to train; other rows may train too.
-
-        Returns:
-            losses_SR before each update; entries after the last step are meaningless.
+        `steps` are their numbers, for schedules. Other rows may train too. Losses after the last step are
+        meaningless.
         """
 
     @abstractmethod

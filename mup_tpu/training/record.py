@@ -45,9 +45,7 @@ class MemberRecord:
     def loss(self, trained: list[float], final: float) -> float:
         """Loss of the row, nat per token; a stopped member's is its last known of the same kind.
 
-        Args:
-            trained: training loss of each step.
-            final: held-out loss after the last step.
+        `trained` are the training losses of its steps, `final` its held-out loss after the last one.
         """
         if self.status == "diverged":
             return math.inf
@@ -127,13 +125,9 @@ class Records:
     def results(
         self, final: Sequence[float], every: int, wall_time: float, device: str
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of the run table, and points of the learning curves.
+        """Rows of the run table, and points of the learning curves, one for `every` steps.
 
-        Args:
-            final: held-out loss of each member after the last step.
-            every: steps a point of the training curve.
-            wall_time: seconds of the pack.
-            device: its name.
+        `final` are held-out losses after the last step, `wall_time` the seconds of the pack.
         """
         rows, curves = [], []
         for k, member in enumerate(self.members):

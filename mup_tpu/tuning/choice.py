@@ -41,10 +41,6 @@ def choices(path: str, target: Target) -> list[Choice]:
 
     Where nothing can be predicted (one scale, or a target along another one), the rule's own best trial at
     the sweep's largest scale is taken.
-
-    Raises:
-        ConfigError: the sweep has no such rule.
-        StoreError: no trial of a rule finished.
     """
     axes, rows = load_axes(path), load_runs(path)
     finished = rows[rows["status"] == "finished"]

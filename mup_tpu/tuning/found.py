@@ -22,11 +22,7 @@ class Found:
 
 
 def best_trials(results: str, count: int = 1) -> list[Found]:
-    """Finished trials of least loss in a results folder.
-
-    Raises:
-        StoreError: the folder holds no finished trial, or a damaged one.
-    """
+    """Finished trials of least loss in a results folder."""
     runs = load_runs(results)
     finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
     if finished.empty:
@@ -35,11 +31,7 @@ def best_trials(results: str, count: int = 1) -> list[Found]:
 
 
 def found_in(row: Mapping[Any, Any], results: str) -> Found:
-    """The trial of a row of a results folder.
-
-    Raises:
-        StoreError: the row is damaged.
-    """
+    """The trial of a row of a results folder."""
     try:
         return Found(stored_trial(json.loads(row["config"])), float(row["loss"]))
     except (TypeError, ValueError) as error:

@@ -83,7 +83,6 @@ class _Halving(ASHAScheduler):
         self.halted: set[str] = set()
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        """ASHA's decision."""
         decision = super().on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.STOP:
             self.halted.add(trial.trial_id)

@@ -98,11 +98,7 @@ def _remove_checkpoints(folder: Folder, key: int) -> None:
 
 
 def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
-    """Log of a new search, or of the one that is resumed.
-
-    Raises:
-        ConfigError: the folder holds a search and resume is false, or the reverse.
-    """
+    """Log of a new search, or of the one that is resumed."""
     log = SearchLog(folder)
     if log.events and not resume:
         raise ConfigError(
@@ -196,9 +192,6 @@ def _only_one(folder: Folder) -> Iterator[None]:
     """Refuse a second search in the same folder: both would propose the same keys.
 
     A bucket cannot be locked; there the log refuses the second writer.
-
-    Raises:
-        StoreError: another search is running.
     """
     if not folder.is_local:
         yield

@@ -82,11 +82,7 @@ class SearchLog:
         self.events.append(event)
 
     def begin(self, search: Search, options: SearchOptions) -> None:
-        """Note the space and the algorithm of a search, or compare them with the log.
-
-        Raises:
-            ConfigError: the log was begun with others.
-        """
+        """Note the space and the algorithm of a search, or compare them with the log."""
         for key, point in self.proposals.items():
             if set(point) != set(search.space):
                 raise StoreError(

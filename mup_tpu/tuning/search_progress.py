@@ -52,17 +52,14 @@ class SearchProgress(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Tune's event."""
         self._update(trial, "running", result)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event."""
         self._ended += 1
         self._update(trial, "ended", trial.last_result)
         self._line(trial, "ended")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event."""
         self._ended += 1
         self._update(trial, "failed", trial.last_result)
         self._line(trial, "failed")

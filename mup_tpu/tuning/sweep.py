@@ -62,11 +62,7 @@ def run_sweep(
 
 
 def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
-    """Check that trials can go on to more steps, besides the checks of `longer`.
-
-    Raises:
-        ConfigError: an axis sets the steps, packs are not checkpointed, or trials are halved.
-    """
+    """Check that trials can go on to more steps, besides the checks of `longer`."""
     if any("steps" in axis.fields for axis in sweep.axes):
         raise ConfigError("continue_to sets the steps of all trials, and an axis of the sweep does so too")
     if not run.checkpoint_every:
@@ -103,12 +99,7 @@ def run_trials(
 
 
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
-    """Points of the scale by their measure. Two of the same measure are refused: an analysis would join them.
-
-    Raises:
-        ConfigError: two points measure the same.
-        DataError: the corpus cannot be used.
-    """
+    """Points of the scale by their measure; two of the same are refused, since an analysis would join them."""
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
@@ -133,11 +124,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
-    """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ.
-
-    Raises:
-        StoreError: a field outside the axes has another value in the store.
-    """
+    """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
     runs = store.results()
     fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}

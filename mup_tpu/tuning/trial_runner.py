@@ -64,16 +64,13 @@ class TrialRunner:
         deadline: float = math.inf,
         steps_before: int | None = None,
     ) -> Counter[str]:
-        """Run trials without a row.
+        """Run trials without a row; returns the number of this call's trials by status.
 
         Args:
             trials: trials in any order.
             purchase: function from a trial to the number of its purchase in a sequence, or None.
             deadline: time by `time.monotonic` at which unfinished packs are given up.
             steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
-
-        Returns:
-            Number of this call's trials by status; empty if none was missing.
         """
         store, run, console = self.store, self.run_options, self.console
         missing = missing_trials(trials, store.done(stopped=run.halving), self.corpora.trial_id)
@@ -135,11 +132,7 @@ class _Keeper:
         """Trials by how they ended."""
 
     def take(self, job: Any, event: Any) -> None:
-        """Take an event of a pack.
-
-        Raises:
-            Preempted: the pack was preempted; rows of packs that ended before are stored.
-        """
+        """Take an event of a pack."""
         console = self._runner.console
         match event:
             case Started():

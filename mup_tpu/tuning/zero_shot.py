@@ -135,9 +135,6 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
     Returns:
         A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
-
-    Raises:
-        StoreError: the folder holds no sweep.
     """
     best = best_of_sweep(sweep)
     reached = runs.groupby(list(best.index.names))["loss"].mean()
@@ -146,11 +143,7 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 
 def best_of_sweep(sweep: str) -> pd.Series:
-    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale.
-
-    Raises:
-        StoreError: the folder holds no sweep, or no finished run.
-    """
+    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
     known, axes = load_runs(sweep), load_axes(sweep)
     cell = ["parametrization", axes.scale.column]
     finished = known[known["status"] == "finished"]
@@ -217,11 +210,7 @@ class Transfer:
         return [choice.said for choice in self.chosen]
 
     def keep(self, results: str) -> None:
-        """Keep the predictions in a results folder, to be scored when their scale is run.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Keep the predictions in a results folder, to be scored when their scale is run."""
         keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:
