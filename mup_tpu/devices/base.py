@@ -50,8 +50,8 @@ class Device(Protocol):
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
 
-        `stack` is on the CPU, `axis` is "trial" or "data". Items up to `length`, the room of `repeated`, may be
-        made up.
+        `stack` is on the CPU, `axis` is "trial" or "data". `repeated` has room for `length` items: missing
+        ones may be made up.
         """
 
     def repeated(self, step: Step) -> Repeated:

@@ -99,7 +99,7 @@ def run_trials(
 
 
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
-    """Points of the scale by their measure; two of the same are refused, since an analysis would join them."""
+    """Points of the scale by their measure; an analysis would join two of the same, so they are refused."""
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
