@@ -31,22 +31,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.cache import (
-    SPLITS,
-    TOKENIZER_FILE,
-    TokenCache,
-    load_cache,
-    token_folder,
-)
-from mup_tpu.data.shard_index import (
-    FORMAT,
-    INDEX,
-    MAX_SHARD_BYTES,
-    Shard,
-    ShardIndex,
-    Split,
-    sample_bytes,
-)
+from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
+from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
 from mup_tpu.errors import ConfigError, DataError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.safe_path import safe_path

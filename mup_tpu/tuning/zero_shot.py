@@ -18,13 +18,7 @@ import pandas as pd
 
 from mup_tpu.analysis import analyze
 from mup_tpu.analysis.scores import Score, score
-from mup_tpu.config import (
-    MOST_TRIALS,
-    RunOptions,
-    SweepOptions,
-    Trial,
-    field_column,
-)
+from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
