@@ -19,7 +19,7 @@ from rich.markup import escape
 from mup_tpu.config import DataConfig
 from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum
 from mup_tpu.files.leftovers import partial, remove_partial
 
@@ -295,15 +295,12 @@ def _content(files: list[Path]) -> str:
     digest, start = hashlib.sha256(), 0
     for file, size in zip(files, sizes, strict=True):
         within = () if places is None else places[(start <= places) & (places < start + size)] - start
-        try:
-            with file.open("rb") as opened:
-                if places is None:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
-                for place in within:
-                    opened.seek(int(place))
-                    digest.update(opened.read(length))
-        except OSError as error:
-            raise DataError(f"corpus file {file} cannot be read: {error.strerror}") from None
+        with raised_as(DataError, f"corpus file {file} cannot be read"), file.open("rb") as opened:
+            if places is None:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+            for place in within:
+                opened.seek(int(place))
+                digest.update(opened.read(length))
         start += size
     return digest.hexdigest()
 

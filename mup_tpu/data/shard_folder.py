@@ -26,7 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 from mup_tpu.data.cache import TOKENIZER_FILE, token_type
 from mup_tpu.data.shard_index import INDEX, Shard, ShardIndex
 from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
-from mup_tpu.errors import DataError, reason
+from mup_tpu.errors import DataError, raised_as, reason
 from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
 ATTEMPTS = 10
@@ -238,13 +238,11 @@ def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> Non
 def _filesystem(url: str) -> tuple[Any, str]:
     """File system of a folder or URL, and the path in it."""
     options: dict[str, Any] = {}
-    try:
+    with raised_as(DataError, f"{url} cannot be reached", (ImportError, OSError)):
         if url.startswith(("http://", "https://")):
             from aiohttp import ClientTimeout
 
             # By default a silent connection is kept for five minutes.
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
         fs, root = file_system(url, **options)
-    except (ImportError, OSError) as error:
-        raise DataError(f"{url} cannot be reached: {reason(error)}") from None
     return fs, root.rstrip("/")

@@ -33,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
 from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
-from mup_tpu.errors import ConfigError, DataError, reason
+from mup_tpu.errors import ConfigError, DataError, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.files.safe_path import safe_path
 
@@ -70,7 +70,7 @@ def prepare(
         raise DataError(f"corpus {config.corpus!r} is prepared already; give its text")
     cache = load_cache(config, progress)
     plan, jobs = _plan(config, cache, shard_samples)
-    with _writing(out):
+    with raised_as(DataError, f"shards cannot be written to {out}"):
         folder = Folder(out)
         folder.remove_leftovers()
         done = _check_out(folder, plan)
@@ -239,12 +239,3 @@ def _order(seed: str, split: str, sequences: int) -> np.ndarray:
     """Random order of a split's sequences in its shards."""
     key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
     return np.random.Generator(np.random.Philox(key)).permutation(sequences)
-
-
-@contextmanager
-def _writing(out: str) -> Iterator[None]:
-    """Raise errors of writing as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"shards cannot be written to {out}: {reason(error)}") from None

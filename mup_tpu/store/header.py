@@ -11,7 +11,7 @@ from mup_tpu.config import Sweep, field_column, shown
 from mup_tpu.config.columns import COLUMNS
 from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.config.trial import part_of_field
-from mup_tpu.errors import StoreError, TableError, reason
+from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently
 from mup_tpu.store.access import accessed
 from mup_tpu.store.conditions import Condition
@@ -178,14 +178,12 @@ def _scales(found: Any) -> tuple[float, ...]:
 
 def read_header(folder: Folder) -> Header | None:
     """Header of a results folder; None without a store."""
-    try:
-        with accessed(folder, "read"):
-            try:
-                return Header.parse(folder.read(FILE, MOST_BYTES))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"results folder {folder} cannot be read: {FILE}: {reason(error)}") from None
+    said = f"results folder {folder} cannot be read: {FILE}"
+    with accessed(folder, "read"), raised_as(StoreError, said, (ValueError, RecursionError)):
+        try:
+            return Header.parse(folder.read(FILE, MOST_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 def create_header(folder: Folder, header: Header) -> Header:

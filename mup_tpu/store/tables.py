@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from mup_tpu.config.columns import COLUMNS
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, cache_root, patiently
 from mup_tpu.store import parts
 from mup_tpu.store.access import accessed
@@ -107,10 +107,8 @@ def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.Data
 
 def _check_alone(rows: pa.Table, table: str, schema: pa.Schema, part: str) -> None:
     """Refuse a part that cannot be read by itself."""
-    try:
+    with raised_as(StoreError, f"part {part} cannot be read", _MISFITS):
         _frame([rows], table, schema)
-    except _MISFITS as error:
-        raise StoreError(f"part {part} cannot be read: {reason(error)}") from None
 
 
 def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:

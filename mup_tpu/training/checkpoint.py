@@ -21,7 +21,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
 
 KEEP = 2
@@ -160,28 +160,28 @@ class CheckpointWriter:
 
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
     """The last whole checkpoint, or None, with a warning about damaged ones."""
-    with _read_errors(path):
+    with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, reversed(_steps(folder)))
 
 
 def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
     """The whole checkpoint of least evaluation loss, or None without an evaluation."""
-    with _read_errors(path):
+    with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, _by_loss(read_metas(folder)))
 
 
 def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
     """Contents of meta.json of the checkpoints in a folder, by name, without damaged ones."""
-    with _read_errors(str(folder)):
+    with _reading(folder):
         metas = {name: _meta(folder, name) for name in _steps(folder)}
     return {name: meta for name, meta in metas.items() if meta}
 
 
 def load(folder: Folder, name: str) -> Checkpoint | None:
     """One checkpoint by its name; None, with a warning, if it is damaged."""
-    with _read_errors(str(folder)):
+    with _reading(folder):
         return _first_whole(folder, [name])
 
 
@@ -267,9 +267,5 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
     return meta
 
 
-@contextlib.contextmanager
-def _read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"checkpoint folder {path} cannot be read: {reason(error)}") from None
+def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
+    return raised_as(StoreError, f"checkpoint folder {folder} cannot be read")

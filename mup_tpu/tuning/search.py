@@ -24,7 +24,7 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder, open_own
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.jobs.cluster import ray_cluster
@@ -198,10 +198,8 @@ def _only_one(folder: Folder) -> Iterator[None]:
         return
     import fcntl
 
-    try:
+    with raised_as(StoreError, f"{folder}/search.lock cannot be opened"):
         lock = open_own(Path(folder.path, "search.lock"))
-    except OSError as error:
-        raise StoreError(f"{folder}/search.lock cannot be opened: {reason(error)}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

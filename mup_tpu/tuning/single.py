@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.paths import File, Folder
-from mup_tpu.errors import ConfigError, Preempted, reason
+from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,11 +45,9 @@ class Kept:
             ConfigError: a folder cannot be written.
         """
         for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
-            try:
-                if path is not None:
+            if path is not None:
+                with raised_as(ConfigError, f"{name} {path} cannot be written"):
                     path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"{name} {path} cannot be written: {reason(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -193,10 +191,8 @@ def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
         return
     from torch.profiler import profile, schedule
 
-    try:
+    with raised_as(ConfigError, f"profile {file} cannot be written"):
         file.write_text("")
-    except OSError as error:
-        raise ConfigError(f"profile {file} cannot be written: {reason(error)}") from None
     intervals = schedule(wait=1, warmup=1, active=2, repeat=1)
     with profile(schedule=intervals, on_trace_ready=lambda p: p.export_chrome_trace(str(file))) as profiler:
         yield profiler.step
