@@ -32,6 +32,7 @@ __all__ = [
     "forward_factors",
     "forward_scaling",
     "parameter_scalings",
+    "sizes",
     "training_flops",
 ]
 
@@ -81,6 +82,16 @@ def training_flops(trial: Trial, vocab_size: int) -> float:
         vocab_size, data.sequence_length
     )
     return per_token * trial.train.steps * data.batch_size * data.sequence_length
+
+
+def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
+    """Columns of run tables that follow from a trial and its vocabulary: parameters and arithmetic."""
+    declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
+    return {
+        "params": declaration.total,
+        "params_non_embedding": declaration.non_embedding,
+        "flops": training_flops(trial, vocab_size),
+    }
 
 
 def forward_scaling(trial: Trial) -> ForwardScaling:

@@ -102,17 +102,22 @@ class Pack:
             slot: {name: torch.zeros(len(trials), *shapes[name]) for name in names}
             for slot, names in state_slots(first, self.declaration.parameters).items()
         }
-        self._stack(range(len(trials)), stacked, state)
+        self._stack(range(len(trials)), {"parameters": stacked, **state})
 
-    def _stack(self, members: Sequence[int], parameters: Mapping[str, Tensor], state: State) -> None:
-        """Place these members' stacked parameters and optimizer state, and set up the step over them."""
+    @property
+    def _tensors(self) -> State:
+        """Stacked parameters and optimizer state."""
+        return {"parameters": self.parameters, **self.state}
+
+    def _stack(self, members: Sequence[int], tensors: State) -> None:
+        """Place these members' stacked `_tensors`, and set up the step over them."""
         self.members = list(members)
         # Copies of the last member fill the mesh; they train, and results leave them out.
         self._rows = self.members + [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
         trials = [self.trials[k] for k in self._rows]
         factors = [forward_factors(trial) for trial in trials]
-        self.parameters = self._place(parameters)
-        self.state: State = {slot: self._place(tensors) for slot, tensors in state.items()}
+        self.parameters, *state = map(self._place, tensors.values())
+        self.state: State = dict(zip([*tensors][1:], state, strict=True))
         self.buffers = self._place(
             {
                 name: torch.tensor([f[name] for f in factors], dtype=torch.float64)
@@ -179,12 +184,11 @@ class Pack:
             self.live[k] = False
         rows = self._live_rows()
         if 0 < 2 * len(rows) <= len(self.members) and len(rows) + self.device.mesh.trial <= len(self._rows):
-            parameters, *state = (
-                {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
-                for tensors in (self.parameters, *self.state.values())
-            )
-            live = [self.members[r] for r in rows]
-            self._stack(live, parameters, dict(zip(self.state, state, strict=True)))
+            left = {
+                kind: {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
+                for kind, tensors in self._tensors.items()
+            }
+            self._stack([self.members[r] for r in rows], left)
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
         """Weights by name, on the CPU, of a member that is still in the stack.
@@ -199,15 +203,12 @@ class Pack:
         """Parameters and optimizer state of `members` for a checkpoint, stacked, on the CPU, for any mesh."""
         return {
             f"{kind}/{name}": self._on_cpu(tensor)
-            for kind, tensors in {"parameters": self.parameters, **self.state}.items()
+            for kind, tensors in self._tensors.items()
             for name, tensor in tensors.items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
         """Go on from the `tensors` of these members after `steps_done` steps."""
         self.steps_done = steps_done
-        parameters, *state = (
-            {name: tensors[f"{kind}/{name}"] for name in names}
-            for kind, names in {"parameters": self.parameters, **self.state}.items()
-        )
-        self._stack(members, parameters, dict(zip(self.state, state, strict=True)))
+        by_kind = {k: {n: tensors[f"{k}/{n}"] for n in names} for k, names in self._tensors.items()}
+        self._stack(members, by_kind)

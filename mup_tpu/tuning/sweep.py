@@ -17,7 +17,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import describe, missing_trials
-from mup_tpu.models import declare, training_flops
+from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import longer
 from mup_tpu.tuning.corpora import Corpora
@@ -103,13 +103,8 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
-        vocab_size = corpora.of(trial).vocab_size  # as in rows: bytes have 256, vocab_size is not read
-        declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
-        values = {
-            **configured(trial),
-            "params_non_embedding": declaration.non_embedding,
-            "flops": training_flops(trial, vocab_size),
-        }
+        # The vocabulary as in rows: bytes have 256, and the trial's vocab_size is not read.
+        values = configured(trial) | sizes(trial, corpora.of(trial).vocab_size)
         at = describe(trial, axis.fields)
         size = float(values[axis.column])
         if size in found:
