@@ -165,7 +165,6 @@ class _Training:
     probes: Sequence[str]
 
     def measure(self, scaled: ModuleParametrization, module: nn.Module) -> list[dict[str, Any]]:
-        """Train a module, and measure before each step and at the end."""
         optimizer = OPTIMIZERS[self.optimizer](scaled.param_groups(module, lr=self.lr))
         outputs: dict[str, Tensor] = {}
         for name in _probed(module, self.probes):

@@ -114,7 +114,6 @@ def _role(found: Found, axes: InfShape) -> Role:
 
 
 def _embedding_of(found: Found) -> Owner | None:
-    """Embedding whose table a parameter is, if any."""
     tables = [o for o in found.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
     return tables[0] if tables else None
 

@@ -121,7 +121,6 @@ class _Derivation:
             )
 
     def result(self) -> ModuleParametrization:
-        """Factors of every parameter, and of the forward pass."""
         require_used(self.roles, self.found)
         axes = self._axes()
         parameters = self._declarations(axes)
@@ -147,7 +146,6 @@ class _Derivation:
 
     @property
     def growth(self) -> Growth:
-        """Growth along width and depth."""
         depth = 1.0 if self.depth is None or self.base_depth is None else self.depth / self.base_depth
         return Growth(width=self.width / self.base_width, depth=depth)
 
@@ -195,7 +193,6 @@ class _Derivation:
         return axes
 
     def _declarations(self, axes: Mapping[str, InfShape]) -> dict[str, Parameter]:
-        """Declaration of each parameter."""
         blocks: tuple[str, ...] = ()
         exponents: dict[str, float] = {}
         if self.depth is not None:
@@ -223,7 +220,6 @@ class _Derivation:
     def _forward_factors(
         self, parameters: Mapping[str, Parameter], multipliers: Mapping[str, float]
     ) -> tuple[ForwardFactor, ...]:
-        """Factors of attention logits, residual branches and readouts."""
         forward, growth = PARAMETRIZATIONS[self.rule].forward, self.growth
         logits = {
             name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()

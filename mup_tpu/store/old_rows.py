@@ -48,7 +48,6 @@ _PANDAS = {int: "int64", float: "float64", bool: "bool", str: "str"}
 
 
 def _is_of(column: Column, value: Any) -> bool:
-    """Whether a value has a column's type."""
     return type(value) is column.type or (column.type is float and type(value) is int)
 
 

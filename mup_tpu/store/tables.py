@@ -106,7 +106,6 @@ def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.Data
 
 
 def _check_alone(rows: pa.Table, table: str, schema: pa.Schema, part: str) -> None:
-    """Refuse a part that cannot be read by itself."""
     with raised_as(StoreError, f"part {part} cannot be read", _MISFITS):
         _frame([rows], table, schema)
 

@@ -29,7 +29,6 @@ class Case:
     collectives: Counter[str]
 
     def compile(self, chips: Target) -> Compiled:
-        """Program for these chips."""
         members = self.members(chips.devices)
         trials = [self.trial.replace(seed=seed) for seed in range(members)]
         return compile_pack(trials, _VOCAB_SIZE, chips, self.mesh.format(n=chips.devices))

@@ -220,7 +220,6 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
 
 
 def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of checkpoints with an evaluation, the least loss first."""
     losses = {name: meta.get("evaluation_loss") for name, meta in metas.items()}
     return [name for loss, name in sorted((loss, name) for name, loss in losses.items() if loss is not None)]
 

@@ -223,7 +223,6 @@ class PackRun:
         return PackResult(rows, curves, None, None)
 
     def _finish(self, meter: Meter) -> PackResult:
-        """Final evaluation, rows and curves."""
         rates, done = meter.overall(), self.pack.steps_done
         final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.pack.trials)
         self.device.synchronize()

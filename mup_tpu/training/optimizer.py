@@ -40,7 +40,6 @@ def learning_rate(trial: Trial, step: int) -> float:
 def _factors(
     trial: Trial, rule: UpdateRule, parameter: Parameter, scaling: Scaling
 ) -> tuple[float, float, float]:
-    """Factor on the learning rate, weight decay, and ε of one parameter."""
     config = trial.optimizer
     decay = weight_decay(config, rule.learning_rate(config), parameter, scaling)
     return scaling.learning_rate, decay, config.eps * scaling.eps
@@ -135,7 +134,6 @@ class StackedOptimizer:
         )
 
     def _numbers(self, trial: Trial, step: int) -> dict[str, tuple[float, ...]]:
-        """One member's numbers of each update rule."""
         share = schedule_factor(trial.train, step)
         return {
             rule.name: rule.step_numbers(

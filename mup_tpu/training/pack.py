@@ -106,7 +106,6 @@ class Pack:
 
     @property
     def _tensors(self) -> State:
-        """Stacked parameters and optimizer state."""
         return {"parameters": self.parameters, **self.state}
 
     def _stack(self, members: Sequence[int], tensors: State) -> None:
@@ -162,7 +161,6 @@ class Pack:
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once (`Device.longest_stretch`)."""
         return self.device.longest_stretch(batch_bytes) if self._execution.has_stretches else 1
 
     def read(self, losses_R: Tensor) -> Tensor:

@@ -35,11 +35,9 @@ class MemberRecord:
 
     @property
     def runs(self) -> bool:
-        """Whether it still trains."""
         return self.status == "running"
 
     def end(self, status: str, step: int, reason: str = "") -> None:
-        """End it after a step."""
         self.status, self.ended_at, self.reason = status, step, reason
 
     def loss(self, trained: list[float], final: float) -> float:
@@ -66,11 +64,9 @@ class Records:
 
     @property
     def statuses(self) -> tuple[str, ...]:
-        """Status of each member."""
         return tuple(member.status for member in self.members)
 
     def trial_ids(self) -> list[str]:
-        """Id of each member."""
         return [member.trial.trial_id(self._dataset.fingerprint) for member in self.members]
 
     def end_diverged(self, done: int) -> list[int]:

@@ -60,7 +60,6 @@ class Stacked(Members):
         }
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Losses_SR of all rows before each update."""
         numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
         return self._steps(
             (self.parameters, self.state),
@@ -84,10 +83,8 @@ class Stacked(Members):
         return losses_R
 
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
-        """Mean losses_R of all rows."""
         fixed, batches = (self.parameters, self.buffers), (tokens_NBT1,)
         return self._evaluations((), fixed, batches, len(tokens_NBT1)).mean(0)
 
     def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        """Losses_R on one batch, for `Device.repeated`."""
         return self._losses(*fixed, *batch)

@@ -130,7 +130,6 @@ def _predicted(
 
 
 def _measure(trial: Trial, column: str) -> float:
-    """A trial's value of a scale's column."""
     values = configured(trial)
     if column not in values:
         values |= sizes(trial, data.load(trial.data).vocab_size)

@@ -21,7 +21,6 @@ class Corpora:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
-        """Data of a trial."""
         if trial.data not in self._datasets:
             self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]

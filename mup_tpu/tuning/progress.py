@@ -32,7 +32,6 @@ class _Running:
 
     @property
     def trained(self) -> float:
-        """Share of the steps that are done."""
         return self.report.step / self.report.steps if self.report else 0.0
 
 
@@ -82,7 +81,6 @@ class SweepProgress:
         self._bars.stop()
 
     def started(self, job: PackJob) -> None:
-        """Show that a pack has gone to a worker."""
         self._running[job] = _Running(job.trials)
         self._refresh(describe(job.trials[0], self._scale))
 
@@ -93,7 +91,6 @@ class SweepProgress:
         self._refresh(describe(running.pack[0], self._scale))
 
     def reported(self, job: PackJob, report: Report) -> None:
-        """Show a report of a pack."""
         running = self._running[job]
         running.report = report
         self._refresh(describe(running.pack[0], self._scale))
@@ -103,7 +100,6 @@ class SweepProgress:
         self._refresh(describe(self._running.pop(job).pack[0], self._scale))
 
     def finished(self, job: PackJob, result: PackResult) -> None:
-        """Show that a pack has ended and is stored."""
         pack = self._running.pop(job).pack
         size, statuses = describe(pack[0], self._scale), count_statuses(result)
         self.done[size] += len(pack)
@@ -158,7 +154,6 @@ class SweepProgress:
         )
 
     def _share_done(self) -> float:
-        """Share of the work of all trials that is done."""
         total = sum(n * self._cost[size] for size, n in self.total.items())
         done = sum(n * self._cost[size] for size, n in self.done.items())
         done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
