@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
+from mup_tpu.data.corpus import (
+    DOCUMENT_CHARACTERS,
+    Document,
+    grouped,
+    is_held_out,
+    read_documents,
+    source_files,
+)
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum
@@ -130,7 +137,8 @@ def _build(config: DataConfig, progress: bool) -> str:
             work.mkdir(exist_ok=True)
             tokenizer = make_tokenizer(config, _training_texts(config))
             texts, chunks = hashlib.sha256(), []
-            for number, documents in enumerate(_chunks(read_documents(config))):
+            read = grouped(read_documents(config), lambda document: len(document.text), CHUNK_CHARACTERS)
+            for number, documents in enumerate(read):
                 chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
                 for document in documents:
                     texts.update(_digest(document))
@@ -171,20 +179,6 @@ def _training_texts(config: DataConfig) -> Iterator[str]:
     for document in read_documents(config):
         if not is_held_out(document, config.validation_fraction):
             yield document.text
-
-
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of CHUNK_CHARACTERS, or a little more."""
-    held: list[Document] = []
-    size = 0
-    for document in documents:
-        held.append(document)
-        size += len(document.text)
-        if size >= CHUNK_CHARACTERS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
 
 
 def _tokenise_chunk(

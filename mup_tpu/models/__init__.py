@@ -21,20 +21,9 @@ if TYPE_CHECKING:
     from mup.infshape import InfShape
 
 __all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "Declaration",
-    "Fold",
-    "Forms",
-    "Parameter",
-    "architecture_of",
-    "declare",
-    "forward_factors",
-    "forward_scaling",
-    "parameter_scalings",
-    "sizes",
-    "training_flops",
-]
+    "ARCHITECTURES", "Architecture", "Declaration", "Fold", "Forms", "Parameter", "architecture_of",
+    "declare", "forward_factors", "forward_scaling", "parameter_scalings", "sizes", "training_flops",
+]  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.name: architecture for architecture in (GPT2(), Llama())

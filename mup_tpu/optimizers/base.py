@@ -85,9 +85,9 @@ class UpdateRule(ABC):
     def update_member(self, group: Group, constants: Any, learning_rate: float) -> None:
         """Apply the leaves' gradients in place; the learning rate comes without the group's factor."""
 
-    @abstractmethod
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
         """Numbers of a member's update that change with the step (from 0), for `update_stack`."""
+        return (learning_rate,)
 
     @abstractmethod
     def update_stack(self, stack: StackedParameter, constants: Any) -> None:

@@ -87,9 +87,6 @@ class Muon(UpdateRule):
                 scale = scale_of(parameter, part.shape[-1], constants.scale)
                 part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
 
-    def step_numbers(self, constants: MuonConstants, step: int, learning_rate: float) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
         """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch

@@ -34,9 +34,6 @@ class SGD(UpdateRule):
             momentum=constants, lr=learning_rate * group.lr_factor, weight_decay=group.weight_decay,
         )  # fmt: skip
 
-    def step_numbers(self, constants: float, step: int, learning_rate: float) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def update_stack(self, stack: StackedParameter, constants: float) -> None:
         """Update in torch.optim.SGD's order of operations."""
         (lr,) = stack.numbers

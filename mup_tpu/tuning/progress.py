@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from mup_tpu.config import Trial
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.plan import describe, work
-from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
+from mup_tpu.training.report import PackResult, Rates, Report, count_statuses, format_seconds
 
 _UNSTARTED = "waiting for a worker"
 
@@ -77,7 +76,7 @@ class SweepProgress:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def started(self, job: PackJob) -> None:
@@ -101,7 +100,7 @@ class SweepProgress:
 
     def finished(self, job: PackJob, result: PackResult) -> None:
         pack = self._running.pop(job).pack
-        size, statuses = describe(pack[0], self._scale), count_statuses(result)
+        size, statuses = describe(pack[0], self._scale), count_statuses(result.rows)
         self.done[size] += len(pack)
         self.diverged[size] += statuses["diverged"]
         self._rates += [result.rates] if result.rates else []
@@ -165,8 +164,3 @@ class SweepProgress:
         if share <= 0:
             return None
         return format_seconds((time.monotonic() - self._began) * (1 - share) / share)
-
-
-def count_statuses(result: PackResult) -> Counter[str]:
-    """Number of members of a pack by how they ended."""
-    return Counter(row["status"] for row in result.rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from ray import tune
@@ -40,7 +39,7 @@ class SearchProgress(tune.Callback):
             self._live.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.update(self._table())
             self._live.stop()

@@ -20,11 +20,11 @@ from mup_tpu.jobs.plan import describe, make_packs, missing_trials
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import Store
 from mup_tpu.training.continuation import begin
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackResult, Report, count_statuses
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.progress import SweepProgress, count_statuses
+from mup_tpu.tuning.progress import SweepProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
 
@@ -162,7 +162,7 @@ class _Keeper:
         runner.store.append(rows, result.curves)
         runner.tracking.add(rows, result.curves)
         self._progress.finished(job, result)
-        self.outcome += count_statuses(result)
+        self.outcome += count_statuses(result.rows)
         if job.was_preempted(result):
             has_checkpoint = runner.run_options.checkpoint_every
             kept = "its checkpoint is kept" if has_checkpoint else "without --checkpoint-every"

@@ -43,10 +43,6 @@ _MOVES = {
 }
 
 
-_SCALE_OF = {"steps": "tokens"}
-"""Names of scales that differ from their field's."""
-
-
 def target_trials(
     found: Sequence[Found],
     target: Mapping[str, Any],
@@ -119,7 +115,8 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
     for name, why in _MOVES.items():
         before, after = before_all[name], after_all[name]
         is_said = not rule.transfers and name == "width"
-        if before != after and _SCALE_OF.get(name, name) not in stays and not is_said:
+        scale = "tokens" if name == "steps" else name
+        if before != after and scale not in stays and not is_said:
             warnings.append(f"{name} {before} became {after}: {why} ({SOURCE})")
     return warnings
 
