@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,9 @@ def _build(config: DataConfig, progress: bool) -> str:
             what = escape(f"tokenising {config.corpus} ({config.tokenizer})")
             status.update(what)
             work.mkdir(exist_ok=True)
-            tokenizer = make_tokenizer(config, _training_texts(config))
+            held_out = config.validation_fraction
+            training = (d.text for d in read_documents(config) if not is_held_out(d, held_out))
+            tokenizer = make_tokenizer(config, training)
             texts, chunks = hashlib.sha256(), []
             read = grouped(read_documents(config), lambda document: len(document.text), CHUNK_CHARACTERS)
             for number, documents in enumerate(read):
@@ -173,12 +174,6 @@ class _Chunk:
     documents: dict[str, int]
     tokens: dict[str, int]
     text_bytes: int
-
-
-def _training_texts(config: DataConfig) -> Iterator[str]:
-    for document in read_documents(config):
-        if not is_held_out(document, config.validation_fraction):
-            yield document.text
 
 
 def _tokenise_chunk(

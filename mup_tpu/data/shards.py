@@ -146,8 +146,10 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
         tokenizer_sha256=None if content is None else hashlib.sha256(content.encode()).hexdigest(),
         unigram_entropy=cache.meta["unigram_entropy"],
         bytes_per_token=cache.meta["bytes_per_token"],
-        train=Split(**cache.meta["train"], samples_per_shard=layout["train"][1], shards=()),
-        validation=Split(**cache.meta["validation"], samples_per_shard=layout["validation"][1], shards=()),
+        **{
+            split: Split(**cache.meta[split], samples_per_shard=samples, shards=())
+            for split, (_, samples) in layout.items()
+        },
     )
     return plan, jobs
 

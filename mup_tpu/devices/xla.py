@@ -239,7 +239,11 @@ def create() -> XlaDevice:
                 "mup-tpu doctor says what is missing"
             )
         if kind == "TPU":
-            _check_chips()
+            if not private.tpu_chips() and not device_files():  # libtpu would wait for a chip for ever
+                raise ConfigError(
+                    "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
+                    "to run XLA on the CPU"
+                )
             _keep_programs()
         if not runtime.is_spmd():
             runtime.use_spmd()
@@ -254,15 +258,6 @@ def create() -> XlaDevice:
             f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
             "mup-tpu doctor says what is missing"
         ) from None
-
-
-def _check_chips() -> None:
-    """Check that there is a chip: libtpu would wait for one for ever."""
-    if not private.tpu_chips() and not device_files():
-        raise ConfigError(
-            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU to run "
-            "XLA on the CPU"
-        )
 
 
 def _keep_programs() -> None:

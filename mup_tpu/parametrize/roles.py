@@ -106,10 +106,12 @@ def _role(found: Found, axes: InfShape) -> Role:
             # A kernel for each channel is no input layer: the module's input grows.
             grouped = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
             return "hidden" if grouped else "token_embedding"
+    why = "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
+    if sum(grows) > 2:
+        why = f"{sum(grows)} of its axes grow with width, and rules are for two at most"
     raise ConfigError(
         f"the role of parameter {found.names[0]!r} of {type(owner.module).__name__}, shape {found.shape}, "
-        f"cannot be told: {_grown(grows)}; say roles={{{found.names[0]!r}: ...}} with one of "
-        f"{', '.join(ROLES)}"
+        f"cannot be told: {why}; say roles={{{found.names[0]!r}: ...}} with one of {', '.join(ROLES)}"
     )
 
 
@@ -125,14 +127,6 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 def _is_bias(owner: Owner) -> bool:
     return "bias" in owner.attribute
-
-
-def _grown(grows: list[bool]) -> str:
-    if sum(grows) > 2:
-        return f"{sum(grows)} of its axes grow with width, and rules are for two at most"
-    return (
-        "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
-    )
 
 
 def _some(names: list[str]) -> str:

@@ -125,7 +125,13 @@ class _Derivation:
         axes = self._axes()
         parameters = self._declarations(axes)
         for name, shape in axes.items():
-            if _said_hidden(parameters[name], shape):
+            # Growing inputs only, as a readout has, but hidden by the user's roles.
+            if (
+                parameters[name].role == "hidden"
+                and shape.ninf() == 1
+                and len(shape) >= 2
+                and shape[1].isinf()
+            ):
                 axes[name] = _as_hidden(shape)
         config = OptimizerConfig(optimizer=self.optimizer)  # type: ignore[arg-type]
         scalings = {
@@ -242,11 +248,6 @@ class _Derivation:
             ratio = factors.init * base[name] / own[name] if own[name] else 1.0
             ratios[name] = 1.0 if abs(ratio - 1) < 1e-5 else ratio  # rounding of float32
         return ratios
-
-
-def _said_hidden(parameter: Parameter, axes: InfShape) -> bool:
-    """Whether a matrix has growing inputs only, like a readout, but is hidden by the user's roles."""
-    return parameter.role == "hidden" and axes.ninf() == 1 and len(axes) >= 2 and axes[1].isinf()
 
 
 def _as_hidden(axes: InfShape) -> InfShape:

@@ -90,8 +90,9 @@ def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
     try:
         frame = _frame([rows for _, rows in tables], table, schema)
     except _MISFITS as error:
-        for name, rows in tables:
-            _check_alone(rows, table, schema, f"{folder}/{table}/{name}")
+        for name, rows in tables:  # a part that cannot be read by itself is named
+            with raised_as(StoreError, f"part {folder}/{table}/{name} cannot be read", _MISFITS):
+                _frame([rows], table, schema)
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
@@ -103,11 +104,6 @@ def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
 def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.DataFrame:
     whole = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
     return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
-
-
-def _check_alone(rows: pa.Table, table: str, schema: pa.Schema, part: str) -> None:
-    with raised_as(StoreError, f"part {part} cannot be read", _MISFITS):
-        _frame([rows], table, schema)
 
 
 def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:

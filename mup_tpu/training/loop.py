@@ -132,7 +132,8 @@ class PackRun:
         def make(i: int) -> torch.Tensor:
             if i == 0:  # read here: an evaluation that waits for them would not heed SIGTERM
                 self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
-            return self._place_batches(stretches[i], room)
+            tokens_SBT1 = torch.from_numpy(np.stack([*map(self.dataset.train_batch, stretches[i])]))
+            return self.device.place_stack(tokens_SBT1, "data", room)  # one program serves all stretches
 
         with prefetch(make, 0, len(stretches), gives_up=lambda: self._preempted) as batches:
             for stretch in stretches:
@@ -178,11 +179,6 @@ class PackRun:
         step_s = len(self.pack.trials) * meter.seconds_a_step(_LIKELY_MFU)
         longest = self.pack.longest_stretch(batch_bytes)
         return self._looks.stretches(start, self.total, longest, step_s)
-
-    def _place_batches(self, stretch: range, room: int) -> torch.Tensor:
-        """Tokens_SBT1 of a stretch, with room for the longest: one program serves all stretches."""
-        tokens_SBT1 = torch.from_numpy(np.stack([self.dataset.train_batch(step) for step in stretch]))
-        return self.device.place_stack(tokens_SBT1, "data", room)
 
     def _take_losses(self, pending: list[tuple[torch.Tensor, int]]) -> tuple[int, int]:
         """Read the losses of the last steps, and end members that diverged; return steps and live members."""

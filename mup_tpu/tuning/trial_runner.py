@@ -147,14 +147,11 @@ class _Keeper:
             case Failed():
                 size = describe(job.trials[0], self._runner.scale)
                 console.print(f"a pack of {size} failed: {event.reason}", style="red", soft_wrap=True)
-                self._store(job, self._failed(job.trials, event.reason))
+                of, device = self._runner.corpora.of, self._runner.run_options.device
+                rows = [failed_row(t, of(t), event.reason, device, len(job.trials)) for t in job.trials]
+                self._store(job, PackResult(rows, [], None, None))
             case Finished():
                 self._store(job, event.result)
-
-    def _failed(self, pack: list[Trial], reason: str) -> PackResult:
-        corpora, device = self._runner.corpora, self._runner.run_options.device
-        rows = [failed_row(trial, corpora.of(trial), reason, device, len(pack)) for trial in pack]
-        return PackResult(rows, [], None, None)
 
     def _store(self, job: PackJob, result: PackResult) -> None:
         runner = self._runner
