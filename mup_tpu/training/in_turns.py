@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.config import Trial
-from mup_tpu.devices import Device
-from mup_tpu.models.attention import choose_form
 from mup_tpu.training.loss import backward_in_this_thread, micro_batches, over_micro_batches
 from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import MemberOptimizer
@@ -47,15 +44,6 @@ class InTurns(Members):
         first = next(iter(self.parameters.values()))
         self._device_type = first.device.type
         self._no_losses_R = first.new_full((len(first),), math.nan)
-
-    @staticmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Own forms on a CPU; torch's for torch.compile, which fuses them."""
-        in_blocks = device.torch_device.type == "cpu" and not compile
-        return {
-            "attention": choose_form(False, in_blocks, trial.data.sequence_length),
-            "in_blocks": in_blocks,
-        }
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
         """Losses_SR of live rows before each update; nan for the others."""

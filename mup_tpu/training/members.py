@@ -44,8 +44,8 @@ class Members(ABC):
     steps_done: int
     """Updates already made when the rows were placed."""
 
-    has_stretches = False
-    """Whether several steps are handed over at once (`Device.longest_stretch`)."""
+    is_stacked = False
+    """Whether all rows are one program, of which several steps are handed over at once."""
 
     @abstractmethod
     def __post_init__(self) -> None: ...
@@ -53,11 +53,6 @@ class Members(ABC):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function through torch.compile, if asked for."""
         return torch.compile(function, dynamic=False) if self.compile else function
-
-    @staticmethod
-    @abstractmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Fields of `mup_tpu.models.Forms` that are fast in this execution."""
 
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:

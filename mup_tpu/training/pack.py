@@ -31,6 +31,8 @@ from mup_tpu.models import (
     forward_scaling,
     parameter_scalings,
 )
+from mup_tpu.models.attention import choose_form
+from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.in_turns import InTurns
 from mup_tpu.training.loss import member_loss
@@ -77,11 +79,7 @@ class Pack:
         self.steps_done = 0
         first, length = trials[0], trials[0].data.sequence_length
         self._execution = EXECUTIONS[execution or device.execution]
-        fast = {
-            "one_pass_norms": device.torch_device.type == "xla",
-            "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
-            **self._execution.forms(first, device, compile),
-        }
+        fast = _fast_forms(trials, device, self._execution.is_stacked, compile)
         self.forms = Forms(**(fast | dict(forms)))
         self.network = architecture_of(first.model).network(first.model, vocab_size, length, self.forms)
         self.declaration = declare(first.model, vocab_size, length)
@@ -161,7 +159,7 @@ class Pack:
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        return self.device.longest_stretch(batch_bytes) if self._execution.has_stretches else 1
+        return self.device.longest_stretch(batch_bytes) if self._execution.is_stacked else 1
 
     def read(self, losses_R: Tensor) -> Tensor:
         """Losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
@@ -210,3 +208,18 @@ class Pack:
         self.steps_done = steps_done
         by_kind = {k: {n: tensors[f"{k}/{n}"] for n in names} for k, names in self._tensors.items()}
         self._stack(members, by_kind)
+
+
+def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
+    """Fields of `Forms` that are fast on a device; torch.compile fuses torch's own forms by itself."""
+    kind, length = device.torch_device.type, trials[0].data.sequence_length
+    in_blocks = kind == "cpu" and not is_stacked and not compile
+    is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM
+    return {
+        "attention": "folded" if is_folded else choose_form(is_stacked, in_blocks, length),
+        "one_pass_norms": kind == "xla",
+        "in_blocks": in_blocks,
+        "vmapped": is_stacked and not compile,
+        "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
+        "scanned": is_stacked and kind == "xla" and is_deep,
+    }

@@ -17,10 +17,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from mup_tpu.config import Trial
-from mup_tpu.devices import Device
-from mup_tpu.models.attention import choose_form
-from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.loss import backward_in_this_thread, over_micro_batches
 from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import StackedOptimizer, clip_factors
@@ -29,7 +25,7 @@ from mup_tpu.training.optimizer import StackedOptimizer, clip_factors
 class Stacked(Members):
     """Members as one program; all rows train, live or not."""
 
-    has_stretches = True
+    is_stacked = True
 
     def __post_init__(self) -> None:
         device = self.device
@@ -48,16 +44,6 @@ class Stacked(Members):
         )
         self._steps = device.repeated(self.step)
         self._evaluations = device.repeated(self._evaluation)
-
-    @staticmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Forms for vmap; on XLA, in deep models, all blocks as one loop."""
-        on_cuda = device.torch_device.type == "cuda"
-        return {
-            "attention": "folded" if on_cuda else choose_form(True, False, trial.data.sequence_length),
-            "vmapped": not compile,
-            "scanned": device.torch_device.type == "xla" and trial.model.depth >= SCANNED_FROM,
-        }
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
         numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
