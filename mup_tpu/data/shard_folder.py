@@ -48,11 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardFolder:
-    """A folder or URL of prepared shards, read with retries, every file checked against the index.
-
-    Raises:
-        DataError: the index is not there, not valid, or cannot be read after all retries.
-    """
+    """A folder or URL of prepared shards, read with retries, every file checked against the index."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

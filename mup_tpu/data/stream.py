@@ -46,14 +46,8 @@ class World:
 class ShardDataset:
     """Batches of prepared shards, for one host.
 
-    Args:
-        config: batch size of all hosts together, data seed, and sequence length of the shards.
-        world: hosts that read together. Each gets equally many samples an epoch, from shards of its own; a
-            rest of the shards is left out, another one in every epoch.
-
-    Raises:
-        DataError: the shards are of another sequence length, fewer than hosts, or shorter than one batch, or
-            cannot be read.
+    The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards of its
+    own; a rest of the shards is left out, another one in every epoch.
     """
 
     def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:

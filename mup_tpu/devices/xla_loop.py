@@ -23,9 +23,8 @@ from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
 class XlaLoop:
     """A step that one program makes any number of times.
 
-    Args:
-        step: called once, with tensors that hold no values.
-        place: sends a CPU tensor to the device, whole to each part of a mesh.
+    The step is called once, with tensors that hold no values. `place` sends a CPU tensor to the device, whole
+    to each part of a mesh.
     """
 
     def __init__(self, step: Step, place: Callable[[Tensor], Tensor]) -> None:

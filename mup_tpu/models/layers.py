@@ -150,15 +150,8 @@ class Readout(nn.Module):
 class ScaledNetwork(nn.Module):
     """A network with factors on attention logits, residual branches and logits.
 
-    Factors are buffers, which may differ between members of a pack.
-
-    Args:
-        name: prefix of the trunk's parameters.
-        trunk: network without readout; takes tokens_BT and the factors of attention and branches, returns
-            hidden_ND.
-        embedding_VD: weight of the token embedding.
-        tied: whether the readout is that embedding.
-        scaled_branches: whether residual branches have a factor.
+    Factors are buffers, which may differ between members of a pack. The trunk, whose parameters begin with
+    `name`, takes tokens_BT and the factors of attention and branches, and returns hidden_ND.
     """
 
     attention_factor: Tensor

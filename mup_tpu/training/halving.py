@@ -26,7 +26,7 @@ def rungs(steps: int) -> dict[int, float]:
 def behind_best(recent_SK: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:
     """Distance of each member's mean loss from the best of its group, nat per token.
 
-    `recent_SK` are training losses of S steps of K members; ended members have nan, here and in the result.
+    Ended members have nan in `recent_SK`, the losses of S steps of K members, and in the result.
     """
     means_K = recent_SK.mean(axis=0)
     gaps_K = np.full(len(groups), np.nan)

@@ -32,11 +32,7 @@ _AT_ONCE = 16
 
 
 class SearchLog:
-    """Proposals and their ends; each event is written to the disk or bucket at once.
-
-    Raises:
-        StoreError: the log cannot be read.
-    """
+    """Proposals and their ends; each event is written to the disk or bucket at once."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._writer = folder, uuid.uuid4().hex

@@ -124,8 +124,7 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
     """Regret of transferred trials: loss minus the best of a sweep at the same scale and parametrization.
 
-    Returns:
-        A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
+    A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
     """
     best = best_of_sweep(sweep)
     reached = runs.groupby(list(best.index.names))["loss"].mean()
