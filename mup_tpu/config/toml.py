@@ -17,7 +17,7 @@ from mup_tpu.config.fields import TYPE_NAMES, require_value, typed_fields, unrea
 from mup_tpu.config.sweep import Axis, Ladder, Sweep
 from mup_tpu.config.trial import PARTS, Trial, current_names
 from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
-from mup_tpu.errors import ConfigError, reason
+from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import read_regular
 
 T = TypeVar("T")
@@ -51,11 +51,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def sweep_of(values: dict[str, Any], where: str) -> Sweep:
-    """A sweep from the values of a TOML file, as `load_sweep`.
-
-    Raises:
-        ConfigError: as `load_trial`.
-    """
+    """A sweep from the values of a TOML file, as `load_sweep`."""
     values = dict(values)
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
     own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
@@ -211,19 +207,16 @@ def _named(where: str) -> Iterator[None]:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Values of a TOML file."""
-    try:
-        text = read_regular(path, MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
-    except OSError as error:
-        raise ConfigError(f"configuration {path} cannot be read: {reason(error)}") from None
-    except ValueError as error:
-        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
-    words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
-    if any(word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words):
-        raise ConfigError(f"configuration {path} is not valid TOML: it has a key of over {MOST_DOTS} parts")
-    try:
+    with raised_as(ConfigError, f"configuration {path} cannot be read"):
+        content = read_regular(path, MOST_BYTES)
+    with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
+        text = content.decode("utf-8").replace("\r\n", "\n")
+        words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
+        if any(
+            word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words
+        ):
+            raise ValueError(f"it has a key of over {MOST_DOTS} parts")
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
 
 
 def write_sweep(sweep: Sweep) -> str:

@@ -89,11 +89,7 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
 
 @torch.no_grad()
 def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Multiply weights by the forward factors and remove these, so that the plain class computes the same.
-
-    Raises:
-        ConfigError: the factor of a module cannot go into a weight.
-    """
+    """Multiply weights by the forward factors and remove these, so that the plain class computes the same."""
     for factor in factors:
         if factor.place == "by hand":
             continue
