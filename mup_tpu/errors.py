@@ -4,6 +4,9 @@ The command line prints the sentence and exits with the error's code, 2 for most
 catches them.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class MupTpuError(Exception):
     """Base of every error whose message alone is enough to mend it."""
@@ -70,6 +73,17 @@ def reason(error: BaseException) -> str:
     """Reason of an error in one line: the system's, or the first line of its message."""
     said = str(getattr(error, "strerror", None) or error).strip()
     return said.splitlines()[0] if said else type(error).__name__
+
+
+@contextlib.contextmanager
+def raised_as(
+    kind: type[MupTpuError], sentence: str, errors: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """Raise errors of the block as another error: the sentence, with their reason."""
+    try:
+        yield
+    except errors as error:
+        raise kind(f"{sentence}: {reason(error)}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -69,9 +69,6 @@ def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 def require_valid(config: Any) -> None:
     """Refuse a field of another type, out of bounds, or unread by the chosen architecture, optimizer or
     schedule.
-
-    Raises:
-        ConfigError: names the field, the value and the allowed ones.
     """
     for f, kind in typed_fields(type(config)):  # type: ignore[arg-type]
         value = getattr(config, f.name)

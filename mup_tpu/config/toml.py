@@ -17,7 +17,7 @@ from mup_tpu.config.fields import TYPE_NAMES, require_value, typed_fields, unrea
 from mup_tpu.config.sweep import Axis, Ladder, Sweep
 from mup_tpu.config.trial import PARTS, Trial, current_names
 from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
-from mup_tpu.errors import ConfigError, reason
+from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import read_regular
 
 T = TypeVar("T")
@@ -51,11 +51,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def sweep_of(values: dict[str, Any], where: str) -> Sweep:
-    """A sweep from the values of a TOML file, as `load_sweep`.
-
-    Raises:
-        ConfigError: as `load_trial`.
-    """
+    """A sweep from the values of a TOML file, as `load_sweep`."""
     values = dict(values)
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
     own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
@@ -72,11 +68,7 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
 
 
 def parse_axis(text: str, option: str) -> Axis:
-    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`.
-
-    Raises:
-        ConfigError: the text has another form, or a value is not of the field's type.
-    """
+    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`."""
     name, found, values = text.partition("=")
     if not found:
         raise ConfigError(
@@ -170,9 +162,6 @@ def stored_trial(values: Any) -> Trial:
     """A trial from a stored configuration; unread fields return to their defaults.
 
     Earlier versions let unread fields differ, so that equal trainings had several ids.
-
-    Raises:
-        ConfigError: as `from_dict`.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"configuration: {shown(values)} is not a table of keys")
@@ -217,24 +206,17 @@ def _named(where: str) -> Iterator[None]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Values of a TOML file.
-
-    Raises:
-        ConfigError: no such file, not a regular one, too large, or not TOML.
-    """
-    try:
-        text = read_regular(path, MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
-    except OSError as error:
-        raise ConfigError(f"configuration {path} cannot be read: {reason(error)}") from None
-    except ValueError as error:
-        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
-    words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
-    if any(word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words):
-        raise ConfigError(f"configuration {path} is not valid TOML: it has a key of over {MOST_DOTS} parts")
-    try:
+    """Values of a TOML file."""
+    with raised_as(ConfigError, f"configuration {path} cannot be read"):
+        content = read_regular(path, MOST_BYTES)
+    with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
+        text = content.decode("utf-8").replace("\r\n", "\n")
+        words = re.split(r"[\n=,\[\]{}#]+", text.replace(" ", "").replace("\t", ""))
+        if any(
+            word.count(".") > MOST_DOTS and len(re.findall(r"[^.]\.", word)) > MOST_DOTS for word in words
+        ):
+            raise ValueError(f"it has a key of over {MOST_DOTS} parts")
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"configuration {path} is not valid TOML: {reason(error)}") from None
 
 
 def write_sweep(sweep: Sweep) -> str:

@@ -68,8 +68,7 @@ class Trial:
                 raise ConfigError(unknown_key(name, part_of_field()))
             parts.setdefault(part_of_field()[name], {})[name] = value
         return dataclasses.replace(
-            self,
-            **{part: _changed(getattr(self, part), values) for part, values in parts.items()},
+            self, **{part: _changed(getattr(self, part), values) for part, values in parts.items()}
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

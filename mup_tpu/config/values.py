@@ -53,11 +53,7 @@ def on_one_line(value: Any) -> str:
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Seconds from `90s`, `30m` (or `30min`), `2h`.
-
-    Raises:
-        ConfigError: the text is no time above 0; the error calls it `name`.
-    """
+    """Seconds from `90s`, `30m` (or `30min`), `2h`."""
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h)", text.strip())
     seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2][0]] if found else 0.0
     if not 0 < seconds < math.inf:

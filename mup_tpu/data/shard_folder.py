@@ -26,7 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 from mup_tpu.data.cache import TOKENIZER_FILE, token_type
 from mup_tpu.data.shard_index import INDEX, Shard, ShardIndex
 from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
-from mup_tpu.errors import DataError, reason
+from mup_tpu.errors import DataError, raised_as, reason
 from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
 ATTEMPTS = 10
@@ -48,11 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardFolder:
-    """A folder or URL of prepared shards, read with retries, every file checked against the index.
-
-    Raises:
-        DataError: the index is not there, not valid, or cannot be read after all retries.
-    """
+    """A folder or URL of prepared shards, read with retries, every file checked against the index."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -84,12 +80,7 @@ class ShardFolder:
         return tokenizer
 
     def samples(self, shard: Shard) -> np.ndarray:
-        """Sequences of a shard (samples_per_shard, T + 1).
-
-        Raises:
-            DataError: the shard is missing, corrupted, contradicts the index, or cannot be read after all
-                retries.
-        """
+        """Sequences of a shard (samples_per_shard, T + 1)."""
         index = self.index
         split = index.train if shard in index.train.shards else index.validation
         content = self._checked(shard.name, shard.sha256, shard.size)
@@ -241,19 +232,13 @@ def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> Non
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """File system of a folder or URL, and the path in it.
-
-    Raises:
-        DataError: the scheme is unknown, or its package is not installed.
-    """
+    """File system of a folder or URL, and the path in it."""
     options: dict[str, Any] = {}
-    try:
+    with raised_as(DataError, f"{url} cannot be reached", (ImportError, OSError)):
         if url.startswith(("http://", "https://")):
             from aiohttp import ClientTimeout
 
             # By default a silent connection is kept for five minutes.
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)}
         fs, root = file_system(url, **options)
-    except (ImportError, OSError) as error:
-        raise DataError(f"{url} cannot be reached: {reason(error)}") from None
     return fs, root.rstrip("/")

@@ -100,11 +100,7 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
-        """An index from the bytes of index.json; a `whole` one must name shards.
-
-        Raises:
-            DataError: the content is no index.
-        """
+        """An index from the bytes of index.json; a `whole` one must name shards."""
         try:
             values = json.loads(content)
             if values.pop("format") != FORMAT:

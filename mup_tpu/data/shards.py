@@ -31,23 +31,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.cache import (
-    SPLITS,
-    TOKENIZER_FILE,
-    TokenCache,
-    load_cache,
-    token_folder,
-)
-from mup_tpu.data.shard_index import (
-    FORMAT,
-    INDEX,
-    MAX_SHARD_BYTES,
-    Shard,
-    ShardIndex,
-    Split,
-    sample_bytes,
-)
-from mup_tpu.errors import ConfigError, DataError, reason
+from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
+from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
+from mup_tpu.errors import ConfigError, DataError, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.files.safe_path import safe_path
 
@@ -84,7 +70,7 @@ def prepare(
         raise DataError(f"corpus {config.corpus!r} is prepared already; give its text")
     cache = load_cache(config, progress)
     plan, jobs = _plan(config, cache, shard_samples)
-    with _writing(out):
+    with raised_as(DataError, f"shards cannot be written to {out}"):
         folder = Folder(out)
         folder.remove_leftovers()
         done = _check_out(folder, plan)
@@ -160,18 +146,16 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
         tokenizer_sha256=None if content is None else hashlib.sha256(content.encode()).hexdigest(),
         unigram_entropy=cache.meta["unigram_entropy"],
         bytes_per_token=cache.meta["bytes_per_token"],
-        train=Split(**cache.meta["train"], samples_per_shard=layout["train"][1], shards=()),
-        validation=Split(**cache.meta["validation"], samples_per_shard=layout["validation"][1], shards=()),
+        **{
+            split: Split(**cache.meta[split], samples_per_shard=samples, shards=())
+            for split, (_, samples) in layout.items()
+        },
     )
     return plan, jobs
 
 
 def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
-    """Index of these shards if all are there; None if some are to be made.
-
-    Raises:
-        DataError: the folder holds other shards, finished or begun.
-    """
+    """Index of these shards if all are there; None if some are to be made."""
     there = out.names()
     for name in (INDEX, _PLAN):
         if name in there:
@@ -257,12 +241,3 @@ def _order(seed: str, split: str, sequences: int) -> np.ndarray:
     """Random order of a split's sequences in its shards."""
     key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
     return np.random.Generator(np.random.Philox(key)).permutation(sequences)
-
-
-@contextmanager
-def _writing(out: str) -> Iterator[None]:
-    """Raise errors of writing as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"shards cannot be written to {out}: {reason(error)}") from None

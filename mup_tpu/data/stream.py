@@ -46,14 +46,8 @@ class World:
 class ShardDataset:
     """Batches of prepared shards, for one host.
 
-    Args:
-        config: batch size of all hosts together, data seed, and sequence length of the shards.
-        world: hosts that read together. Each gets equally many samples an epoch, from shards of its own; a
-            rest of the shards is left out, another one in every epoch.
-
-    Raises:
-        DataError: the shards are of another sequence length, fewer than hosts, or shorter than one batch, or
-            cannot be read.
+    The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards of its
+    own; a rest of the shards is left out, another one in every epoch.
     """
 
     def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:
@@ -97,11 +91,7 @@ class ShardDataset:
         self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B / hosts, T + 1) of a step, int64; an epoch ends with its last whole batch.
-
-        Raises:
-            DataError: a shard is missing, corrupted, or cannot be read after all retries.
-        """
+        """Tokens (B / hosts, T + 1) of a step, int64; an epoch ends with its last whole batch."""
         epoch, batch = divmod(step, self._batches)
         places = range(batch * self._batch, (batch + 1) * self._batch)
         size = SHUFFLE_SHARDS * self._index.train.samples_per_shard

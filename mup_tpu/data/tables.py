@@ -24,11 +24,7 @@ def is_hub_name(corpus: str) -> bool:
 
 
 def file_texts(files: list[Path], column: str) -> Iterator[str]:
-    """Texts of local files of one format, read when they are needed.
-
-    Raises:
-        DataError: a file is not of its format, or has no such column.
-    """
+    """Texts of local files of one format, read when they are needed."""
     from datasets import load_dataset
 
     builder = BUILDERS[files[0].suffix]
@@ -47,10 +43,6 @@ def hub_texts(corpus: str, column: str, max_documents: int) -> Iterator[tuple[st
 
     The split is "" if the data set has no validation split. A data set is downloaded to HF_HOME once, or with
     `max_documents`, the most of each split, streamed.
-
-    Raises:
-        DataError: the data set is not there, or neither in HF_HOME nor within reach; it has no training split
-            or no such column.
     """
     splits = _load(corpus, streaming=max_documents > 0)
     if "train" not in splits:

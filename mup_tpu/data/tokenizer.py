@@ -43,7 +43,6 @@ class ByteTokenizer:
     separator = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Bytes of each text."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -101,12 +100,7 @@ class SubwordTokenizer:
 
     @classmethod
     def pretrained(cls, name: str) -> SubwordTokenizer:
-        """A tokenizer of the hub or a local folder, by transformers' AutoTokenizer.
-
-        Raises:
-            DataError: the tokenizer is not there, or neither in HF_HOME nor within reach; the `tokenizers`
-                library cannot run it; or it has no token to end a text.
-        """
+        """A tokenizer of the hub or a local folder, by transformers' AutoTokenizer."""
         from transformers import AutoTokenizer
 
         local = Path(name).is_dir()
@@ -139,11 +133,9 @@ class SubwordTokenizer:
         return [np.asarray(e.ids, np.uint32) for e in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of tokens."""
         return self._tokenizer.decode(np.asarray(tokens).tolist())
 
     def to_json(self) -> str:
-        """Content of the library's tokenizer.json."""
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:
@@ -156,11 +148,7 @@ class SubwordTokenizer:
 
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
-    """Tokenizer of a configuration; a BPE is trained on the training documents alone.
-
-    Raises:
-        DataError: a pretrained tokenizer cannot be used.
-    """
+    """Tokenizer of a configuration; a BPE is trained on the training documents alone."""
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     if config.tokenizer == "bpe":

@@ -45,19 +45,13 @@ class Device(Protocol):
         """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once; losses can be read only between stretches.
-
-        Args:
-            batch_bytes: size of a batch's tokens.
-        """
+        """Most steps to hand over at once, by a batch's bytes; losses are read between stretches only."""
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
 
-        Args:
-            stack: on the CPU.
-            axis: "trial" or "data".
-            length: items that `repeated` has room for; missing ones may be made up.
+        `stack` is on the CPU, `axis` is "trial" or "data". `repeated` has room for `length` items: missing
+        ones may be made up.
         """
 
     def repeated(self, step: Step) -> Repeated:
@@ -105,15 +99,12 @@ class OneDevice:
         return self
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device."""
         return tensor.to(self.torch_device)
 
     def read(self, tensor: Tensor) -> Tensor:
-        """The tensor's values on the CPU."""
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself."""
         return function
 
     def end_step(self) -> None:

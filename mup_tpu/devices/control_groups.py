@@ -20,11 +20,7 @@ of files. The cache counts as used, but is given up when memory is asked for."""
 
 
 def free_bytes(process: Path = Path("/proc/self")) -> float:
-    """Least memory that is left under any limit from a process's groups up to the root; inf without one.
-
-    Args:
-        process: the process's folder in `/proc`.
-    """
+    """Least memory left under any limit from a process's groups up to the root; inf without one."""
     return min((_left(group, kind) for group, kind in _groups(process)), default=float("inf"))
 
 

@@ -33,11 +33,9 @@ class CpuDevice(OneDevice):
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """The stack on the device."""
         return stack.to(self.torch_device)
 
     def repeated(self, step: Step) -> Repeated:
-        """The step, called once for each item."""
         return one_by_one(step)
 
     def synchronize(self) -> None:

@@ -39,11 +39,9 @@ class CudaDevice(OneDevice):
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step) -> Repeated:
-        """The step as a graph that is replayed for each item."""
         return GraphSteps(step, self.recorder, inductor())
 
     def synchronize(self) -> None:
-        """Wait for the current stream."""
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
@@ -52,7 +50,6 @@ class CudaDevice(OneDevice):
         return torch.cuda.mem_get_info(self.torch_device)[0] + held
 
     def peak_memory_bytes(self) -> int:
-        """Peak of the caching allocator, in bytes."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 

@@ -17,11 +17,7 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
-        """Shape from `trial=4,data=2`.
-
-        Raises:
-            ConfigError: the text is something else.
-        """
+        """Shape from `trial=4,data=2`."""
         match = re.fullmatch(r"trial=([1-9]\d*),data=([1-9]\d*)", text)
         if not match:
             raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")

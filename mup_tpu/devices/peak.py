@@ -11,8 +11,7 @@ import time
 import torch
 
 from mup_tpu.devices.base import Device
-from mup_tpu.devices.tpus import generation
-from mup_tpu.errors import ConfigError
+from mup_tpu.devices.tpus import known_generation
 
 # TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's data
 # sheets; by words of torch's name of the device, the first that fits.
@@ -59,10 +58,8 @@ def gpu_peak_flops(name: str, precision: str) -> float | None:
 
 def tpu_peak_flops(accelerator_type: str) -> float:
     """Peak FLOP/s of one XLA device of a TPU type such as v4-16; nan if unknown."""
-    try:
-        return generation(accelerator_type).device_flops
-    except ConfigError:
-        return math.nan
+    known = known_generation(accelerator_type)
+    return known.device_flops if known else math.nan
 
 
 @functools.cache

@@ -45,25 +45,17 @@ GENERATIONS = {
 
 
 def generation(accelerator_type: str) -> TpuGeneration:
-    """The generation of a type such as v4-16.
-
-    Raises:
-        ConfigError: unknown type.
-    """
-    version = accelerator_type.partition("-")[0]
-    if version not in GENERATIONS:
+    """The generation of a type such as v4-16."""
+    if (found := known_generation(accelerator_type)) is None:
         raise ConfigError(
             f"TPU type {accelerator_type!r} is not known; it begins with one of {', '.join(GENERATIONS)}"
         )
-    return GENERATIONS[version]
+    return found
 
 
-def hbm_bytes(accelerator_type: str) -> int | None:
-    """High-bandwidth memory of one XLA device, bytes; None for an unknown type."""
-    try:
-        return generation(accelerator_type).device_hbm_bytes
-    except ConfigError:
-        return None
+def known_generation(accelerator_type: str) -> TpuGeneration | None:
+    """The generation of a type; None if it is unknown."""
+    return GENERATIONS.get(accelerator_type.partition("-")[0])
 
 
 def device_files() -> list[Path]:

@@ -77,7 +77,6 @@ class XlaDevice:
         )
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """A stacked tensor (K, ...), its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
@@ -120,10 +119,6 @@ class XlaDevice:
         By itself, XLA would reduce each gradient alone, and gather whole batches for attention: its matrix
         products take members and sequences as one axis. Here each device runs its members on its sequences,
         and one all-reduce averages all results (gradients, losses) together.
-
-        Args:
-            function: takes dicts of stacked tensors (K, ...) and a batch (B, ...) last; returns tensors
-                (K, ...) that are means over the batch.
         """
         if self.mesh.data == 1:
             return function
@@ -184,7 +179,6 @@ class XlaDevice:
         torch_xla.sync()
 
     def synchronize(self) -> None:
-        """Wait until all work handed to the devices is done."""
         import torch_xla
 
         torch_xla.sync(wait=True)
@@ -203,9 +197,8 @@ class XlaDevice:
 def report() -> dict[str, float]:
     """Counts of torch_xla in this process so far.
 
-    Returns:
-        Numbers of compilations, executions and transfers_to_host; compile_s, in seconds; fallbacks, the
-        operations that XLA lacks and the host ran.
+    Compilations and their seconds (compile_s), executions, transfers_to_host, and fallbacks: operations that
+    XLA lacks and the host ran.
     """
     from torch_xla.debug import metrics
 
@@ -246,7 +239,11 @@ def create() -> XlaDevice:
                 "mup-tpu doctor says what is missing"
             )
         if kind == "TPU":
-            _check_chips()
+            if not private.tpu_chips() and not device_files():  # libtpu would wait for a chip for ever
+                raise ConfigError(
+                    "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
+                    "to run XLA on the CPU"
+                )
             _keep_programs()
         if not runtime.is_spmd():
             runtime.use_spmd()
@@ -261,19 +258,6 @@ def create() -> XlaDevice:
             f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
             "mup-tpu doctor says what is missing"
         ) from None
-
-
-def _check_chips() -> None:
-    """Check that there is a chip: libtpu would wait for one for ever.
-
-    Raises:
-        ConfigError: neither torch_xla's scan of the PCI bus nor the device files show one.
-    """
-    if not private.tpu_chips() and not device_files():
-        raise ConfigError(
-            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU to run "
-            "XLA on the CPU"
-        )
 
 
 def _keep_programs() -> None:

@@ -23,9 +23,8 @@ from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
 class XlaLoop:
     """A step that one program makes any number of times.
 
-    Args:
-        step: called once, with tensors that hold no values.
-        place: sends a CPU tensor to the device, whole to each part of a mesh.
+    The step is called once, with tensors that hold no values. `place` sends a CPU tensor to the device, whole
+    to each part of a mesh.
     """
 
     def __init__(self, step: Step, place: Callable[[Tensor], Tensor]) -> None:
@@ -33,16 +32,9 @@ class XlaLoop:
         self._program: _Program | None = None
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
-        """Make `steps` steps.
+        """Results (L, ...) of `steps` steps, which read `fixed` and write `changed`; zeros after the last.
 
-        Args:
-            changed: nested tensors that each step changes, in place.
-            fixed: nested tensors that each step reads.
-            stacks: nested tensors (L, ...); step i gets item i.
-            steps: at most L.
-
-        Returns:
-            Results of the steps as one tensor (L, ...); zeros after the last step.
+        `stacks` hold L items: step i gets item i.
         """
         if self._program is None:
             self._program = _Program(self._step, changed, fixed, stacks)

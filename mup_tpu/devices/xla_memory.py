@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices.tpus import GENERATIONS, hbm_bytes
+from mup_tpu.devices.tpus import GENERATIONS, known_generation
 from mup_tpu.internals import torch_xla as private
 
 _USABLE = 0.95
@@ -46,4 +46,5 @@ def _capacity() -> int:
     if kind is None:
         with contextlib.suppress(Exception):  # any failure of the request to the VM's metadata server
             kind = private.tpu_accelerator_type()
-    return hbm_bytes(kind or "") or min(g.device_hbm_bytes for g in GENERATIONS.values())
+    known = known_generation(kind or "")
+    return min(g.device_hbm_bytes for g in ([known] if known else GENERATIONS.values()))

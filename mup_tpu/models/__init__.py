@@ -21,19 +21,9 @@ if TYPE_CHECKING:
     from mup.infshape import InfShape
 
 __all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "Declaration",
-    "Fold",
-    "Forms",
-    "Parameter",
-    "architecture_of",
-    "declare",
-    "forward_factors",
-    "forward_scaling",
-    "parameter_scalings",
-    "training_flops",
-]
+    "ARCHITECTURES", "Architecture", "Declaration", "Fold", "Forms", "Parameter", "architecture_of",
+    "declare", "forward_factors", "forward_scaling", "parameter_scalings", "sizes", "training_flops",
+]  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     architecture.name: architecture for architecture in (GPT2(), Llama())
@@ -81,6 +71,16 @@ def training_flops(trial: Trial, vocab_size: int) -> float:
         vocab_size, data.sequence_length
     )
     return per_token * trial.train.steps * data.batch_size * data.sequence_length
+
+
+def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
+    """Columns of run tables that follow from a trial and its vocabulary: parameters and arithmetic."""
+    declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
+    return {
+        "params": declaration.total,
+        "params_non_embedding": declaration.non_embedding,
+        "flops": training_flops(trial, vocab_size),
+    }
 
 
 def forward_scaling(trial: Trial) -> ForwardScaling:

@@ -156,7 +156,6 @@ class _RecomputedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient_BHTd: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value."""
         query_BHTd, key_BHTd, value_BHTd, out_BHTd, sums_BHT = ctx.saved_tensors
         t = query_BHTd.shape[-2]
         mean_BHT1 = (gradient_BHTd * out_BHTd).to(sums_BHT.dtype).sum(-1, keepdim=True)  # appendix B.2

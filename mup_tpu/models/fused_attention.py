@@ -106,7 +106,6 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
-        """Output, and tensors for backward."""
         kernel = kernel_for(query)
         assert kernel is not None
         return tuple(kernel.forward(query, key, value, scale))
@@ -119,12 +118,10 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Any, ...]:
-        """Gradients of query, key and value."""
         return (*_FusedBackward.apply(gradient, ctx.scale, *ctx.saved_tensors), None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
-        """Members' sequences as more sequences."""
         *tensors, scale = given
         folded = [_fold(x, dim, info.batch_size) for x, dim in zip(tensors, in_dims, strict=False)]
         return _unfold(_Fused.apply(*folded, scale), info.batch_size)
@@ -135,7 +132,6 @@ class _FusedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(gradient: Tensor, scale: float, *kept: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of query, key and value."""
         query, key, value, *rest = kept
         kernel = kernel_for(query)
         assert kernel is not None
@@ -151,7 +147,6 @@ class _FusedBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], gradient: Tensor, scale: float, *kept: Tensor) -> Any:
-        """Members' sequences as more sequences."""
         dims = (in_dims[0], *in_dims[2:])
         folded = [_fold(x, dim, info.batch_size) for x, dim in zip((gradient, *kept), dims, strict=True)]
         return _unfold(_FusedBackward.apply(folded[0], scale, *folded[1:]), info.batch_size)

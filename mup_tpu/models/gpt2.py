@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+ACTIVATIONS = ActivationMemory(
+    # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
+    # attention (5); a residual sum (1); the MLP's hidden layer after GELU, and before it or as GELU's slope
+    # (8). The rest was measured: gradients in the backward pass, and the allocator's share. Under vmap 34 are
+    # alive at once, and malloc holds half as much again.
+    vectors={"loop": 34, "vmap": 57},
+    # Attention as matrix products: under vmap logits, masked logits and softmax are alive at once (measured);
+    # in turns the softmax of the causal half.
+    scores={"loop": 0.5, "vmap": 4},
+    logits=4,  # logits, log-softmax, and the gradients of both
+    # XLA frees and fuses. Least largest error over the needs of TPU v4's and v5e's compilers
+    # (benchmarks/tpu_memory.csv): 18 %. Whole matrices of scores fit into room that others leave.
+    xla_vectors={"matmul": 15.6, "recomputed": 11.5},
+    xla_scores={"matmul": 0.0, "recomputed": 0.26},
+    xla_logits=2.3,
+    xla_bf16=0.6,
+)
+
+
 class GPT2(Transformer):
     """GPT-2, whose hidden matrices are stored (inputs, outputs)."""
 
@@ -21,7 +40,6 @@ class GPT2(Transformer):
     branches = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Tokens and positions."""
         return {
             "transformer.wte.weight": Parameter((vocab_size, width), "token_embedding", vocab_size, width),
             "transformer.wpe.weight": Parameter(
@@ -44,35 +62,16 @@ class GPT2(Transformer):
         return {f"{module}.{name}": p for module, both in modules.items() for name, p in both.items()}
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Gain and shift."""
         return {
             "weight": Parameter((width,), "norm", 1, width, in_block=in_block, init="ones"),
             "bias": Parameter((width,), "bias", 1, width, in_block=in_block, init="zeros"),
         }
 
     def query(self, config: ModelConfig) -> str:
-        """Queries, keys and values in one."""
         return "attn.c_attn"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Numbers that a layer keeps, as measured."""
-        return ActivationMemory(
-            # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
-            # attention (5); a residual sum (1); the MLP's hidden layer after GELU, and before it or as GELU's
-            # slope (8). The rest was measured: gradients in the backward pass, and the allocator's share.
-            # Under vmap 34 are alive at once, and malloc holds half as much again.
-            vectors={"loop": 34, "vmap": 57},
-            # Attention as matrix products: under vmap logits, masked logits and softmax are alive at once
-            # (measured); in turns the softmax of the causal half.
-            scores={"loop": 0.5, "vmap": 4},
-            logits=4,  # logits, log-softmax, and the gradients of both
-            # XLA frees and fuses. Least largest error over the needs of TPU v4's and v5e's compilers
-            # (benchmarks/tpu_memory.csv): 18 %. Whole matrices of scores fit into room that others leave.
-            xla_vectors={"matmul": 15.6, "recomputed": 11.5},
-            xla_scores={"matmul": 0.0, "recomputed": 0.26},
-            xla_logits=2.3,
-            xla_bf16=0.6,
-        )
+        return ACTIVATIONS
 
     def network(
         self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
@@ -83,7 +82,6 @@ class GPT2(Transformer):
         return build(config, vocab_size, sequence_length, forms)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A `GPT2LMHeadModel` of the same shape."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return GPT2LMHeadModel(

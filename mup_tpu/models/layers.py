@@ -26,7 +26,6 @@ class Scale(nn.Module):
         self.register_buffer("factor", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product."""
         return x * self.factor
 
 
@@ -39,7 +38,6 @@ class FastGelu(nn.Module):
     """`_SigmoidGelu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each element's GELU."""
         return _SigmoidGelu.apply(x)
 
 
@@ -85,7 +83,6 @@ class OnePassLayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Norm of each row."""
         return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
 
 
@@ -113,7 +110,6 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient_ND: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of input, weight and bias."""
         x_ND, weight_D, mean_N1, inverse_N1 = ctx.saved_tensors
         normed_ND = (x_ND - mean_N1) * inverse_N1
         scaled_ND = gradient_ND * weight_D
@@ -132,7 +128,6 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """The product."""
         return torch.addmm(self.bias, x_NI, self.weight)
 
 
@@ -149,22 +144,14 @@ class Readout(nn.Module):
         self.weight = weight
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
-        """Logits_NV."""
         return functional.linear(hidden_ND, self.weight)
 
 
 class ScaledNetwork(nn.Module):
     """A network with factors on attention logits, residual branches and logits.
 
-    Factors are buffers, which may differ between members of a pack.
-
-    Args:
-        name: prefix of the trunk's parameters.
-        trunk: network without readout; takes tokens_BT and the factors of attention and branches, returns
-            hidden_ND.
-        embedding_VD: weight of the token embedding.
-        tied: whether the readout is that embedding.
-        scaled_branches: whether residual branches have a factor.
+    Factors are buffers, which may differ between members of a pack. The trunk, whose parameters begin with
+    `name`, takes tokens_BT and the factors of attention and branches, and returns hidden_ND.
     """
 
     attention_factor: Tensor

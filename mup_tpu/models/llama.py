@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import ActivationMemory, Forms, Parameter
+from mup_tpu.models.gpt2 import ACTIVATIONS
 from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE, mlp_width
 from mup_tpu.models.transformer import Transformer
 
@@ -24,7 +26,6 @@ class Llama(Transformer):
     branches = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Tokens."""
         tokens = Parameter((vocab_size, width), "token_embedding", vocab_size, width)
         return {"model.embed_tokens.weight": tokens}
 
@@ -48,7 +49,6 @@ class Llama(Transformer):
         return {f"{module}.weight": parameter for module, parameter in modules.items()}
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Gain."""
         return {"weight": _gain(width, in_block)}
 
     def query(self, config: ModelConfig) -> str:
@@ -56,21 +56,14 @@ class Llama(Transformer):
         return "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Numbers that a layer keeps, as measured (tests/training/test_memory.py)."""
         # In turns: inputs of norms and matrices; queries, keys and values by head and side by side; the MLP's
         # product and both slopes. With the rest it came to GPT-2's number. Under vmap, elementary operations
         # of norms and rotations add temporary tensors. XLA's numbers are GPT-2's except for the vectors of QK
         # norms: within 13 % of TPU v4's and v5e's compilers (benchmarks/tpu_memory_llama*.csv).
-        qk_norm = config.qk_norm
-        return ActivationMemory(
-            vectors={"loop": 36, "vmap": 97} if qk_norm else {"loop": 34, "vmap": 78},
-            scores={"loop": 0.5, "vmap": 4},
-            logits=4,
-            xla_vectors={"matmul": 25, "recomputed": 20} if qk_norm else {"matmul": 15.6, "recomputed": 11.5},
-            xla_scores={"matmul": 0.0, "recomputed": 0.26},
-            xla_logits=2.3,
-            xla_bf16=0.6,
-        )
+        if not config.qk_norm:
+            return replace(ACTIVATIONS, vectors={"loop": 34, "vmap": 78})
+        vectors, xla_vectors = {"loop": 36, "vmap": 97}, {"matmul": 25, "recomputed": 20}
+        return replace(ACTIVATIONS, vectors=vectors, xla_vectors=xla_vectors)
 
     def network(
         self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()

@@ -24,7 +24,6 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """The product."""
         return functional.linear(x_NI, self.weight)
 
 
@@ -36,7 +35,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm of each row."""
         # Projections in bf16 return bf16, too coarse for the mean square.
         return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
 
@@ -45,7 +43,6 @@ class OnePassRMSNorm(RMSNorm):
     """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm of each row."""
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
 
 
@@ -70,7 +67,6 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of input and weight."""
         x, weight_D, inverse = ctx.saved_tensors
         normed = x * inverse
         scaled = gradient * weight_D
@@ -84,7 +80,6 @@ class BlockRMSNorm(RMSNorm):
     """RMS norm for CPUs, some rows at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm of each row."""
         return _BlockRMSNorm.apply(x.to(self.weight.dtype), self.weight)
 
 
@@ -107,7 +102,6 @@ class _BlockRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of input and weight."""
         x_RD, weight_D, inverse_R1 = ctx.saved_tensors
         g_RD = gradient.reshape(x_RD.shape)
         to_x_RD, to_weight_D, _ = torch.ops.aten.native_layer_norm_backward(
@@ -148,7 +142,6 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient_NI: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of both inputs."""
         gate_NI, up_NI = ctx.saved_tensors
         share_NI = gate_NI.sigmoid()
         slope_NI = share_NI * (1 + gate_NI * (1 - share_NI))
@@ -244,7 +237,6 @@ class _BlockRotateAndJoin(torch.autograd.Function):
     def forward(
         ctx, query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, cos_T1h: Tensor, sin_T1h: Tensor
     ) -> Tensor:
-        """Side by side (B, T, 3·D)."""
         t, (heads, d) = len(cos_T1h), query_NHd.shape[1:]
         ctx.groups, ctx.dtype = key_NGd.shape[1], query_NHd.dtype
         ctx.save_for_backward(cos_T1h, sin_T1h)
@@ -267,7 +259,6 @@ class _BlockRotateAndJoin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient_BTX: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Gradients of query, key and value."""
         cos_T1h, sin_T1h = ctx.saved_tensors
         query_BTHd, key_BTHd, value_BTHd = (
             x.unflatten(-1, (-1, 2 * cos_T1h.shape[-1])) for x in gradient_BTX.chunk(3, -1)

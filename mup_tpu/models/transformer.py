@@ -45,7 +45,6 @@ class Transformer(Architecture):
         """Numbers that a layer keeps, as measured."""
 
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Parameters and what follows from the size."""
         width = config.width
         blocks = tuple(f"{self.blocks}.{i}" for i in range(config.depth))
         parameters = self.embeddings(width, vocab_size, sequence_length)
@@ -70,7 +69,6 @@ class Transformer(Architecture):
         )
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Value of each buffer of the network."""
         return {
             f"{self.embedding_scale}.factor": config.alpha_in * scaling.embeddings,
             "attention_factor": config.alpha_attn * scaling.attention,

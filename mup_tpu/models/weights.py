@@ -54,13 +54,7 @@ def export_stock(
 ) -> Path:
     """Write a checkpoint folder that transformers' stock class loads without our code.
 
-    Args:
-        trial: the trained trial.
-        weights: its weights by name.
-        vocab_size: tokens of the vocabulary.
-        sequence_length: positions.
-        separator: token between documents: texts begin after it and end with it.
-        path: folder for config.json, generation_config.json and model.safetensors.
+    `separator` is the token between documents: texts begin after it and end with it.
     """
     from transformers import GenerationConfig
 

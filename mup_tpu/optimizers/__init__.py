@@ -7,13 +7,15 @@ from typing import Any
 
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.optimizers.adamw import AdamW
-from mup_tpu.optimizers.base import Factors, Group, UpdateRule, weight_decay
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, weight_decay
 from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-__all__ = ["UPDATE_RULES", "Factors", "Group", "UpdateRule", "constants", "update_rule_of", "weight_decay"]
+__all__ = [
+    "UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of", "weight_decay",
+]  # fmt: skip
 
 _ADAMW = AdamW()
 UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, SGD(), Muon())}
@@ -26,11 +28,7 @@ def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
 
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
-    """Constants of each update rule in a trial, by the rule's name, with all factors.
-
-    Raises:
-        ConfigError: a factor takes a constant out of its range.
-    """
+    """Constants of each update rule in a trial, by the rule's name, with all factors."""
     own = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
     moments = trial.optimizer.rules.moments(own, trial.growth)
     return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

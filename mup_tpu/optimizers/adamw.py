@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
-from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.rules.parametrization import MomentScaling, Scaling
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Betas(NamedTuple):
@@ -28,7 +24,6 @@ class AdamW(UpdateRule):
     name = "adamw"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """Both moments."""
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
@@ -37,11 +32,9 @@ class AdamW(UpdateRule):
         return config.learning_rate * ratio
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
-        """Both β."""
         return Betas(_scaled(config, "beta1", moments.beta1), _scaled(config, "beta2", moments.beta2))
 
     def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
-        """Both β, and ε."""
         return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:
@@ -60,22 +53,15 @@ class AdamW(UpdateRule):
         first, second = (1 - beta ** (step + 1) for beta in constants)
         return learning_rate, learning_rate / first, second**0.5
 
-    def update_stack(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        constants: Betas,
-        numbers: tuple[Tensor, ...],
-        factors: Factors,
-    ) -> None:
+    def update_stack(self, stack: StackedParameter, constants: Betas) -> None:
         """Update in torch.optim.AdamW's order of operations."""
-        lr, corrected_lr, root = numbers
-        p.mul_(1 - lr * factors.lr * factors.weight_decay)
-        slots["exp_avg"].lerp_(gradient, 1 - constants.first)
-        slots["exp_avg_sq"].mul_(constants.second).addcmul_(gradient, gradient, value=1 - constants.second)
-        denominator = (slots["exp_avg_sq"].sqrt() / root).add_(factors.eps)
-        p.sub_(corrected_lr * factors.lr * slots["exp_avg"] / denominator)
+        (lr, corrected_lr, root), gradient = stack.numbers, stack.gradient
+        mean, mean_square = stack.slots["exp_avg"], stack.slots["exp_avg_sq"]
+        stack.values.mul_(1 - lr * stack.lr_factor * stack.weight_decay)
+        mean.lerp_(gradient, 1 - constants.first)
+        mean_square.mul_(constants.second).addcmul_(gradient, gradient, value=1 - constants.second)
+        denominator = (mean_square.sqrt() / root).add_(stack.eps)
+        stack.values.sub_(corrected_lr * stack.lr_factor * mean / denominator)
 
 
 def _scaled(config: OptimizerConfig, name: str, factor: float) -> float:

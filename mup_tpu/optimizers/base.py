@@ -37,12 +37,16 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Factors:
-    """A stacked parameter's declaration, and factors that differ between members, each (K, 1, ...)."""
+class StackedParameter:
+    """A parameter of all members in one step; numbers and factors are (K, 1, ...) each."""
 
     parameter: Parameter
-    lr: Tensor
-    """× learning rate."""
+    values: Tensor
+    gradient: Tensor
+    slots: Mapping[str, Tensor]
+    numbers: tuple[Tensor, ...]
+    """From `UpdateRule.step_numbers`."""
+    lr_factor: Tensor
     weight_decay: Tensor
     eps: Tensor
 
@@ -81,30 +85,13 @@ class UpdateRule(ABC):
     def update_member(self, group: Group, constants: Any, learning_rate: float) -> None:
         """Apply the leaves' gradients in place; the learning rate comes without the group's factor."""
 
-    @abstractmethod
     def step_numbers(self, constants: Any, step: int, learning_rate: float) -> tuple[float, ...]:
         """Numbers of a member's update that change with the step (from 0), for `update_stack`."""
+        return (learning_rate,)
 
     @abstractmethod
-    def update_stack(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        constants: Any,
-        numbers: tuple[Tensor, ...],
-        factors: Factors,
-    ) -> None:
-        """Apply a stacked gradient in place.
-
-        Args:
-            p: stacked parameter.
-            gradient: stacked.
-            slots: its state, stacked.
-            constants: from `constants`, the same for all members.
-            numbers: from `step_numbers`, each (K, 1, ...).
-            factors: the parameter's.
-        """
+    def update_stack(self, stack: StackedParameter, constants: Any) -> None:
+        """Apply a stacked gradient in place."""
 
 
 def weight_decay(config: OptimizerConfig, peak: float, parameter: Parameter, scaling: Scaling) -> float:

@@ -18,12 +18,11 @@ Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import MomentScaling
 
@@ -54,7 +53,6 @@ class Muon(UpdateRule):
     name = "muon"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
-        """The momentum's buffer."""
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
@@ -62,7 +60,6 @@ class Muon(UpdateRule):
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
-        """Hidden matrices."""
         return parameter.role == "hidden" and len(parameter.shape) == 2
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
@@ -90,34 +87,22 @@ class Muon(UpdateRule):
                 scale = scale_of(parameter, part.shape[-1], constants.scale)
                 part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
 
-    def step_numbers(self, constants: MuonConstants, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate."""
-        return (learning_rate,)
-
-    def update_stack(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        constants: MuonConstants,
-        numbers: tuple[Tensor, ...],
-        factors: Factors,
-    ) -> None:
+    def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
         """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch
 
-        (lr,) = numbers
-        rate = lr * factors.lr
-        direction_KRC = _direction(gradient, slots["momentum_buffer"], constants)
+        (lr,), p = stack.numbers, stack.values
+        rate = lr * stack.lr_factor
+        direction_KRC = _direction(stack.gradient, stack.slots["momentum_buffer"], constants)
         updates_KRC: list[Tensor] = []
-        parts = direction_KRC.split(slice_widths(factors.parameter), -1)
+        parts = direction_KRC.split(slice_widths(stack.parameter), -1)
         for width, alike in groupby(parts, lambda part: part.shape[-1]):
             stacked_KSRC = torch.stack([*alike], 1)
             orthogonal_NRC = orthogonalised(stacked_KSRC.flatten(0, 1), constants.steps, constants.dtype)
-            scale = scale_of(factors.parameter, width, constants.scale)
+            scale = scale_of(stack.parameter, width, constants.scale)
             scaled_KSRC = scale * orthogonal_NRC.to(p.dtype).view_as(stacked_KSRC)
             updates_KRC += scaled_KSRC.unbind(1)
-        p.mul_(1 - rate * factors.weight_decay)
+        p.mul_(1 - rate * stack.weight_decay)
         p.sub_(rate * (updates_KRC[0] if len(updates_KRC) == 1 else torch.cat(updates_KRC, -1)))
 
 
@@ -128,15 +113,10 @@ def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Te
 
 
 def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
-    """The nearest matrices with singular values of 1, to about ±0.3, by a quintic Newton-Schulz iteration.
+    """The nearest matrices (R, C) or (N, R, C) with singular values of 1, to about ±0.3.
 
-    Args:
-        matrices: (R, C), or a batch (N, R, C).
-        steps: of the iteration; 5 bring singular values of a hundredth of the norm near 1.
-        dtype: "bfloat16", as torch.optim.Muon; or "float32", the matrices' own.
-
-    Returns:
-        Matrices of the same shape, in the iteration's dtype.
+    By a quintic Newton-Schulz iteration, in "bfloat16", as torch.optim.Muon, or in the matrices' own dtype.
+    Five steps bring singular values of a hundredth of the norm near 1.
     """
     import torch
 
@@ -163,13 +143,7 @@ def slice_widths(parameter: Parameter) -> list[int]:
 
 
 def scale_of(parameter: Parameter, columns: int, convention: str) -> float:
-    """Factor on an orthogonalised matrix.
-
-    Args:
-        parameter: its declaration, stored (in, out) or (out, in).
-        columns: the matrix's own, in a fused parameter.
-        convention: as `OptimizerConfig.muon_scale`.
-    """
+    """Factor on an orthogonalised matrix with `columns` of a parameter, stored (in, out) or (out, in)."""
     fan_in, fan_out = parameter.fan_in, parameter.fan_out
     if parameter.shape[-1] == fan_out:
         fan_out = columns

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.optimizers.base import Factors, Group, UpdateRule
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
 from mup_tpu.rules.parametrization import MomentScaling
 
 if TYPE_CHECKING:
@@ -23,11 +22,9 @@ class SGD(UpdateRule):
         return ("momentum_buffer",) if config.momentum else ()
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
-        """The momentum."""
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
-        """Update by torch's fused function."""
         from torch.optim.sgd import sgd
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]
@@ -37,22 +34,10 @@ class SGD(UpdateRule):
             momentum=constants, lr=learning_rate * group.lr_factor, weight_decay=group.weight_decay,
         )  # fmt: skip
 
-    def step_numbers(self, constants: float, step: int, learning_rate: float) -> tuple[float, ...]:
-        """The learning rate."""
-        return (learning_rate,)
-
-    def update_stack(
-        self,
-        p: Tensor,
-        gradient: Tensor,
-        slots: Mapping[str, Tensor],
-        constants: float,
-        numbers: tuple[Tensor, ...],
-        factors: Factors,
-    ) -> None:
+    def update_stack(self, stack: StackedParameter, constants: float) -> None:
         """Update in torch.optim.SGD's order of operations."""
-        (lr,) = numbers
-        gradient = gradient + factors.weight_decay * p
+        (lr,) = stack.numbers
+        gradient = stack.gradient + stack.weight_decay * stack.values
         if constants:  # the buffer starts at 0: the first update is the gradient
-            gradient = slots["momentum_buffer"].mul_(constants).add_(gradient)
-        p.sub_(lr * factors.lr * gradient)
+            gradient = stack.slots["momentum_buffer"].mul_(constants).add_(gradient)
+        stack.values.sub_(lr * stack.lr_factor * gradient)

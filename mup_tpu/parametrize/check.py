@@ -165,14 +165,13 @@ class _Training:
     probes: Sequence[str]
 
     def measure(self, scaled: ModuleParametrization, module: nn.Module) -> list[dict[str, Any]]:
-        """Train a module, and measure before each step and at the end."""
         optimizer = OPTIMIZERS[self.optimizer](scaled.param_groups(module, lr=self.lr))
         outputs: dict[str, Tensor] = {}
         for name in _probed(module, self.probes):
             module.get_submodule(name).register_forward_hook(_keep(outputs, name))
         readouts, called = {f.module: f.factor for f in scaled.forward if f.place == "input"}, set[str]()
         for name in readouts:
-            module.get_submodule(name).register_forward_hook(_note(called, name))
+            module.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
         start: dict[str, Tensor] = {}
         rows = []
         for step in range(self.steps + 1):
@@ -241,11 +240,6 @@ def _keep(outputs: dict[str, Tensor], name: str) -> Callable[..., None]:
         outputs[name] = output.detach().clone()
 
     return keep
-
-
-def _note(called: set[str], name: str) -> Callable[..., None]:
-    """Hook that notes a call of a module."""
-    return lambda module, inputs, output: called.add(name)
 
 
 def _require_called(readouts: Mapping[str, float], called: set[str]) -> None:

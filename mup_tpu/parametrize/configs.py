@@ -66,9 +66,6 @@ def from_config(
         heads: "number" adds heads of the base's size, "size" lets the base's number of heads grow.
         model_class: class of the model; by default a causal language model's.
         options: rule, optimizer, roles, branches and by_hand of `parametrize`.
-
-    Raises:
-        ConfigError: as `parametrize`, or a field would be no whole number, or it is no configuration.
     """
     base = getattr(config, "hidden_size", None)
     if not isinstance(base, int) or not isinstance(getattr(config, "num_attention_heads", None), int):

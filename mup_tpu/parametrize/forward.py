@@ -89,11 +89,7 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
 
 @torch.no_grad()
 def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Multiply weights by the forward factors and remove these, so that the plain class computes the same.
-
-    Raises:
-        ConfigError: the factor of a module cannot go into a weight.
-    """
+    """Multiply weights by the forward factors and remove these, so that the plain class computes the same."""
     for factor in factors:
         if factor.place == "by hand":
             continue
@@ -158,11 +154,7 @@ def readout_factors(
     logits: Mapping[str, float],
     by_hand: Sequence[str],
 ) -> list[ForwardFactor]:
-    """Factor of each readout's logits, tied ones too, applied before the matrix (as mup.MuReadout).
-
-    Raises:
-        ConfigError: a factor cannot be applied from outside.
-    """
+    """Factor of each readout's logits, tied ones too, applied before the matrix (as mup.MuReadout)."""
     factors = []
     for name, parameter in parameters.items():
         owners = found[name].owners
@@ -185,11 +177,7 @@ def readout_factors(
 def attention_factors(
     base: nn.Module, module: nn.Module, rule: Callable[[float], ForwardScaling], by_hand: Sequence[str]
 ) -> list[ForwardFactor]:
-    """Factor of the attention logits of each module with an attribute `head_dim`.
-
-    Raises:
-        ConfigError: a module has a factor and no attribute `scaling`.
-    """
+    """Factor of the attention logits of each module with an attribute `head_dim`."""
     factors = []
     for name, part in module.named_modules():
         size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
@@ -232,11 +220,7 @@ def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
 def branch_factors(
     module: nn.Module, branches: Sequence[str], residual: float, rule: str
 ) -> list[ForwardFactor]:
-    """Factor of each residual branch, after its last layer.
-
-    Raises:
-        ConfigError: the factor is not 1, and no branch is named.
-    """
+    """Factor of each residual branch, after its last layer."""
     names = [name for name, _ in module.named_modules()]
     for pattern in branches:
         if not any(fnmatchcase(name, pattern) for name in names):

@@ -48,9 +48,6 @@ def init_sizes(build: Build, width: int, depth: int | None) -> dict[str, float]:
     """Size of each parameter's init at one size of the module, by name; only ratios have a meaning.
 
     An init that mixes elements, such as an orthogonal one, is drawn once; its root mean square is taken.
-
-    Raises:
-        ConfigError: build fails.
     """
     with torch.random.fork_rng(devices=[]), _Quartiles():
         module = call(build, width, depth)

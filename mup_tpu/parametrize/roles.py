@@ -47,11 +47,7 @@ def declared(
     in_block: bool = False,
     init_depth_exponent: float = 0.0,
 ) -> Parameter:
-    """Declaration of one parameter.
-
-    Raises:
-        ConfigError: the role cannot be told, or the given one is not allowed.
-    """
+    """Declaration of one parameter."""
     given = [role for pattern, role in roles.items() if any(fnmatchcase(n, pattern) for n in found.names)]
     if given and given[0] not in ROLES:
         raise ConfigError(f"role {given[0]!r} of {found.names[0]!r} is not one of {', '.join(ROLES)}")
@@ -110,15 +106,16 @@ def _role(found: Found, axes: InfShape) -> Role:
             # A kernel for each channel is no input layer: the module's input grows.
             grouped = isinstance(owner.module, _ConvNd) and owner.module.groups > 1
             return "hidden" if grouped else "token_embedding"
+    why = "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
+    if sum(grows) > 2:
+        why = f"{sum(grows)} of its axes grow with width, and rules are for two at most"
     raise ConfigError(
         f"the role of parameter {found.names[0]!r} of {type(owner.module).__name__}, shape {found.shape}, "
-        f"cannot be told: {_grown(grows)}; say roles={{{found.names[0]!r}: ...}} with one of "
-        f"{', '.join(ROLES)}"
+        f"cannot be told: {why}; say roles={{{found.names[0]!r}: ...}} with one of {', '.join(ROLES)}"
     )
 
 
 def _embedding_of(found: Found) -> Owner | None:
-    """Embedding whose table a parameter is, if any."""
     tables = [o for o in found.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
     return tables[0] if tables else None
 
@@ -130,14 +127,6 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 def _is_bias(owner: Owner) -> bool:
     return "bias" in owner.attribute
-
-
-def _grown(grows: list[bool]) -> str:
-    if sum(grows) > 2:
-        return f"{sum(grows)} of its axes grow with width, and rules are for two at most"
-    return (
-        "one axis grows with width, as of an embedding, an input layer, a readout, a norm's gain and a bias"
-    )
 
 
 def _some(names: list[str]) -> str:

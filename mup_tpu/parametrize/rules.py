@@ -121,12 +121,17 @@ class _Derivation:
             )
 
     def result(self) -> ModuleParametrization:
-        """Factors of every parameter, and of the forward pass."""
         require_used(self.roles, self.found)
         axes = self._axes()
         parameters = self._declarations(axes)
         for name, shape in axes.items():
-            if _said_hidden(parameters[name], shape):
+            # Growing inputs only, as a readout has, but hidden by the user's roles.
+            if (
+                parameters[name].role == "hidden"
+                and shape.ninf() == 1
+                and len(shape) >= 2
+                and shape[1].isinf()
+            ):
                 axes[name] = _as_hidden(shape)
         config = OptimizerConfig(optimizer=self.optimizer)  # type: ignore[arg-type]
         scalings = {
@@ -147,7 +152,6 @@ class _Derivation:
 
     @property
     def growth(self) -> Growth:
-        """Growth along width and depth."""
         depth = 1.0 if self.depth is None or self.base_depth is None else self.depth / self.base_depth
         return Growth(width=self.width / self.base_width, depth=depth)
 
@@ -195,7 +199,6 @@ class _Derivation:
         return axes
 
     def _declarations(self, axes: Mapping[str, InfShape]) -> dict[str, Parameter]:
-        """Declaration of each parameter."""
         blocks: tuple[str, ...] = ()
         exponents: dict[str, float] = {}
         if self.depth is not None:
@@ -223,7 +226,6 @@ class _Derivation:
     def _forward_factors(
         self, parameters: Mapping[str, Parameter], multipliers: Mapping[str, float]
     ) -> tuple[ForwardFactor, ...]:
-        """Factors of attention logits, residual branches and readouts."""
         forward, growth = PARAMETRIZATIONS[self.rule].forward, self.growth
         logits = {
             name: forward(Growth(width=m, depth=growth.depth)).logits for name, m in multipliers.items()
@@ -246,11 +248,6 @@ class _Derivation:
             ratio = factors.init * base[name] / own[name] if own[name] else 1.0
             ratios[name] = 1.0 if abs(ratio - 1) < 1e-5 else ratio  # rounding of float32
         return ratios
-
-
-def _said_hidden(parameter: Parameter, axes: InfShape) -> bool:
-    """Whether a matrix has growing inputs only, like a readout, but is hidden by the user's roles."""
-    return parameter.role == "hidden" and axes.ninf() == 1 and len(axes) >= 2 and axes[1].isinf()
 
 
 def _as_hidden(axes: InfShape) -> InfShape:

@@ -55,21 +55,13 @@ def parameters_of(module: nn.Module) -> dict[str, Found]:
 
 
 def build_on_meta(build: Build, width: int, depth: int | None) -> nn.Module:
-    """A module at a size, without memory for its weights.
-
-    Raises:
-        ConfigError: build fails, or returns no module.
-    """
+    """A module at a size, without memory for its weights."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return call(build, width, depth)
 
 
 def call(build: Build, width: int, depth: int | None) -> nn.Module:
-    """A module at a size, on the current device.
-
-    Raises:
-        ConfigError: build fails, or returns no module.
-    """
+    """A module at a size, on the current device."""
     said = f"build({width})" if depth is None else f"build({width}, {depth})"
     try:
         module = build(width) if depth is None else build(width, depth)
@@ -85,11 +77,7 @@ def call(build: Build, width: int, depth: int | None) -> nn.Module:
 
 
 def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
-    """Names of a module's blocks, each with its dot: members of lists that are longer in a deeper module.
-
-    Raises:
-        ConfigError: no list is longer.
-    """
+    """Names of a module's blocks, each with its dot: members of lists that are longer in a deeper module."""
     lengths = {
         name: len(m) for name, m in deep.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)
     }
@@ -108,11 +96,7 @@ def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
 
 
 def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.Parameter]:
-    """Parameters of a module, wrapped or not, by their names as built.
-
-    Raises:
-        ConfigError: names are missing, or others are there.
-    """
+    """Parameters of a module, wrapped or not, by their names as built."""
     found = {}
     for name, parameter in module.named_parameters():
         for wrapper in _WRAPPERS:

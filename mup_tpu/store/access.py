@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Literal
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as
 from mup_tpu.files import Folder
 
 
@@ -21,10 +20,6 @@ def results_folder(path: str | os.PathLike[str]) -> Folder:
         return Folder(path)
 
 
-@contextlib.contextmanager
-def accessed(folder: object, how: Literal["opened", "read", "written"]) -> Iterator[None]:
+def accessed(folder: object, how: Literal["opened", "read", "written"]) -> AbstractContextManager[None]:
     """Raise errors of the file system as StoreErrors."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be {how}: {reason(error)}") from None
+    return raised_as(StoreError, f"results folder {folder} cannot be {how}")

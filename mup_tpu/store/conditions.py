@@ -21,11 +21,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """A condition from COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE.
-
-        Raises:
-            TableError: the text has another form.
-        """
+        """A condition from COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE."""
         found = re.fullmatch(r"\s*([^=<>]+?)\s*(>=|<=|=)\s*(.*?)\s*", text, re.DOTALL)
         if found is None:
             raise TableError(
@@ -38,11 +34,7 @@ class Condition:
         return condition
 
     def bound(self) -> float:
-        """The value as a number.
-
-        Raises:
-            TableError: the value is not a number.
-        """
+        """The value as a number."""
         try:
             return parse_number(self.value)
         except (ValueError, ConfigError):

@@ -11,7 +11,7 @@ from mup_tpu.config import Sweep, field_column, shown
 from mup_tpu.config.columns import COLUMNS
 from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.config.trial import part_of_field
-from mup_tpu.errors import StoreError, TableError, reason
+from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently
 from mup_tpu.store.access import accessed
 from mup_tpu.store.conditions import Condition
@@ -177,27 +177,17 @@ def _scales(found: Any) -> tuple[float, ...]:
 
 
 def read_header(folder: Folder) -> Header | None:
-    """Header of a results folder; None without a store.
-
-    Raises:
-        StoreError: the header cannot be read, or an entry is not allowed.
-    """
-    try:
-        with accessed(folder, "read"):
-            try:
-                return Header.parse(folder.read(FILE, MOST_BYTES))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"results folder {folder} cannot be read: {FILE}: {reason(error)}") from None
+    """Header of a results folder; None without a store."""
+    said = f"results folder {folder} cannot be read: {FILE}"
+    with accessed(folder, "read"), raised_as(StoreError, said, (ValueError, RecursionError)):
+        try:
+            return Header.parse(folder.read(FILE, MOST_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 def create_header(folder: Folder, header: Header) -> Header:
-    """Header of a new results folder: this one, or another driver's that was created at the same time.
-
-    Raises:
-        StoreError: the header cannot be written.
-    """
+    """Header of a new results folder: this one, or another driver's that was created at the same time."""
     with accessed(folder, "written"):
         try:
             patiently(lambda: folder.create(FILE, header.to_json()))
@@ -209,10 +199,6 @@ def create_header(folder: Folder, header: Header) -> Header:
 
 
 def write_header(folder: Folder, header: Header) -> None:
-    """Put a header in place of an earlier one.
-
-    Raises:
-        StoreError: the header cannot be written.
-    """
+    """Put a header in place of an earlier one."""
     with accessed(folder, "written"):
         patiently(lambda: folder.write(FILE, header.to_json()))

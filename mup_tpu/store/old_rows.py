@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.config import PARTS
-from mup_tpu.config.columns import COLUMNS, CONFIGURED, Column
+from mup_tpu.config.columns import COLUMNS, CONFIGURED
 
 
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
@@ -36,7 +36,8 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
         if missing.any():
             default = getattr(PARTS[column.part](), column.field)
             values = [row.get(column.field, default) for row in flat]
-            if wrong := [value for value in values if not _is_of(column, value)]:
+            allowed = (int, float) if column.type is float else (column.type,)
+            if wrong := [value for value in values if type(value) not in allowed]:
                 raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
             known = pd.Series(values, runs.index[old])
             runs[column.name] = runs[column.name].astype(object).where(~missing, known)
@@ -45,11 +46,6 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 _PANDAS = {int: "int64", float: "float64", bool: "bool", str: "str"}
-
-
-def _is_of(column: Column, value: Any) -> bool:
-    """Whether a value has a column's type."""
-    return type(value) is column.type or (column.type is float and type(value) is int)
 
 
 def _flat(config: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as
 
 _CHECKED_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{16})\.parquet")
 
@@ -39,22 +39,15 @@ def new_name(content: bytes) -> str:
 
 
 def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """Table of a part, its known columns in their types.
+    """Table of a part, its known columns in the types of `schema`, with a value of `keys` in every row.
 
-    Args:
-        content: bytes of the part.
-        name: file name of the part.
-        where: name of the part in errors.
-        schema: types of known columns; others stay as they are.
-        keys: columns with a value in every row.
-
-    Raises:
-        StoreError: the part is damaged, not Parquet, or has columns of another kind.
+    `where` names the part in errors.
     """
     named = _CHECKED_NAME.fullmatch(name)
     if named and named[1] != _checksum(content):
         raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
-    try:
+    # Damaged bytes make decoders raise errors of any kind.
+    with raised_as(StoreError, f"part {where} cannot be read", (Exception,)):
         file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         table = file.read(use_threads=False)
         table.validate(full=True)  # without it, wrong bytes in text raise only when the text is used
@@ -69,8 +62,6 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
             if name in known and types[index] != known[name]:
                 table = table.set_column(index, schema.field(name), _cast(table[name], name, schema))
         return table
-    except Exception as error:  # damaged bytes make decoders raise errors of any kind
-        raise StoreError(f"part {where} cannot be read: {reason(error)}") from None
 
 
 def _cast(column: pa.ChunkedArray, name: str, schema: pa.Schema) -> pa.ChunkedArray:

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as
 from mup_tpu.files import patiently
-from mup_tpu.store.access import results_folder
+from mup_tpu.store.access import accessed, results_folder
 
 FILE = "predictions.json"
 _MOST_BYTES = 2**24
+_MISFITS = (ValueError, TypeError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -79,30 +80,18 @@ def fingerprint(trial_ids: Iterable[str]) -> str:
 
 
 def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
-    """Predictions that are kept in a results folder, in the order in which they were made.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """Predictions that are kept in a results folder, in the order in which they were made."""
     folder = results_folder(path)
-    try:
-        return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be read: {reason(error)}") from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StoreError(
-            f"results folder {folder} cannot be read: {FILE} is no list of predictions: {reason(error)}"
-        ) from None
+    said = f"results folder {folder} cannot be read: {FILE} is no list of predictions"
+    with accessed(folder, "read"), raised_as(StoreError, said, _MISFITS):
+        try:
+            return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
 
 
 def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
-    """Add predictions to a results folder; one from the same rows for the same target is there already.
-
-    Raises:
-        StoreError: the file cannot be read or written.
-    """
+    """Add predictions to a results folder; one from the same rows for the same target is there already."""
     kept = list(load_predictions(path))
     known = {prediction._subject for prediction in kept}
     more = [prediction for prediction in made if prediction._subject not in known]
@@ -110,7 +99,5 @@ def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction
         return
     folder = results_folder(path)
     content = json.dumps([asdict(prediction) for prediction in [*kept, *more]], indent=1).encode() + b"\n"
-    try:
+    with accessed(folder, "written"):
         patiently(lambda: folder.write(FILE, content))
-    except OSError as error:
-        raise StoreError(f"results folder {folder} cannot be written: {reason(error)}") from None

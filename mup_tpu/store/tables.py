@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from mup_tpu.config.columns import COLUMNS
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, cache_root, patiently
 from mup_tpu.store import parts
 from mup_tpu.store.access import accessed
@@ -79,16 +79,7 @@ def _states(folder: Folder, table: str) -> dict[str, str]:
 
 
 def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
-    """A table of a results folder, each row and point once.
-
-    Args:
-        folder: results folder.
-        table: "runs" or "curves".
-        own: columns of a study with their types; None for our own trials.
-
-    Raises:
-        StoreError: a part is damaged or cannot be read, or parts do not fit together.
-    """
+    """A table of a results folder, each row and point once."""
     schema = _schema(table, own)
     for _ in range(_LISTINGS):
         tables = _read_parts(folder, table, schema)
@@ -99,8 +90,9 @@ def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
     try:
         frame = _frame([rows for _, rows in tables], table, schema)
     except _MISFITS as error:
-        for name, rows in tables:
-            _check_alone(rows, table, schema, f"{folder}/{table}/{name}")
+        for name, rows in tables:  # a part that cannot be read by itself is named
+            with raised_as(StoreError, f"part {folder}/{table}/{name} cannot be read", _MISFITS):
+                _frame([rows], table, schema)
         raise StoreError(f"parts of {folder}/{table} do not fit together: {reason(error)}") from None
     if table == "curves":
         return frame.drop_duplicates(["trial_id", "split", "step"], keep="last", ignore_index=True)
@@ -112,14 +104,6 @@ def read_table(folder: Folder, table: str, own: Own = None) -> pd.DataFrame:
 def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.DataFrame:
     whole = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
     return complete(whole.to_pandas()) if table == "runs" else whole.to_pandas()
-
-
-def _check_alone(rows: pa.Table, table: str, schema: pa.Schema, part: str) -> None:
-    """Refuse a part that cannot be read by itself."""
-    try:
-        _frame([rows], table, schema)
-    except _MISFITS as error:
-        raise StoreError(f"part {part} cannot be read: {reason(error)}") from None
 
 
 def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:
@@ -192,11 +176,7 @@ def _remember(
 
 
 def merge(folder: Folder, table: str, own: Own = None) -> None:
-    """Merge all parts of a table into one.
-
-    Raises:
-        StoreError: a part cannot be read, or the folder cannot be written.
-    """
+    """Merge all parts of a table into one."""
     before = part_names(folder, table)
     if len(before) > 1:
         write_part(folder, table, pa.Table.from_pandas(read_table(folder, table, own), preserve_index=False))
@@ -204,11 +184,7 @@ def merge(folder: Folder, table: str, own: Own = None) -> None:
 
 
 def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Own = None) -> None:
-    """Add records as a part; on return the part is on disk.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Add records as a part; on return the part is on disk."""
     schema = _schema(table, own)
     extra = sorted({key for record in records for key in record} - set(schema.names))
     all_fields = [*schema, *(pa.field(k, pa.array([r.get(k) for r in records]).type) for k in extra)]
@@ -216,11 +192,7 @@ def append(folder: Folder, table: str, records: list[Mapping[str, Any]], own: Ow
 
 
 def write_part(folder: Folder, table: str, rows: pa.Table) -> None:
-    """Add rows as a part.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
+    """Add rows as a part."""
     content = parts.encode(rows)
     name = f"{table}/{parts.new_name(content)}"
     with accessed(folder, "written"):

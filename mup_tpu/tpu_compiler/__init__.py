@@ -9,17 +9,6 @@ from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.pack import TARGETS, Target, compile_pack, compile_program, hand_over, target
 
 __all__ = [
-    "CASES",
-    "TARGETS",
-    "Case",
-    "Checked",
-    "Compiled",
-    "Target",
-    "check",
-    "compile_pack",
-    "compile_program",
-    "hand_over",
-    "listed",
-    "problems",
-    "target",
-]
+    "CASES", "TARGETS", "Case", "Checked", "Compiled", "Target", "check", "compile_pack", "compile_program",
+    "hand_over", "listed", "problems", "target",
+]  # fmt: skip

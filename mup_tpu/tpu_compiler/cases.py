@@ -29,7 +29,6 @@ class Case:
     collectives: Counter[str]
 
     def compile(self, chips: Target) -> Compiled:
-        """Program for these chips."""
         members = self.members(chips.devices)
         trials = [self.trial.replace(seed=seed) for seed in range(members)]
         return compile_pack(trials, _VOCAB_SIZE, chips, self.mesh.format(n=chips.devices))
@@ -67,11 +66,7 @@ class Checked:
 
 
 def check(chips: Target) -> Iterator[Checked]:
-    """Compile each case for a type of TPU and check the programs.
-
-    Raises:
-        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses a program.
-    """
+    """Compile each case for a type of TPU and check the programs."""
     for case in CASES:
         compiled = case.compile(chips)
         yield Checked(case, compiled, list(problems(case, compiled, chips)))

@@ -49,11 +49,7 @@ TARGETS = {
 
 
 def target(accelerator_type: str) -> Target:
-    """The chips of a type such as v4-8.
-
-    Raises:
-        ConfigError: a type for which libtpu was not tested.
-    """
+    """The chips of a type such as v4-8."""
     if accelerator_type not in TARGETS:
         raise ConfigError(f"TPU type {accelerator_type!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[accelerator_type]
@@ -124,11 +120,7 @@ def hand_over(
 
 
 def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> Compiled:
-    """Compile a program that `hand_over` made for the same number of devices.
-
-    Raises:
-        ConfigError: the compiler refuses the program.
-    """
+    """Compile a program that `hand_over` made for the same number of devices."""
     with scratch_folder() as folder:
         given, out = folder / "program.txt", folder / "compiled.txt"
         given.write_text(program)

@@ -21,7 +21,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
 
 KEEP = 2
@@ -61,19 +61,17 @@ def save(
 ) -> None:
     """Write the checkpoint of `step`; then drop all except the last `KEEP`, the best and open ones.
 
+    If others remove the folder each time that it is written, training goes on with a warning.
+
     Args:
         path: the pack's folder of checkpoints, or its fsspec URL.
         step: steps done.
         tensors: by name, from any device.
-        meta: plain values for meta.json; `trial_ids` names the pack, `is_open` says that a longer run can go
-            on from here.
-        evaluation_loss: held-out loss of the pack's best member at this step; None without an evaluation.
+        meta: plain values; `trial_ids` names the pack, `is_open` says that a longer run can go on from here.
+        evaluation_loss: held-out loss of the pack's best member; None without an evaluation.
 
     Raises:
         StoreError: the folder cannot be written; earlier checkpoints stay.
-
-    Warns:
-        UserWarning: others removed it each time that it was written.
     """
     on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     for left in reversed(range(_TRIES)):
@@ -127,11 +125,7 @@ def _digest(meta: Mapping[str, Any]) -> str:
 
 
 class CheckpointWriter:
-    """Writes a pack's checkpoints in a thread while the pack trains on, one at a time.
-
-    Args:
-        path: the pack's folder of checkpoints, or its fsspec URL.
-    """
+    """Writes a pack's checkpoints in a thread while the pack trains on, one at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
@@ -143,11 +137,7 @@ class CheckpointWriter:
     def save(
         self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], evaluation_loss: float | None
     ) -> None:
-        """`save`, in the thread; returns once all is copied to host memory, after the previous checkpoint.
-
-        Raises:
-            StoreError: the previous one could not be written.
-        """
+        """`save`, in the thread; returns once all is in host memory, after the previous checkpoint."""
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self._in_flight = self._thread.submit(
@@ -155,11 +145,7 @@ class CheckpointWriter:
         )
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written.
-
-        Raises:
-            StoreError: it could not be written.
-        """
+        """Wait until the checkpoint is written; raises the error of writing it."""
         write, self._in_flight = self._in_flight, None
         if write is not None:
             write.result()
@@ -173,45 +159,29 @@ class CheckpointWriter:
 
 
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The last whole checkpoint, or None, with a warning about damaged ones.
-
-    Raises:
-        StoreError: the folder is there but cannot be read.
-    """
-    with _read_errors(path):
+    """The last whole checkpoint, or None, with a warning about damaged ones."""
+    with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, reversed(_steps(folder)))
 
 
 def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The whole checkpoint of least evaluation loss, or None without an evaluation.
-
-    Raises:
-        StoreError: the folder is there but cannot be read.
-    """
-    with _read_errors(path):
+    """The whole checkpoint of least evaluation loss, or None without an evaluation."""
+    with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, _by_loss(read_metas(folder)))
 
 
 def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
-    """Contents of meta.json of the checkpoints in a folder, by name, without damaged ones.
-
-    Raises:
-        StoreError: the folder is there but cannot be read.
-    """
-    with _read_errors(str(folder)):
+    """Contents of meta.json of the checkpoints in a folder, by name, without damaged ones."""
+    with _reading(folder):
         metas = {name: _meta(folder, name) for name in _steps(folder)}
     return {name: meta for name, meta in metas.items() if meta}
 
 
 def load(folder: Folder, name: str) -> Checkpoint | None:
-    """One checkpoint by its name; None, with a warning, if it is damaged.
-
-    Raises:
-        StoreError: the folder is there but cannot be read.
-    """
-    with _read_errors(str(folder)):
+    """One checkpoint by its name; None, with a warning, if it is damaged."""
+    with _reading(folder):
         return _first_whole(folder, [name])
 
 
@@ -250,7 +220,6 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
 
 
 def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of checkpoints with an evaluation, the least loss first."""
     losses = {name: meta.get("evaluation_loss") for name, meta in metas.items()}
     return [name for loss, name in sorted((loss, name) for name, loss in losses.items() if loss is not None)]
 
@@ -297,9 +266,5 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
     return meta
 
 
-@contextlib.contextmanager
-def _read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"checkpoint folder {path} cannot be read: {reason(error)}") from None
+def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
+    return raised_as(StoreError, f"checkpoint folder {folder} cannot be read")

@@ -24,11 +24,7 @@ def open_steps(trial: Trial) -> int:
 
 
 def longer(trial: Trial, steps: int) -> Trial:
-    """The trial with more steps.
-
-    Raises:
-        ConfigError: it has no more steps, or its first steps would differ.
-    """
+    """The trial with more steps."""
     t, o, asked = trial.train, trial.optimizer, f"continue_to {steps}"
     if steps <= t.steps:
         raise ConfigError(f"{asked} is not allowed: it must be above the trial's steps, {t.steps}")
@@ -61,18 +57,8 @@ def begin(
 ) -> int:
     """Write a checkpoint for a pack to go on from, made of checkpoints of the same trials with fewer steps.
 
-    Args:
-        root: folder of all packs' folders of checkpoints.
-        trials: the pack, with more steps.
-        shorter: the same trials with fewer steps.
-        trial_id: id of a trial.
-        folder: folder of the pack's checkpoints.
-
-    Returns:
-        Steps before that checkpoint; 0 if the trials have no checkpoints of a common step.
-
-    Raises:
-        StoreError: the folder cannot be read or written.
+    `root` is the folder of all packs' checkpoints, `folder` this pack's. Returns the steps before the
+    checkpoint; 0 if the trials have no checkpoints of a common step.
     """
     from mup_tpu.training.checkpoint import load_latest, save
 

@@ -244,7 +244,6 @@ class _Probed:
         return self._outputs | {"logits": logits}
 
     def expansion(self, member: int) -> _Expansion:
-        """Point of a member's linearization now."""
         self.activations(member)
         parameters = {name: p.clone() for name, p in self._pack.member_parameters(member).items()}
         return _Expansion(parameters, [self._called[i] for i in range(len(self._pack.declaration.blocks))])
@@ -273,7 +272,6 @@ class _Probed:
 
 
 def _under(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    """Parameters of a submodule, by their names in it."""
     return {
         name.removeprefix(f"{module}."): p for name, p in parameters.items() if name.startswith(f"{module}.")
     }

@@ -26,12 +26,7 @@ def rungs(steps: int) -> dict[int, float]:
 def behind_best(recent_SK: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:
     """Distance of each member's mean loss from the best of its group, nat per token.
 
-    Args:
-        recent_SK: training losses of S steps of K members; nan for members that have ended.
-        groups: group of each member.
-
-    Returns:
-        One number a member; nan for members that have ended.
+    Ended members have nan in `recent_SK`, the losses of S steps of K members, and in the result.
     """
     means_K = recent_SK.mean(axis=0)
     gaps_K = np.full(len(groups), np.nan)

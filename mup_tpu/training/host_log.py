@@ -26,15 +26,11 @@ _parts = itertools.count()
 
 @contextlib.contextmanager
 def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[None]:
-    """Keep the log of packs in `logs/HOST-PID.log` of a results folder.
+    """Keep the log of packs in `logs/HOST-PID.log` of a results folder; None keeps nothing.
 
     Objects of a bucket cannot grow, so there the log is in parts, `HOST-PID.0.log` and so on. If it cannot be
-    kept (a driver's folder that this host may not make), training goes on with a warning. Without another
-    handler, warnings go to stderr too: a log in a bucket that does not answer cannot be read.
-
-    Args:
-        results: the folder, or its fsspec URL; None keeps nothing.
-        capture_warnings: keep warnings too, in place of showing them.
+    kept (a driver's folder that this host may not make), training goes on with a warning. `capture_warnings`
+    puts Python's warnings into the log alone. Others go to stderr too if no handler shows them.
     """
     if results is None:
         yield

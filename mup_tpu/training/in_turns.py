@@ -13,50 +13,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mup_tpu.config import Trial
-from mup_tpu.devices import Device
-from mup_tpu.models.attention import choose_form
 from mup_tpu.training.loss import backward_in_this_thread, micro_batches, over_micro_batches
-from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import MemberOptimizer
 
 
 class InTurns(Members):
     """Members in turns, without members that have ended."""
 
-    def __init__(self, stack: Stack, steps_done: int) -> None:
-        self._micro_batches = stack.micro_batches
-        self._bf16 = stack.trials[0].train.precision == "bf16"
-        self._loss = stack.compiled(stack.loss)
-        self._whole_loss = over_micro_batches(self._loss, stack.micro_batches)
-        rows = range(len(stack.trials))
+    def __post_init__(self) -> None:
+        self._bf16 = self.trials[0].train.precision == "bf16"
+        self._loss = self.compiled(self.loss)
+        self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
+        rows = range(len(self.trials))
         self._leaves = [
-            {name: p[r].detach().requires_grad_() for name, p in stack.parameters.items()} for r in rows
+            {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()} for r in rows
         ]
-        self._buffers = [{name: b[r] for name, b in stack.buffers.items()} for r in rows]
+        self._buffers = [{name: b[r] for name, b in self.buffers.items()} for r in rows]
         self._optimizers = [
             MemberOptimizer(
-                stack.trials[r],
-                stack.declared,
+                self.trials[r],
+                self.declared,
                 self._leaves[r],
-                stack.scalings[r],
-                {slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in stack.state.items()},
-                steps_done,
+                self.scalings[r],
+                {slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in self.state.items()},
+                self.steps_done,
             )
             for r in rows
         ]
-        first = next(iter(stack.parameters.values()))
+        first = next(iter(self.parameters.values()))
         self._device_type = first.device.type
         self._no_losses_R = first.new_full((len(first),), math.nan)
-
-    @staticmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Own forms on a CPU; torch's for torch.compile, which fuses them."""
-        in_blocks = device.torch_device.type == "cpu" and not compile
-        return {
-            "attention": choose_form(False, in_blocks, trial.data.sequence_length),
-            "in_blocks": in_blocks,
-        }
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
         """Losses_SR of live rows before each update; nan for the others."""
@@ -70,7 +57,7 @@ class InTurns(Members):
         for r in live:
             leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
             with self._weights_cast_once():
-                for part, share in micro_batches(tokens_BT1, self._micro_batches):
+                for part, share in micro_batches(tokens_BT1, self.micro_batches):
                     loss = self._loss(leaves, self._buffers[r], part)
                     with backward_in_this_thread():
                         loss.backward(torch.full_like(loss, share))

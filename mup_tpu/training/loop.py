@@ -132,7 +132,8 @@ class PackRun:
         def make(i: int) -> torch.Tensor:
             if i == 0:  # read here: an evaluation that waits for them would not heed SIGTERM
                 self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
-            return self._place_batches(stretches[i], room)
+            tokens_SBT1 = torch.from_numpy(np.stack([*map(self.dataset.train_batch, stretches[i])]))
+            return self.device.place_stack(tokens_SBT1, "data", room)  # one program serves all stretches
 
         with prefetch(make, 0, len(stretches), gives_up=lambda: self._preempted) as batches:
             for stretch in stretches:
@@ -179,11 +180,6 @@ class PackRun:
         longest = self.pack.longest_stretch(batch_bytes)
         return self._looks.stretches(start, self.total, longest, step_s)
 
-    def _place_batches(self, stretch: range, room: int) -> torch.Tensor:
-        """Tokens_SBT1 of a stretch, with room for the longest: one program serves all stretches."""
-        tokens_SBT1 = torch.from_numpy(np.stack([self.dataset.train_batch(step) for step in stretch]))
-        return self.device.place_stack(tokens_SBT1, "data", room)
-
     def _take_losses(self, pending: list[tuple[torch.Tensor, int]]) -> tuple[int, int]:
         """Read the losses of the last steps, and end members that diverged; return steps and live members."""
         # Read one by one: on XLA, joining them would be another program.
@@ -204,10 +200,7 @@ class PackRun:
         return losses
 
     def preempt(self) -> None:
-        """Checkpoint after the step in progress, or at once if it waits for data, and end as "preempted".
-
-        For a signal handler.
-        """
+        """Checkpoint after this step, or at once if it waits for data, and end as "preempted"."""
         self._preempted = True
 
     def preemptible(self) -> contextlib.AbstractContextManager[None]:
@@ -226,7 +219,6 @@ class PackRun:
         return PackResult(rows, curves, None, None)
 
     def _finish(self, meter: Meter) -> PackResult:
-        """Final evaluation, rows and curves."""
         rates, done = meter.overall(), self.pack.steps_done
         final = self._evaluate(done) if any(self.pack.live) else (math.nan,) * len(self.pack.trials)
         self.device.synchronize()
@@ -264,9 +256,6 @@ class PackRun:
         """Checkpoint the pack if it has checkpoints, and wait until all is written.
 
         At its end a pack is checkpointed only if a longer run can go on from there.
-
-        Raises:
-            StoreError: this or the previous checkpoint could not be written.
         """
         self._save()
         if self._checkpoints is not None:

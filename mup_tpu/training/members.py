@@ -1,4 +1,4 @@
-"""Interface of a pack's executions: members in turns, and members stacked.
+"""Rows of a pack's members, and the interface of their executions: in turns, and stacked.
 
 Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
 """
@@ -21,9 +21,9 @@ from mup_tpu.training.loss import MemberLoss
 from mup_tpu.training.optimizer import State
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Rows of members on the device, and their computation."""
+@dataclass
+class Members(ABC):
+    """Rows of members on the device, in one execution."""
 
     device: Device
     loss: MemberLoss
@@ -41,44 +41,25 @@ class Stack:
     """Optimizer state, changed in place too."""
     buffers: dict[str, Tensor]
     """Forward factors."""
+    steps_done: int
+    """Updates already made when the rows were placed."""
+
+    is_stacked = False
+    """Whether all rows are one program, of which several steps are handed over at once."""
+
+    @abstractmethod
+    def __post_init__(self) -> None: ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function through torch.compile, if asked for."""
         return torch.compile(function, dynamic=False) if self.compile else function
 
-
-class Members(ABC):
-    """Members in one execution.
-
-    Args:
-        stack: their rows.
-        steps_done: updates already made.
-    """
-
-    @abstractmethod
-    def __init__(self, stack: Stack, steps_done: int) -> None: ...
-
-    @staticmethod
-    @abstractmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Fields of `mup_tpu.models.Forms` that are fast in this execution."""
-
-    @staticmethod
-    def longest_stretch(device: Device, batch_bytes: int) -> int:
-        """Most steps to hand over at once (`Device.longest_stretch`)."""
-        return 1
-
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Train on the first batches of a stack, one a step.
+        """Losses_SR before each update, after training `live` rows on the first batches of a stack.
 
-        Args:
-            tokens_SBT1: at least one batch a step.
-            steps: numbers of the steps, for schedules.
-            live: rows to train; other rows may train too.
-
-        Returns:
-            losses_SR before each update; entries after the last step are meaningless.
+        `steps` are their numbers, for schedules. Other rows may train too. Losses after the last step are
+        meaningless.
         """
 
     @abstractmethod

@@ -72,12 +72,7 @@ class _Counts:
         return self.declaration.total if self.micro_batches > 1 else 0
 
     def _activations(self, execution: Execution, in_parts: float) -> float:
-        """Activations of a member outside of XLA.
-
-        Args:
-            execution: of the members.
-            in_parts: factor with micro-batches, since their sums fragment malloc's memory (measured).
-        """
+        """Activations of a member outside of XLA; micro-batches fragment malloc's memory by `in_parts`."""
         kept = self.declaration.activations
         a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
         a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
@@ -135,12 +130,7 @@ def estimate_pack_bytes(
 
 
 def check_fits(
-    trial: Trial,
-    vocab_size: int,
-    members: int,
-    device: Device,
-    execution: Execution,
-    micro_batches: int = 1,
+    trial: Trial, vocab_size: int, members: int, device: Device, execution: Execution, micro_batches: int = 1
 ) -> None:
     """Check that a pack of several trials fits into free memory; a single trial is always tried.
 

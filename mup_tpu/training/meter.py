@@ -38,14 +38,8 @@ class _Sums:
 class Meter:
     """Stopwatch of a pack's training, in laps from one report to the next.
 
-    All the time of a lap counts, evaluations and copies for checkpoints too.
-
-    Args:
-        tokens_per_step: training tokens of one member in one step.
-        flops_per_token: arithmetic of one member.
-        devices: devices of the pack.
-        peak_flops: FLOP/s of one device; nan if unknown.
-        clock: seconds.
+    All the time of a lap counts, evaluations and copies for checkpoints too. Tokens and FLOP are of one
+    member, peak_flops (FLOP/s; nan if unknown) of one device.
     """
 
     def __init__(
@@ -89,7 +83,6 @@ class Meter:
         return self._rates(self._recent, steps_left)
 
     def overall(self) -> Rates:
-        """Rates over all laps."""
         return self._rates(self._all, 0)
 
     def _rates(self, over: _Sums, steps_left: int) -> Rates:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
-from mup_tpu.optimizers import Factors, Group, UpdateRule, constants, update_rule_of, weight_decay
+from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of, weight_decay
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.schedule import schedule_factor
@@ -40,7 +40,6 @@ def learning_rate(trial: Trial, step: int) -> float:
 def _factors(
     trial: Trial, rule: UpdateRule, parameter: Parameter, scaling: Scaling
 ) -> tuple[float, float, float]:
-    """Factor on the learning rate, weight decay, and ε of one parameter."""
     config = trial.optimizer
     decay = weight_decay(config, rule.learning_rate(config), parameter, scaling)
     return scaling.learning_rate, decay, config.eps * scaling.eps
@@ -135,7 +134,6 @@ class StackedOptimizer:
         )
 
     def _numbers(self, trial: Trial, step: int) -> dict[str, tuple[float, ...]]:
-        """One member's numbers of each update rule."""
         share = schedule_factor(trial.train, step)
         return {
             rule.name: rule.step_numbers(
@@ -152,14 +150,9 @@ class StackedOptimizer:
         factors_KP3: Tensor,
         numbers_KX: Tensor,
     ) -> None:
-        """Apply stacked gradients in place with a step's learning rates.
+        """Apply stacked gradients in place with the learning rates of one item of `step_numbers`.
 
-        Args:
-            parameters: stacked, by name.
-            gradients: stacked, by name.
-            state: stacked, by slot and name.
-            factors_KP3: `self.factors_KP3`, or its stand-in while a step is traced.
-            numbers_KX: one item of `step_numbers`.
+        `factors_KP3` is `self.factors_KP3`, or its stand-in while a step is traced.
         """
         numbers_K = iter(numbers_KX.unbind(1))
         counts = {name: len(numbers) for name, numbers in self._numbers(self._trials[0], 0).items()}
@@ -167,14 +160,15 @@ class StackedOptimizer:
         for (name, p), factors_K3 in zip(parameters.items(), factors_KP3.unbind(1), strict=True):
             rule = self._rules[name]
             over = (-1,) + (1,) * (p.dim() - 1)
-            rule.update_stack(
+            stack = StackedParameter(
+                self._parameters[name],
                 p,
                 gradients[name],
                 {slot: tensors[name] for slot, tensors in state.items() if name in tensors},
-                self._constants[rule.name],
                 tuple(x_K.view(over) for x_K in numbers[rule.name]),
-                Factors(self._parameters[name], *(x_K.view(over) for x_K in factors_K3.unbind(1))),
+                *(x_K.view(over) for x_K in factors_K3.unbind(1)),
             )
+            rule.update_stack(stack, self._constants[rule.name])
 
 
 def clip_factors(gradients: Mapping[str, Tensor], limits_K: Tensor) -> Tensor:

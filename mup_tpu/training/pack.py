@@ -31,10 +31,12 @@ from mup_tpu.models import (
     forward_scaling,
     parameter_scalings,
 )
+from mup_tpu.models.attention import choose_form
+from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.in_turns import InTurns
 from mup_tpu.training.loss import member_loss
-from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import State, state_slots
 from mup_tpu.training.pack_key import pack_key
 from mup_tpu.training.stacked import Stacked
@@ -77,11 +79,7 @@ class Pack:
         self.steps_done = 0
         first, length = trials[0], trials[0].data.sequence_length
         self._execution = EXECUTIONS[execution or device.execution]
-        fast = {
-            "one_pass_norms": device.torch_device.type == "xla",
-            "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
-            **self._execution.forms(first, device, compile),
-        }
+        fast = _fast_forms(trials, device, self._execution.is_stacked, compile)
         self.forms = Forms(**(fast | dict(forms)))
         self.network = architecture_of(first.model).network(first.model, vocab_size, length, self.forms)
         self.declaration = declare(first.model, vocab_size, length)
@@ -102,17 +100,21 @@ class Pack:
             slot: {name: torch.zeros(len(trials), *shapes[name]) for name in names}
             for slot, names in state_slots(first, self.declaration.parameters).items()
         }
-        self._stack(range(len(trials)), stacked, state)
+        self._stack(range(len(trials)), {"parameters": stacked, **state})
 
-    def _stack(self, members: Sequence[int], parameters: Mapping[str, Tensor], state: State) -> None:
-        """Place these members' stacked parameters and optimizer state, and set up the step over them."""
+    @property
+    def _tensors(self) -> State:
+        return {"parameters": self.parameters, **self.state}
+
+    def _stack(self, members: Sequence[int], tensors: State) -> None:
+        """Place these members' stacked `_tensors`, and set up the step over them."""
         self.members = list(members)
         # Copies of the last member fill the mesh; they train, and results leave them out.
         self._rows = self.members + [self.members[-1]] * (-len(self.members) % self.device.mesh.trial)
         trials = [self.trials[k] for k in self._rows]
         factors = [forward_factors(trial) for trial in trials]
-        self.parameters = self._place(parameters)
-        self.state: State = {slot: self._place(tensors) for slot, tensors in state.items()}
+        self.parameters, *state = map(self._place, tensors.values())
+        self.state: State = dict(zip([*tensors][1:], state, strict=True))
         self.buffers = self._place(
             {
                 name: torch.tensor([f[name] for f in factors], dtype=torch.float64)
@@ -120,10 +122,8 @@ class Pack:
             }
         )
         self._running = self._execution(
-            Stack(
-                self.device, self._loss, self.declaration.parameters, self._compile, self._micro_batches,
-                trials, [self.scalings[k] for k in self._rows], self.parameters, self.state, self.buffers,
-            ),
+            self.device, self._loss, self.declaration.parameters, self._compile, self._micro_batches, trials,
+            [self.scalings[k] for k in self._rows], self.parameters, self.state, self.buffers,
             self.steps_done,
         )  # fmt: skip
 
@@ -159,8 +159,7 @@ class Pack:
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once (`Device.longest_stretch`)."""
-        return self._execution.longest_stretch(self.device, batch_bytes)
+        return self.device.longest_stretch(batch_bytes) if self._execution.is_stacked else 1
 
     def read(self, losses_R: Tensor) -> Tensor:
         """Losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
@@ -181,12 +180,11 @@ class Pack:
             self.live[k] = False
         rows = self._live_rows()
         if 0 < 2 * len(rows) <= len(self.members) and len(rows) + self.device.mesh.trial <= len(self._rows):
-            parameters, *state = (
-                {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
-                for tensors in (self.parameters, *self.state.values())
-            )
-            live = [self.members[r] for r in rows]
-            self._stack(live, parameters, dict(zip(self.state, state, strict=True)))
+            left = {
+                kind: {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
+                for kind, tensors in self._tensors.items()
+            }
+            self._stack([self.members[r] for r in rows], left)
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
         """Weights by name, on the CPU, of a member that is still in the stack.
@@ -201,15 +199,27 @@ class Pack:
         """Parameters and optimizer state of `members` for a checkpoint, stacked, on the CPU, for any mesh."""
         return {
             f"{kind}/{name}": self._on_cpu(tensor)
-            for kind, tensors in {"parameters": self.parameters, **self.state}.items()
+            for kind, tensors in self._tensors.items()
             for name, tensor in tensors.items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], members: Sequence[int], steps_done: int) -> None:
         """Go on from the `tensors` of these members after `steps_done` steps."""
         self.steps_done = steps_done
-        parameters, *state = (
-            {name: tensors[f"{kind}/{name}"] for name in names}
-            for kind, names in {"parameters": self.parameters, **self.state}.items()
-        )
-        self._stack(members, parameters, dict(zip(self.state, state, strict=True)))
+        by_kind = {k: {n: tensors[f"{k}/{n}"] for n in names} for k, names in self._tensors.items()}
+        self._stack(members, by_kind)
+
+
+def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
+    """Fields of `Forms` that are fast on a device; torch.compile fuses torch's own forms by itself."""
+    kind, length = device.torch_device.type, trials[0].data.sequence_length
+    in_blocks = kind == "cpu" and not is_stacked and not compile
+    is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM
+    return {
+        "attention": "folded" if is_folded else choose_form(is_stacked, in_blocks, length),
+        "one_pass_norms": kind == "xla",
+        "in_blocks": in_blocks,
+        "vmapped": is_stacked and not compile,
+        "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
+        "scanned": is_stacked and kind == "xla" and is_deep,
+    }

@@ -35,19 +35,15 @@ class MemberRecord:
 
     @property
     def runs(self) -> bool:
-        """Whether it still trains."""
         return self.status == "running"
 
     def end(self, status: str, step: int, reason: str = "") -> None:
-        """End it after a step."""
         self.status, self.ended_at, self.reason = status, step, reason
 
     def loss(self, trained: list[float], final: float) -> float:
         """Loss of the row, nat per token; a stopped member's is its last known of the same kind.
 
-        Args:
-            trained: training loss of each step.
-            final: held-out loss after the last step.
+        `trained` are the training losses of its steps, `final` its held-out loss after the last one.
         """
         if self.status == "diverged":
             return math.inf
@@ -68,11 +64,9 @@ class Records:
 
     @property
     def statuses(self) -> tuple[str, ...]:
-        """Status of each member."""
         return tuple(member.status for member in self.members)
 
     def trial_ids(self) -> list[str]:
-        """Id of each member."""
         return [member.trial.trial_id(self._dataset.fingerprint) for member in self.members]
 
     def end_diverged(self, done: int) -> list[int]:
@@ -127,13 +121,9 @@ class Records:
     def results(
         self, final: Sequence[float], every: int, wall_time: float, device: str
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of the run table, and points of the learning curves.
+        """Rows of the run table, and points of the learning curves, one for `every` steps.
 
-        Args:
-            final: held-out loss of each member after the last step.
-            every: steps a point of the training curve.
-            wall_time: seconds of the pack.
-            device: its name.
+        `final` are held-out losses after the last step, `wall_time` the seconds of the pack.
         """
         rows, curves = [], []
         for k, member in enumerate(self.members):

@@ -87,10 +87,15 @@ class PackResult:
     """Rates of all training in this process; None without training."""
 
 
+def count_statuses(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Number of trials by how they ended."""
+    return Counter(row["status"] for row in rows)
+
+
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
     """One line about the end of a pack: statuses, best loss, tokens, and overall rates."""
-    statuses = Counter(row["status"] for row in rows)
-    parts = [", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))]
+    statuses = sorted(count_statuses(rows).items())
+    parts = [", ".join(f"{count} {status}" for status, count in statuses)]
     losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
     if losses:
         parts.append(f"best loss {min(losses):.4f}")

@@ -15,7 +15,7 @@ from typing import Any
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.data import TokenDataset
-from mup_tpu.models import declare, parameter_scalings, training_flops
+from mup_tpu.models import declare, parameter_scalings, sizes
 from mup_tpu.optimizers import constants, update_rule_of, weight_decay
 
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
@@ -52,18 +52,14 @@ def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, An
 
     A divergence has loss = +inf.
     """
-    model, sequence_length = trial.model, trial.data.sequence_length
-    declaration = declare(model, dataset.vocab_size, sequence_length)
     return {
         **configured(trial),
         "trial_id": trial.trial_id(dataset.fingerprint),
         "dataset": dataset.name,
         "data_fingerprint": dataset.fingerprint,
-        "params": declaration.total,
-        "params_non_embedding": declaration.non_embedding,
-        "flops": training_flops(trial, dataset.vocab_size),
+        **sizes(trial, dataset.vocab_size),
         **applied(trial, dataset.vocab_size),
-        "tokens": outcome["steps_done"] * trial.data.batch_size * sequence_length,
+        "tokens": outcome["steps_done"] * trial.data.batch_size * trial.data.sequence_length,
         "versions": versions(),
         "git_commit": git_commit(),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),

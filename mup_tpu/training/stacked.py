@@ -17,72 +17,45 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from mup_tpu.config import Trial
-from mup_tpu.devices import Device
-from mup_tpu.models.attention import choose_form
-from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.training.loss import backward_in_this_thread, over_micro_batches
-from mup_tpu.training.members import Members, Stack
+from mup_tpu.training.members import Members
 from mup_tpu.training.optimizer import StackedOptimizer, clip_factors
 
 
 class Stacked(Members):
     """Members as one program; all rows train, live or not."""
 
-    def __init__(self, stack: Stack, steps_done: int) -> None:
-        self._stack, device = stack, stack.device
-        self._dtype = next(iter(stack.parameters.values())).dtype
-        limits = [trial.optimizer.grad_clip or math.inf for trial in stack.trials]
+    is_stacked = True
+
+    def __post_init__(self) -> None:
+        device = self.device
+        self._dtype = next(iter(self.parameters.values())).dtype
+        limits = [trial.optimizer.grad_clip or math.inf for trial in self.trials]
         self._clip_limits_R = device.place_members(torch.tensor(limits, dtype=self._dtype))
         self._optimizer = StackedOptimizer(
-            stack.trials, stack.declared, stack.scalings, lambda t: device.place_members(t.to(self._dtype))
+            self.trials, self.declared, self.scalings, lambda t: device.place_members(t.to(self._dtype))
         )
-        compiled = stack.compiled if not device.compiles else lambda function: function
+        compiled = self.compiled if not device.compiles else lambda function: function
         self.gradients_and_losses, self._losses = (
             device.per_shard(
-                over_micro_batches(compiled(vmap(function, in_dims=(0, 0, None))), stack.micro_batches)
+                over_micro_batches(compiled(vmap(function, in_dims=(0, 0, None))), self.micro_batches)
             )
-            for function in (grad_and_value(stack.loss), stack.loss)
+            for function in (grad_and_value(self.loss), self.loss)
         )
         self._steps = device.repeated(self.step)
         self._evaluations = device.repeated(self._evaluation)
 
-    @staticmethod
-    def forms(trial: Trial, device: Device, compile: bool) -> dict[str, Any]:
-        """Forms for vmap; on XLA, in deep models, all blocks as one loop."""
-        on_cuda = device.torch_device.type == "cuda"
-        return {
-            "attention": "folded" if on_cuda else choose_form(True, False, trial.data.sequence_length),
-            "vmapped": not compile,
-            "scanned": device.torch_device.type == "xla" and trial.model.depth >= SCANNED_FROM,
-        }
-
-    @staticmethod
-    def longest_stretch(device: Device, batch_bytes: int) -> int:
-        """The device's longest stretch."""
-        return device.longest_stretch(batch_bytes)
-
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Losses_SR of all rows before each update."""
         numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
         return self._steps(
-            (self._stack.parameters, self._stack.state),
-            (self._stack.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
-            (tokens_SBT1, self._stack.device.place_stack(numbers_SRX, "trial", len(tokens_SBT1))),
+            (self.parameters, self.state),
+            (self.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
+            (tokens_SBT1, self.device.place_stack(numbers_SRX, "trial", len(tokens_SBT1))),
             len(steps),
         )
 
     def step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        """One step of all rows, for `Device.repeated`.
-
-        Args:
-            changed: parameters and optimizer state, updated in place.
-            fixed: buffers, clip_limits_R, factors_RP3.
-            batch: tokens_BT1 and numbers_RX.
-
-        Returns:
-            losses_R before the update.
-        """
+        """One step of all rows, for `Device.repeated`; returns losses_R before the update."""
         parameters, state = changed
         buffers, clip_limits_R, factors_RP3 = fixed
         tokens_BT1, numbers_RX = batch
@@ -96,10 +69,8 @@ class Stacked(Members):
         return losses_R
 
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
-        """Mean losses_R of all rows."""
-        fixed = (self._stack.parameters, self._stack.buffers)
-        return self._evaluations((), fixed, (tokens_NBT1,), len(tokens_NBT1)).mean(0)
+        fixed, batches = (self.parameters, self.buffers), (tokens_NBT1,)
+        return self._evaluations((), fixed, batches, len(tokens_NBT1)).mean(0)
 
     def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
-        """Losses_R on one batch, for `Device.repeated`."""
         return self._losses(*fixed, *batch)

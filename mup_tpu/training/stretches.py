@@ -24,17 +24,12 @@ class Looks:
     """Single steps, the last one among them."""
 
     def falls_on(self, step: int) -> bool:
-        """Whether losses are read after this step."""
         return step in self.at or any(falls_on(every, step) for every in self.every)
 
     def stretches(self, start: int, end: int, longest: int, step_s: float) -> list[range]:
-        """Stretches from one step to another.
+        """Stretches of at most `longest` steps from `start` to before `end`.
 
-        Args:
-            start: first step.
-            end: step after the last.
-            longest: most steps of a stretch.
-            step_s: estimated seconds of a step; nan if unknown.
+        A step takes about `step_s` seconds; nan if unknown.
         """
         if step_s * longest > _LONGEST_S:
             longest = max(1, int(_LONGEST_S / step_s))

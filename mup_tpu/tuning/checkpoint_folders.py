@@ -49,11 +49,8 @@ class CheckpointFolders:
     def remove_done(self, trials: list[Trial], stored: Callable[[], Collection[str]]) -> None:
         """Remove checkpoints of an earlier, killed call whose trials all have rows.
 
-        A pack without the row of a trial keeps its checkpoints: another driver may be training it.
-
-        Args:
-            trials: trials of the packs.
-            stored: function for the trial_ids with a row; called only if packs are checkpointed.
+        A pack without the row of a trial keeps its checkpoints: another driver may be training it. `stored`
+        gives the trial_ids with a row; it is called only if packs are checkpointed.
         """
         if self._root is None:
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mup_tpu import data
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze, load_table
 from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.scores import to_keep
@@ -14,10 +15,9 @@ from mup_tpu.analysis.targets import Target as At
 from mup_tpu.config import columns, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.errors import ConfigError, StoreError, TableError
-from mup_tpu.models import declare, training_flops
+from mup_tpu.models import sizes
 from mup_tpu.store import StoredAxes, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction
-from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.found import Found, found_in
 from mup_tpu.tuning.target import Target
 
@@ -41,10 +41,6 @@ def choices(path: str, target: Target) -> list[Choice]:
 
     Where nothing can be predicted (one scale, or a target along another one), the rule's own best trial at
     the sweep's largest scale is taken.
-
-    Raises:
-        ConfigError: the sweep has no such rule.
-        StoreError: no trial of a rule finished.
     """
     axes, rows = load_axes(path), load_runs(path)
     finished = rows[rows["status"] == "finished"]
@@ -134,15 +130,9 @@ def _predicted(
 
 
 def _measure(trial: Trial, column: str) -> float:
-    """A trial's value of a scale's column."""
     values = configured(trial)
     if column not in values:
-        vocab_size = Corpora([trial]).of(trial).vocab_size
-        declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
-        values |= {
-            "params_non_embedding": declaration.non_embedding,
-            "flops": training_flops(trial, vocab_size),
-        }
+        values |= sizes(trial, data.load(trial.data).vocab_size)
     if column not in values:
         raise ConfigError(f"the scale {column} of a target is not known before it is run")
     return float(values[column])

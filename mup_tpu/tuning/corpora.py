@@ -11,8 +11,7 @@ from mup_tpu.config import DataConfig, Trial
 class Corpora:
     """Datasets of trials, which may differ in batches or in text; each is loaded once.
 
-    Args:
-        trials: trials whose data is loaded at once, so that errors come first.
+    Data of the given trials is loaded at once, so that errors come first.
     """
 
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
@@ -21,7 +20,6 @@ class Corpora:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
-        """Data of a trial."""
         if trial.data not in self._datasets:
             self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]

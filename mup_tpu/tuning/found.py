@@ -9,7 +9,7 @@ from typing import Any
 
 from mup_tpu.config import Trial
 from mup_tpu.config.toml import stored_trial
-from mup_tpu.errors import StoreError, reason
+from mup_tpu.errors import StoreError, raised_as
 from mup_tpu.store import load_runs
 
 
@@ -22,11 +22,7 @@ class Found:
 
 
 def best_trials(results: str, count: int = 1) -> list[Found]:
-    """Finished trials of least loss in a results folder.
-
-    Raises:
-        StoreError: the folder holds no finished trial, or a damaged one.
-    """
+    """Finished trials of least loss in a results folder."""
     runs = load_runs(results)
     finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
     if finished.empty:
@@ -35,14 +31,7 @@ def best_trials(results: str, count: int = 1) -> list[Found]:
 
 
 def found_in(row: Mapping[Any, Any], results: str) -> Found:
-    """The trial of a row of a results folder.
-
-    Raises:
-        StoreError: the row is damaged.
-    """
-    try:
+    """The trial of a row of a results folder."""
+    said = f"results folder {results} has a row whose config is no JSON of a trial"
+    with raised_as(StoreError, said, (TypeError, ValueError)):
         return Found(stored_trial(json.loads(row["config"])), float(row["loss"]))
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"results folder {results} has a row whose config is no JSON of a trial: {reason(error)}"
-        ) from None

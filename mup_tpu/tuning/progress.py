@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -16,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from mup_tpu.config import Trial
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.plan import describe, work
-from mup_tpu.training.report import PackResult, Rates, Report, format_seconds
+from mup_tpu.training.report import PackResult, Rates, Report, count_statuses, format_seconds
 
 _UNSTARTED = "waiting for a worker"
 
@@ -32,7 +31,6 @@ class _Running:
 
     @property
     def trained(self) -> float:
-        """Share of the steps that are done."""
         return self.report.step / self.report.steps if self.report else 0.0
 
 
@@ -78,11 +76,10 @@ class SweepProgress:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def started(self, job: PackJob) -> None:
-        """Show that a pack has gone to a worker."""
         self._running[job] = _Running(job.trials)
         self._refresh(describe(job.trials[0], self._scale))
 
@@ -93,7 +90,6 @@ class SweepProgress:
         self._refresh(describe(running.pack[0], self._scale))
 
     def reported(self, job: PackJob, report: Report) -> None:
-        """Show a report of a pack."""
         running = self._running[job]
         running.report = report
         self._refresh(describe(running.pack[0], self._scale))
@@ -103,9 +99,8 @@ class SweepProgress:
         self._refresh(describe(self._running.pop(job).pack[0], self._scale))
 
     def finished(self, job: PackJob, result: PackResult) -> None:
-        """Show that a pack has ended and is stored."""
         pack = self._running.pop(job).pack
-        size, statuses = describe(pack[0], self._scale), count_statuses(result)
+        size, statuses = describe(pack[0], self._scale), count_statuses(result.rows)
         self.done[size] += len(pack)
         self.diverged[size] += statuses["diverged"]
         self._rates += [result.rates] if result.rates else []
@@ -158,7 +153,6 @@ class SweepProgress:
         )
 
     def _share_done(self) -> float:
-        """Share of the work of all trials that is done."""
         total = sum(n * self._cost[size] for size, n in self.total.items())
         done = sum(n * self._cost[size] for size, n in self.done.items())
         done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
@@ -170,8 +164,3 @@ class SweepProgress:
         if share <= 0:
             return None
         return format_seconds((time.monotonic() - self._began) * (1 - share) / share)
-
-
-def count_statuses(result: PackResult) -> Counter[str]:
-    """Number of members of a pack by how they ended."""
-    return Counter(row["status"] for row in result.rows)

@@ -34,7 +34,6 @@ class TuneSearch:
         return trial.trial_id in getattr(self._scheduler, "halted", ())
 
     def tuner(self, count: int, scratch: str, callbacks: Sequence[tune.Callback]) -> tune.Tuner:
-        """Ray Tune's tuner on the connected cluster."""
         # Progress is shown by this package, and Tune's loggers would write every row again.
         os.environ |= {
             "RAY_AIR_NEW_OUTPUT": "0",
@@ -83,7 +82,6 @@ class _Halving(ASHAScheduler):
         self.halted: set[str] = set()
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        """ASHA's decision."""
         decision = super().on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.STOP:
             self.halted.add(trial.trial_id)

@@ -24,7 +24,7 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import Folder, open_own
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.jobs.cluster import ray_cluster
@@ -98,11 +98,7 @@ def _remove_checkpoints(folder: Folder, key: int) -> None:
 
 
 def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
-    """Log of a new search, or of the one that is resumed.
-
-    Raises:
-        ConfigError: the folder holds a search and resume is false, or the reverse.
-    """
+    """Log of a new search, or of the one that is resumed."""
     log = SearchLog(folder)
     if log.events and not resume:
         raise ConfigError(
@@ -196,19 +192,14 @@ def _only_one(folder: Folder) -> Iterator[None]:
     """Refuse a second search in the same folder: both would propose the same keys.
 
     A bucket cannot be locked; there the log refuses the second writer.
-
-    Raises:
-        StoreError: another search is running.
     """
     if not folder.is_local:
         yield
         return
     import fcntl
 
-    try:
+    with raised_as(StoreError, f"{folder}/search.lock cannot be opened"):
         lock = open_own(Path(folder.path, "search.lock"))
-    except OSError as error:
-        raise StoreError(f"{folder}/search.lock cannot be opened: {reason(error)}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import shown
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
 from mup_tpu.tuning.search_progress import KEY
@@ -32,11 +32,7 @@ _AT_ONCE = 16
 
 
 class SearchLog:
-    """Proposals and their ends; each event is written to the disk or bucket at once.
-
-    Raises:
-        StoreError: the log cannot be read.
-    """
+    """Proposals and their ends; each event is written to the disk or bucket at once."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self._writer = folder, uuid.uuid4().hex
@@ -46,10 +42,9 @@ class SearchLog:
         self._in_line = False
         """Whether a local log ends within a line, as after a kill."""
         self.path = f"{folder}/{LOG_FILE if folder.is_local else LOG_OBJECTS}"
-        try:
+        misfits = (OSError, ValueError, RecursionError)
+        with raised_as(StoreError, f"search log {self.path} cannot be read", misfits):
             self._read_file() if folder.is_local else self._read_objects()
-        except (OSError, ValueError, RecursionError) as error:
-            raise StoreError(f"search log {self.path} cannot be read: {reason(error)}") from None
         self.proposals: dict[int, dict[str, float]] = {
             e["key"]: e["point"] for e in self.events if e["event"] == "proposed"
         }
@@ -82,11 +77,7 @@ class SearchLog:
         self.events.append(event)
 
     def begin(self, search: Search, options: SearchOptions) -> None:
-        """Note the space and the algorithm of a search, or compare them with the log.
-
-        Raises:
-            ConfigError: the log was begun with others.
-        """
+        """Note the space and the algorithm of a search, or compare them with the log."""
         for key, point in self.proposals.items():
             if set(point) != set(search.space):
                 raise StoreError(
@@ -100,10 +91,9 @@ class SearchLog:
         if begun is None:
             self._add({"event": "begun", **own})
             return
-        try:
+        misfits = (ConfigError, TypeError, ValueError, AttributeError, KeyError)
+        with raised_as(StoreError, f"search log {self.path} cannot be read: its base", misfits):
             base = stored_trial(begun["base"]).to_dict()  # new fields have their defaults
-        except (ConfigError, TypeError, ValueError, AttributeError, KeyError) as error:
-            raise StoreError(f"search log {self.path} cannot be read: its base: {reason(error)}") from None
         begun = begun | {"base": base}
         for name, value in own.items():
             if begun[name] != json.loads(json.dumps(value)):

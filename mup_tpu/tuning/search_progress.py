@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from ray import tune
@@ -40,7 +39,7 @@ class SearchProgress(tune.Callback):
             self._live.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.update(self._table())
             self._live.stop()
@@ -52,17 +51,14 @@ class SearchProgress(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Tune's event."""
         self._update(trial, "running", result)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event."""
         self._ended += 1
         self._update(trial, "ended", trial.last_result)
         self._line(trial, "ended")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Tune's event."""
         self._ended += 1
         self._update(trial, "failed", trial.last_result)
         self._line(trial, "failed")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.paths import File, Folder
-from mup_tpu.errors import ConfigError, Preempted, reason
+from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,11 +45,9 @@ class Kept:
             ConfigError: a folder cannot be written.
         """
         for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
-            try:
-                if path is not None:
+            if path is not None:
+                with raised_as(ConfigError, f"{name} {path} cannot be written"):
                     path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"{name} {path} cannot be written: {reason(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,7 @@ def train_one(
         Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
     kept.prepare()
-    checkpoints = kept.checkpoints
-    if checkpoints is not None:
-        root, checkpoints = checkpoints, _folder_of(trial, checkpoints)
-        if shorter is not None and not _begin(root, shorter, trial, checkpoints):
-            console.print(f"no checkpoint in {root} to go on from: it trains from the start")
+    checkpoints = None if kept.checkpoints is None else _folder_of(trial, kept.checkpoints, shorter, console)
     result = _train(trial, run, kept, checkpoints, console)
     row = result.rows[0]
     if row["status"] == "preempted":
@@ -96,25 +90,23 @@ def train_one(
     return Trained(result, *_export(trial, result, kept.export, best_of))
 
 
-def _folder_of(trial: Trial, checkpoints: str) -> str:
-    """Folder of a trial in the folder of all checkpoints; earlier versions wrote into the latter itself."""
-    from mup_tpu import data
-    from mup_tpu.training.checkpoint import load_latest
+def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console) -> str:
+    """Folder of a trial in the folder of all checkpoints, with the checkpoint of `shorter` to go on from.
 
-    trial_id = trial.trial_id(data.load(trial.data).fingerprint)
-    found = load_latest(checkpoints)
-    is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
-    return checkpoints if is_old else f"{checkpoints.rstrip('/')}/{trial_id}"
-
-
-def _begin(root: str, shorter: Trial, trial: Trial, folder: str) -> bool:
-    """Put a checkpoint of the same trial with fewer steps into a folder; returns whether there is one."""
+    Earlier versions wrote into the folder of all checkpoints itself.
+    """
     from mup_tpu import data
     from mup_tpu.files import Folder
+    from mup_tpu.training.checkpoint import load_latest
     from mup_tpu.training.continuation import begin
 
-    fingerprint = data.load(trial.data).fingerprint
-    return bool(begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder))
+    fingerprint, found = data.load(trial.data).fingerprint, load_latest(root)
+    trial_id = trial.trial_id(fingerprint)
+    is_old = found is not None and found.meta.get("trial_ids") == [trial_id]
+    folder = root if is_old else f"{root.rstrip('/')}/{trial_id}"
+    if shorter and not begin(Folder(root), [trial], [shorter], lambda t: t.trial_id(fingerprint), folder):
+        console.print(f"no checkpoint in {root} to go on from: it trains from the start")
+    return folder
 
 
 def _train(
@@ -193,10 +185,8 @@ def _profiler(file: Path | None) -> Iterator[Callable[[], None]]:
         return
     from torch.profiler import profile, schedule
 
-    try:
+    with raised_as(ConfigError, f"profile {file} cannot be written"):
         file.write_text("")
-    except OSError as error:
-        raise ConfigError(f"profile {file} cannot be written: {reason(error)}") from None
     intervals = schedule(wait=1, warmup=1, active=2, repeat=1)
     with profile(schedule=intervals, on_trace_ready=lambda p: p.export_chrome_trace(str(file))) as profiler:
         yield profiler.step

@@ -17,7 +17,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import CONFIGURED, configured, label, write
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import describe, missing_trials
-from mup_tpu.models import declare, training_flops
+from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import longer
 from mup_tpu.tuning.corpora import Corpora
@@ -62,11 +62,7 @@ def run_sweep(
 
 
 def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
-    """Check that trials can go on to more steps, besides the checks of `longer`.
-
-    Raises:
-        ConfigError: an axis sets the steps, packs are not checkpointed, or trials are halved.
-    """
+    """Check that trials can go on to more steps, besides the checks of `longer`."""
     if any("steps" in axis.fields for axis in sweep.axes):
         raise ConfigError("continue_to sets the steps of all trials, and an axis of the sweep does so too")
     if not run.checkpoint_every:
@@ -103,22 +99,12 @@ def run_trials(
 
 
 def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
-    """Points of the scale by their measure. Two of the same measure are refused: an analysis would join them.
-
-    Raises:
-        ConfigError: two points measure the same.
-        DataError: the corpus cannot be used.
-    """
+    """Points of the scale by their measure; an analysis would join two of the same, so they are refused."""
     axis, found = sweep.scale_axis, dict[float, dict[str, Any]]()
     for point in axis.points:
         trial = sweep.base.replace(**point)
-        vocab_size = corpora.of(trial).vocab_size  # as in rows: bytes have 256, vocab_size is not read
-        declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
-        values = {
-            **configured(trial),
-            "params_non_embedding": declaration.non_embedding,
-            "flops": training_flops(trial, vocab_size),
-        }
+        # The vocabulary as in rows: bytes have 256, and the trial's vocab_size is not read.
+        values = configured(trial) | sizes(trial, corpora.of(trial).vocab_size)
         at = describe(trial, axis.fields)
         size = float(values[axis.column])
         if size in found:
@@ -133,11 +119,7 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
-    """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ.
-
-    Raises:
-        StoreError: a field outside the axes has another value in the store.
-    """
+    """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
     runs = store.results()
     fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}

@@ -48,11 +48,7 @@ class Target:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Fields that grow, with their values.
-
-        Raises:
-            ConfigError: there are none, or a value is not allowed.
-        """
+        """Fields that grow, with their values."""
         found: dict[str, Any] = {} if self.width is None else {"width": self.width}
         for text in self.to:
             name, equals, value = text.partition("=")

@@ -20,11 +20,11 @@ from mup_tpu.jobs.plan import describe, make_packs, missing_trials
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import Store
 from mup_tpu.training.continuation import begin
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.training.report import PackResult, Report, count_statuses
 from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.progress import SweepProgress, count_statuses
+from mup_tpu.tuning.progress import SweepProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
 
@@ -64,16 +64,13 @@ class TrialRunner:
         deadline: float = math.inf,
         steps_before: int | None = None,
     ) -> Counter[str]:
-        """Run trials without a row.
+        """Run trials without a row; returns the number of this call's trials by status.
 
         Args:
             trials: trials in any order.
             purchase: function from a trial to the number of its purchase in a sequence, or None.
             deadline: time by `time.monotonic` at which unfinished packs are given up.
             steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
-
-        Returns:
-            Number of this call's trials by status; empty if none was missing.
         """
         store, run, console = self.store, self.run_options, self.console
         missing = missing_trials(trials, store.done(stopped=run.halving), self.corpora.trial_id)
@@ -135,11 +132,7 @@ class _Keeper:
         """Trials by how they ended."""
 
     def take(self, job: Any, event: Any) -> None:
-        """Take an event of a pack.
-
-        Raises:
-            Preempted: the pack was preempted; rows of packs that ended before are stored.
-        """
+        """Take an event of a pack."""
         console = self._runner.console
         match event:
             case Started():
@@ -154,14 +147,11 @@ class _Keeper:
             case Failed():
                 size = describe(job.trials[0], self._runner.scale)
                 console.print(f"a pack of {size} failed: {event.reason}", style="red", soft_wrap=True)
-                self._store(job, self._failed(job.trials, event.reason))
+                of, device = self._runner.corpora.of, self._runner.run_options.device
+                rows = [failed_row(t, of(t), event.reason, device, len(job.trials)) for t in job.trials]
+                self._store(job, PackResult(rows, [], None, None))
             case Finished():
                 self._store(job, event.result)
-
-    def _failed(self, pack: list[Trial], reason: str) -> PackResult:
-        corpora, device = self._runner.corpora, self._runner.run_options.device
-        rows = [failed_row(trial, corpora.of(trial), reason, device, len(pack)) for trial in pack]
-        return PackResult(rows, [], None, None)
 
     def _store(self, job: PackJob, result: PackResult) -> None:
         runner = self._runner
@@ -169,7 +159,7 @@ class _Keeper:
         runner.store.append(rows, result.curves)
         runner.tracking.add(rows, result.curves)
         self._progress.finished(job, result)
-        self.outcome += count_statuses(result)
+        self.outcome += count_statuses(result.rows)
         if job.was_preempted(result):
             has_checkpoint = runner.run_options.checkpoint_every
             kept = "its checkpoint is kept" if has_checkpoint else "without --checkpoint-every"

@@ -18,13 +18,7 @@ import pandas as pd
 
 from mup_tpu.analysis import analyze
 from mup_tpu.analysis.scores import Score, score
-from mup_tpu.config import (
-    MOST_TRIALS,
-    RunOptions,
-    SweepOptions,
-    Trial,
-    field_column,
-)
+from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import configured
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
@@ -47,10 +41,6 @@ _MOVES = {
     "sequence_length": "the sequence length changes the batch in tokens",
     "corpus": "another corpus may have another optimum",
 }
-
-
-_SCALE_OF = {"steps": "tokens"}
-"""Names of scales that differ from their field's."""
 
 
 def target_trials(
@@ -125,7 +115,8 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
     for name, why in _MOVES.items():
         before, after = before_all[name], after_all[name]
         is_said = not rule.transfers and name == "width"
-        if before != after and _SCALE_OF.get(name, name) not in stays and not is_said:
+        scale = "tokens" if name == "steps" else name
+        if before != after and scale not in stays and not is_said:
             warnings.append(f"{name} {before} became {after}: {why} ({SOURCE})")
     return warnings
 
@@ -133,11 +124,7 @@ def transfer_warnings(source: Trial, target: Trial) -> list[str]:
 def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]:
     """Regret of transferred trials: loss minus the best of a sweep at the same scale and parametrization.
 
-    Returns:
-        A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
-
-    Raises:
-        StoreError: the folder holds no sweep.
+    A row for each parametrization of the sweep at that scale: loss, best and regret (nat per token).
     """
     best = best_of_sweep(sweep)
     reached = runs.groupby(list(best.index.names))["loss"].mean()
@@ -146,11 +133,7 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 
 def best_of_sweep(sweep: str) -> pd.Series:
-    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale.
-
-    Raises:
-        StoreError: the folder holds no sweep, or no finished run.
-    """
+    """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
     known, axes = load_runs(sweep), load_axes(sweep)
     cell = ["parametrization", axes.scale.column]
     finished = known[known["status"] == "finished"]
@@ -217,11 +200,7 @@ class Transfer:
         return [choice.said for choice in self.chosen]
 
     def keep(self, results: str) -> None:
-        """Keep the predictions in a results folder, to be scored when their scale is run.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Keep the predictions in a results folder, to be scored when their scale is run."""
         keep_predictions(results, [c.prediction for c in self.chosen if c.prediction is not None])
 
     def run(self, results: str, where: SweepOptions, run: RunOptions, console: Console) -> Counter[str]:

@@ -126,7 +126,8 @@ def test_tokenising_goes_on_after_a_kill(config, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "CHUNK_CHARACTERS", 20_000)
     with pytest.raises(KeyboardInterrupt):
         load_cache(config, progress=False)
-    chunks = len(list(cache._chunks(cache.read_documents(config))))
+    documents = cache.read_documents(config)
+    chunks = len(list(cache.grouped(documents, lambda document: len(document.text), 20_000)))
     again = load_cache(config, progress=False)
     assert len(calls) - 8 == 2 * (chunks - 3)
     assert chunks > 6 and again.fingerprint == whole.fingerprint and again.meta == whole.meta

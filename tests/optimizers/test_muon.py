@@ -15,7 +15,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare, parameter_scalings
 from mup_tpu.models.base import Parameter, Slice
-from mup_tpu.optimizers import UPDATE_RULES, Factors, Group, constants
+from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.muon import orthogonalised, scale_of
 from mup_tpu.training.optimizer import state_slots
 from mup_tpu.training.pack import Pack
@@ -152,10 +152,10 @@ def test_a_stack_is_its_members_one_by_one(slices, dtype, scale):
     given = gradients((3, 12, 36), 4, torch.float64)
     ours, slots = given[0].clone(), {"momentum_buffer": torch.zeros_like(given[0])}
     factors_K11 = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64).view(3, 1, 1)
-    factors = Factors(parameter, factors_K11, torch.full_like(factors_K11, DECAY), 0 * factors_K11)
+    factors = factors_K11, torch.full_like(factors_K11, DECAY), 0 * factors_K11
     for gradient in given:
         rate = torch.full_like(factors_K11, LR)
-        MUON.update_stack(ours, gradient, slots, shared, (rate,), factors)
+        MUON.update_stack(StackedParameter(parameter, ours, gradient, slots, (rate,), *factors), shared)
     for k, factor in enumerate(factors_K11.flatten().tolist()):
         leaf = given[0][k].clone().requires_grad_()
         buffers = {"momentum_buffer": [torch.zeros_like(leaf)]}

@@ -207,7 +207,7 @@ def test_a_tracker_that_is_not_installed_is_refused_in_a_sentence(tiny, tmp_path
 def test_a_trial_whose_name_is_not_ours_names_nothing_outside(stored, tmp_path, name):
     pytest.importorskip("tensorboard")
     store = Store(tmp_path / "one" / "two" / "results", "quickstart")
-    rows = stored.results().head(1).drop(columns="experiment").to_dict("records")
+    rows = stored.results().head(1).drop(columns="experiment").dropna(axis="columns").to_dict("records")
     store.append([rows[0] | {"trial_id": name}, rows[0]])
     with pytest.warns(UserWarning, match="1 stored trials are not sent to tensorboard: trial_id"):
         Tracking(["tensorboard"], store)
