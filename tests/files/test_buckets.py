@@ -47,7 +47,7 @@ from mup_tpu.store.header import Header, create_header, read_header
 from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.sweep import run_sweep
 
-NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit"]
 
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)

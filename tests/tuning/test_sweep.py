@@ -27,7 +27,7 @@ from mup_tpu.tuning.sweep import measured, run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """Options that give a pack all cores, so that packs run in this process."""
-NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "git_commit"]
+NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit"]
 
 
 def small_sweep(tiny: Trial) -> Sweep:

@@ -15,7 +15,7 @@ from mup_tpu.tuning.sweep import run_sweep
 
 ALONE = RunOptions(threads=os.cpu_count() or 1)
 """Options that give a pack all cores: it runs in this process, where memory:// lives."""
-NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
+NOT_RESULTS = ["wall_time_s", "finished_at", "threads", "git_commit"]
 
 
 @pytest.fixture(scope="module")
