@@ -19,6 +19,7 @@ import pandas as pd
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
@@ -108,7 +109,7 @@ class Results:
             for detail in rendering.details(result, self.analysis):
                 console.print(f"  {detail}")
         for scored in self.scores:
-            console.print(said(scored.sentence()))
+            console.print(said(scored.sentence(), compares=self.analysis.compares))
 
     def show_notes(self, console: Console) -> None:
         """Print the notes of the analysis."""
@@ -152,7 +153,8 @@ class Results:
         """Print predictions, after the notes of the analysis."""
         self.show_notes(console)
         for found in predictions.predictions:
-            console.print(said(predictions.sentence(found)), style="bold")
+            sentence = said(predictions.sentence(found), compares=self.analysis.compares)
+            console.print(sentence, style="bold")
             for detail in predictions.details(found):
                 console.print(f"  {said(detail)}")
         for note in predictions.notes:
@@ -341,7 +343,7 @@ class CoordinateCheck(Results):
 def _estimate(row: Mapping[Any, Any], names: tuple[str, str, str], digits: int) -> str:
     """A number with its interval, or that it is not known."""
     value, low, high = (row[name] for name in names)
-    if np.isnan(value):
+    if np.isnan(value) or names[0] == "alpha" and not is_told(low, high):
         return "not known"
     known = rendering.number(value, digits)
     return (

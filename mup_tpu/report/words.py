@@ -30,15 +30,16 @@ _MOST_VALUES = 8
 """Most values of a column that are written one by one."""
 
 
-def said(text: str, *columns: str) -> str:
+def said(text: str, *columns: str, compares: str = "parametrization") -> str:
     """A sentence of the analysis for people: μP for mup, labels for names of columns.
 
     Args:
-        text: the sentence, which may begin with a parametrization and a colon.
-        columns: what it may name although they could be words of plain text: lr, flops.
+        text: the sentence, which may begin with a compared value and a colon.
+        columns: further names to replace, which could be words of plain text: lr, flops.
+        compares: column of the compared value.
     """
     compared, colon, rest = text.partition(": ")
-    text = f"{name(compared)}{colon}{rest}" if colon else text
+    text = f"{name(compared, compares)}{colon}{rest}" if colon else text
     for column in columns:
         text = re.sub(rf"(?<!\w){re.escape(column)}(?!\w)", lambda found: label(found[0]), text)
     return _SNAKE.sub(lambda found: label(found[0]), text)

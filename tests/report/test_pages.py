@@ -169,7 +169,7 @@ def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
     worst = table.iloc[0]
     assert worst["name"] == "sp" and "3 sweeps: 2 TRANSFERS, 1 DRIFTS" in text
     row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
-    assert row in text and "μP" in text and "warmup_0.9" in text
+    assert row in text and "μP" in text and "warmup 0.9" in text
 
 
 def test_a_coordinate_check_says_what_grows_and_every_slope():
