@@ -88,7 +88,8 @@ BAR = 1.0
 """Width of a bar of colours with its numbers, inches."""
 ACROSS = 3
 """Largest number of panels beside each other; further ones go below."""
-_IS_STACKED: ContextVar[bool] = ContextVar("is_stacked", default=False)
+_ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
+"""Inches that panels beside each other may take."""
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -228,18 +229,23 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 @contextlib.contextmanager
-def stacked() -> Iterator[None]:
-    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
-    token = _IS_STACKED.set(True)
+def beside(inches: float) -> Iterator[None]:
+    """Figures drawn inside have panels beside each other as far as they fit into this width; 0 stacks all."""
+    token = _ROOM.set(inches)
     try:
         yield
     finally:
-        _IS_STACKED.reset(token)
+        _ROOM.reset(token)
 
 
-def most_across() -> int:
-    """Largest number of panels beside each other here."""
-    return 1 if _IS_STACKED.get() else ACROSS
+def stacked() -> contextlib.AbstractContextManager[None]:
+    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
+    return beside(0)
+
+
+def most_across(width: float) -> int:
+    """Largest number of panels of a width, in inches, beside each other here."""
+    return int(max(1, min(ACROSS, _ROOM.get() // width)))
 
 
 Given = Axes | Sequence[Axes] | None
@@ -261,7 +267,7 @@ def panels(
                 f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
             )
         return given
-    across = min(count, 2 if count == 4 else ACROSS, most_across())
+    across = min(count, 2 if count == 4 else ACROSS, most_across(width))
     rows = -(-count // across)
     figure = new_figure(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)

@@ -175,7 +175,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     table = table.iloc[np.argsort([*map(lambda n: [*baselines, n].index(n), table["name"])], kind="stable")]
     longest = min(3.5, 0.085 * max(map(len, table["name"]), default=0))
     height = 0.34 * len(table) + 1.5
-    if style.most_across() > 1:
+    if style.most_across((6.8 + longest) / 2) > 1:
         figure = style.new_figure(6.8 + longest, height)
         axes = figure.subplots(1, 2, sharey=True)
     else:

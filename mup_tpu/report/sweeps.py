@@ -32,7 +32,7 @@ from mup_tpu.report.page import (
 from mup_tpu.report.words import details, how_made, number, optima_cells, regret_cells, said
 
 _TITLES = {
-    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
+    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
     "optimum": "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
     "regret": "Regret of every smaller scale's optimum at every larger scale",
     "best_loss": "Best loss against scale and size",
