@@ -25,9 +25,11 @@ class Drift:
     """Exponent α in lr* ∝ scale^α, over the bracketed scales."""
 
     alpha: float
+    """Exponent of the scale; nan with fewer than three bracketed scales."""
     low: float
+    """Lower end of its 95 % interval."""
     high: float
-    """95 % interval."""
+    """Upper end of its 95 % interval."""
     tau: float
     """Scatter of the optima beyond their own errors, octaves."""
     intercept: float
