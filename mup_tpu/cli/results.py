@@ -30,6 +30,7 @@ from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.errors import ConfigError
+from mup_tpu.plots import name as name_of
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.predictions import keep_predictions, load_predictions
@@ -218,7 +219,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         found = zip(names, self._paths, strict=True)
-        return compare({name: Results(path).analysis for name, path in found})
+        return compare({name: Results(path).analysis for name, path in found}, name_of)
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
@@ -228,7 +229,7 @@ class SeveralSweeps(Results):
         rows: list[dict[Any, Any]] = self.compared.to_dict("records")
         for row in rows:
             shown.add_row(
-                row["name"],
+                row["name"].replace(": ", ":\n"),
                 _estimate(row, ("alpha", "low", "high"), 2),
                 _estimate(row, ("regret", "regret_low", "regret_high"), 3),
                 rendering.number(row["best_loss"], 3),
