@@ -24,6 +24,8 @@ PAGES = (
     "results/*/README.md",
     "benchmarks/*.md",
     "tests/reference_runs/README.md",
+    "docs/*.css",
+    "docs/*.js",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)[^)\s]*\)")
 

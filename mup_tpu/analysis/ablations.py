@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
 from mup_tpu.analysis.transfer import TransferAnalysis
 
 
-def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
+def compare(
+    analyses: Mapping[str, TransferAnalysis],
+    name_of: Callable[[str, str], str] = lambda compared, _: compared,
+) -> pd.DataFrame:
     """One row a sweep and parametrization, the worst regret first: an unknown one before all.
 
     Args:
         analyses: by the name of the sweep.
+        name_of: name of a compared value and its column, in the rows of a sweep that compares several.
 
     Returns:
         name, alpha (drift exponent) with low and high, regret (nat per token, from the smallest scale to the
@@ -26,9 +30,10 @@ def compare(analyses: Mapping[str, TransferAnalysis]) -> pd.DataFrame:
         for result in analysis.results:
             regret, drift, last = result.headline_regret, result.drift, result.optima[-1]
             cost = (regret.value, regret.low, regret.high) if regret else (math.nan,) * 3
+            named = f"{name}: {name_of(result.compared, analysis.compares)}"
             rows.append(
                 {
-                    "name": name if len(analysis.results) == 1 else f"{name} {result.compared}",
+                    "name": name if len(analysis.results) == 1 else named,
                     "alpha": drift.alpha,
                     "low": drift.low,
                     "high": drift.high,

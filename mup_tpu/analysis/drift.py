@@ -14,6 +14,8 @@ from mup_tpu.analysis.optimum import LossCurve, Optimum
 
 NEEDED = 3
 """Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
+WIDEST_TOLD = 2.0
+"""Width of an interval around 0, from ∝ 1/scale to ∝ scale, at which it tells nothing about α."""
 WIDEST_COLLAPSE = 2.5
 """Largest exponent, up or down, that whole curves are moved by to bring them together."""
 
@@ -23,9 +25,11 @@ class Drift:
     """Exponent α in lr* ∝ scale^α, over the bracketed scales."""
 
     alpha: float
+    """Exponent of the scale; nan with fewer than three bracketed scales."""
     low: float
+    """Lower end of its 95 % interval."""
     high: float
-    """95 % interval."""
+    """Upper end of its 95 % interval."""
     tau: float
     """Scatter of the optima beyond their own errors, octaves."""
     intercept: float
@@ -38,9 +42,37 @@ class Drift:
         return math.isfinite(self.alpha)
 
     @property
+    def is_told(self) -> bool:
+        """Whether the interval tells something about α; not along a flat valley."""
+        return is_told(self.low, self.high)
+
+    @property
     def excludes_0(self) -> bool:
         """Whether α's interval does; not where it is unknown."""
         return self.low > 0 or self.high < 0
+
+
+def is_told(low: float, high: float) -> bool:
+    """Whether an interval of α excludes 0, or is narrower than from ∝ 1/scale to ∝ scale."""
+    return low > 0 or high < 0 or high - low < WIDEST_TOLD
+
+
+def bends(optima: Sequence[Optimum]) -> bool:
+    """Whether optima leave the straight line of a power law: their parabola's curvature is not 0 (95 %).
+
+    Least squares in log2 scale, weighted by the optima's errors; scatter beyond these widens the interval.
+    """
+    known = [o for o in optima if o.is_bracketed]
+    left = len(known) - 3
+    if left < 1:
+        return False
+    x, y = np.log2([o.scale for o in known]), np.array([o.x for o in known])
+    design = np.vander(x - x.mean(), 3)
+    weights = np.maximum([o.se for o in known], 1e-3) ** -2.0
+    covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
+    beta = covariance @ (design.T @ (weights * y))
+    scatter = max(1.0, float((weights * (y - design @ beta) ** 2).sum()) / left)
+    return bool(abs(beta[0]) > stats.t.ppf(0.975, left) * math.sqrt(scatter * covariance[0, 0]))
 
 
 @dataclass(frozen=True)

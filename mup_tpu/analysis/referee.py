@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
@@ -30,6 +31,8 @@ _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Source of each rule, by the column that names it."""
+_FIRST = "parametrization"
+"""Compared column whose rows come first."""
 _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 """Values of columns that the rows of the first releases lack."""
 
@@ -76,6 +79,20 @@ class Ruling:
     """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
     inside: tuple[bool, ...] = ()
     """Whether the interval of each kept prediction held the optimum that its scale's rows show."""
+    compares: str = _FIRST
+    """Column of the rule."""
+
+    @property
+    def span(self) -> str:
+        """The smallest and the largest point of the scale."""
+        return self.growing.removeprefix(f"{self.scale} ")
+
+    @property
+    def why_drifts(self) -> str:
+        """Why it DRIFTS although α's interval holds 0; "" for all others."""
+        if self.decision != "DRIFTS" or self.low > 0 or self.high < 0 or self.regret is None:
+            return ""
+        return f"no power law, but regret {self.regret.low:.3f} to {self.regret.high:.3f} nat"
 
 
 def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
@@ -111,7 +128,7 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
             found.append(replace(_ruling(path.name, table, result), inside=inside))
     if not found:
         raise TableError(f"{folder} has no folder with a sweep of several scales in it")
-    return sorted(found, key=lambda r: (r.scale, r.sweep, r.rule)), left_out
+    return sorted(found, key=lambda r: (r.scale, r.compares != _FIRST, r.compares, r.rule, r.sweep)), left_out
 
 
 def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
@@ -142,6 +159,7 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
         high=result.drift.high,
         regret=result.headline_regret,
         decision=result.verdict.decision,
+        compares=compared,
         looks=result.sequence.looks[-1].number if result.sequence else 0,
         runs=len(of_rule),
         hours=float(of_rule["wall_time_s"].sum() / 3600) if "wall_time_s" in of_rule else math.nan,
@@ -174,13 +192,14 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         if r.regret is not None and math.isfinite(r.regret.value):
             cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
         alpha = f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−")
+        look = f"look {r.looks}" if r.looks else "one look"
         unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (
             ", ".join([f"`{r.rule}`", *unusual]),
-            r.growing.removeprefix(f"{r.scale} "),
-            alpha if math.isfinite(r.alpha) else "not known",
+            r.span,
+            alpha if is_told(r.low, r.high) else "not known",
             cost,
-            f"{r.decision} (look {r.looks})" if r.looks else f"{r.decision} (one look)",
+            f"{r.decision} ({look}{', no power law' if r.why_drifts else ''})",
             f"{r.runs}, {r.hours:.2f}",
             f"[{r.sweep}]({r.sweep}/README.md)",
         )

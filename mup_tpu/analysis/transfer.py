@@ -165,6 +165,8 @@ class TransferAnalysis:
     """Regret that the verdicts took as not mattering, nat per token."""
     delta: float
     """Drift exponent that they took as not mattering."""
+    compares: str = "parametrization"
+    """Column that tells the results apart."""
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.results))
@@ -223,8 +225,9 @@ def analyze(
             notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
     columns = table.columns
     return TransferAnalysis(
-        table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta
-    )
+        table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta,
+        columns.parametrization,
+    )  # fmt: skip
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:

@@ -19,6 +19,7 @@ import pandas as pd
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
@@ -29,6 +30,7 @@ from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.errors import ConfigError
+from mup_tpu.plots import name as name_of
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.predictions import keep_predictions, load_predictions
@@ -108,7 +110,7 @@ class Results:
             for detail in rendering.details(result, self.analysis):
                 console.print(f"  {detail}")
         for scored in self.scores:
-            console.print(said(scored.sentence()))
+            console.print(said(scored.sentence(), compares=self.analysis.compares))
 
     def show_notes(self, console: Console) -> None:
         """Print the notes of the analysis."""
@@ -152,7 +154,8 @@ class Results:
         """Print predictions, after the notes of the analysis."""
         self.show_notes(console)
         for found in predictions.predictions:
-            console.print(said(predictions.sentence(found)), style="bold")
+            sentence = said(predictions.sentence(found), compares=self.analysis.compares)
+            console.print(sentence, style="bold")
             for detail in predictions.details(found):
                 console.print(f"  {said(detail)}")
         for note in predictions.notes:
@@ -216,7 +219,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         found = zip(names, self._paths, strict=True)
-        return compare({name: Results(path).analysis for name, path in found})
+        return compare({name: Results(path).analysis for name, path in found}, name_of)
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
@@ -226,7 +229,7 @@ class SeveralSweeps(Results):
         rows: list[dict[Any, Any]] = self.compared.to_dict("records")
         for row in rows:
             shown.add_row(
-                row["name"],
+                row["name"].replace(": ", ":\n"),
                 _estimate(row, ("alpha", "low", "high"), 2),
                 _estimate(row, ("regret", "regret_low", "regret_high"), 3),
                 rendering.number(row["best_loss"], 3),
@@ -341,7 +344,7 @@ class CoordinateCheck(Results):
 def _estimate(row: Mapping[Any, Any], names: tuple[str, str, str], digits: int) -> str:
     """A number with its interval, or that it is not known."""
     value, low, high = (row[name] for name in names)
-    if np.isnan(value):
+    if np.isnan(value) or names[0] == "alpha" and not is_told(low, high):
         return "not known"
     known = rendering.number(value, digits)
     return (

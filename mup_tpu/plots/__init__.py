@@ -18,12 +18,13 @@ from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figur
 from mup_tpu.plots.prediction import prediction_figure
 from mup_tpu.plots.referee import referee_figure
 from mup_tpu.plots.search import search_figure
-from mup_tpu.plots.style import STYLE, label, name, ordered, point, save_figure, stacked
+from mup_tpu.plots.style import STYLE, beside, label, name, ordered, point, save_figure, stacked
 from mup_tpu.plots.verdict import ablations_figure, known_looks, regret_figure, sequence_figure
 
 __all__ = [
     "STYLE",
     "ablations_figure",
+    "beside",
     "best_loss_figure",
     "collapse_figure",
     "coordinate_check_figure",

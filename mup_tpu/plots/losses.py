@@ -36,21 +36,23 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False, ax=ax)
     handles: list[Artist] = []
     for i, result in enumerate(results):
-        handles += _draw_best_losses(axes[0], result, analysis.scale, i)
+        handles += _draw_best_losses(axes[0], result, analysis, i)
     scales = sorted({o.scale for r in results for o in r.optima})
     style.scale_axis(axes[0], analysis.scale, scales, 4.9)
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
     style.loss_axis(axes[0], losses)
     axes[0].set_ylabel(LOSS)
     if known:
-        handles += _draw_sizes(axes[1], known, results)
+        handles += _draw_sizes(axes[1], known, analysis)
     style.key_below(style.figure_of(axes), handles, ax=ax)
     return style.figure_of(axes)
 
 
-def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) -> list[Artist]:
+def _draw_best_losses(
+    ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
+) -> list[Artist]:
     color, marker = style.categorical(index), style.MARKERS[index % len(style.MARKERS)]
-    name = style.label(result.compared)
+    name = style.label(result.compared, analysis.compares)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
     tuned = any(o.is_bracketed for o in result.optima)
     own = f"{name}, own optimum" if tuned else name
@@ -64,18 +66,19 @@ def _draw_best_losses(ax: Axes, result: TransferResult, scale: str, index: int) 
     if moved and first is not None:
         handles += ax.plot(
             list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {style.at(scale, first)}",
+            label=f"{name}, optimum of {style.at(analysis.scale, first)}",
         )  # fmt: skip
     return handles
 
 
-def _draw_sizes(ax: Axes, known: Sequence[TransferResult], results: Sequence[TransferResult]) -> list[Artist]:
+def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAnalysis) -> list[Artist]:
     """Losses and laws against parameters, or against compute where parameters do not grow."""
     handles: list[Artist] = []
+    results = style.results_of(analysis)
     grows = any(len(set(r.law.params)) > 1 for r in known)
     for result in known:
         i, points = results.index(result), result.law
-        color, name = style.categorical(i), style.label(result.compared)
+        color, name = style.categorical(i), style.label(result.compared, analysis.compares)
         params, tokens = np.array(points.params), np.array(points.tokens)
         sizes = params if grows else 6 * params * tokens
         ax.plot(sizes, points.losses, style.MARKERS[i % len(style.MARKERS)], color=color)
@@ -162,7 +165,7 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
             color = style.sequential(scales, curve.scale)
             panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             shown += curve.losses
-        panel.set_title(style.label(result.compared))
+        panel.set_title(style.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     for panel in axes if ax is not None else axes[:1]:
         style.loss_axis(panel, shown)
@@ -171,12 +174,17 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
     entries: list[Artist] = []
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
-        values = [f"$2^{{{x:g}}}$" if x is not None else "none" for x in taken]
+        values = [f"$2^{{{x:g}}}$" if x is not None else "–" for x in taken]
         values = values[:1] if len(set(values)) == 1 else values
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
     tuned = style.column_label(analysis.hyperparameter)
-    compared = f" ({', '.join(style.label(r.compared) for r in results)})" if len(results) > 1 else ""
-    title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}"
+    compared = (
+        f" ({', '.join(style.label(r.compared, analysis.compares) for r in results)})"
+        if len(results) > 1
+        else ""
+    )
+    lacks = "; –: no curve" if any("–" in entry.get_label() for entry in entries) else ""  # type: ignore[operator]
+    title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
     style.key_below(style.figure_of(axes), entries, title, ax=ax)
     return style.figure_of(axes)

@@ -10,13 +10,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import ScaledTranslation
 
-from mup_tpu.analysis.drift import WIDEST_COLLAPSE
+from mup_tpu.analysis.drift import WIDEST_COLLAPSE, Drift, bends
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, LOSS, styled
 
+ON_THE_LINE = "line at the top: runs without a place below"
+_RAISED = 8
+"""Points from a star up to its interval, which it would hide."""
 _REACH = 1.5
 """Most octaves of an interval on either side of an optimum; an arrow marks a longer one."""
 
@@ -32,20 +36,19 @@ def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
     results = style.results_of(analysis)
     heights = [height_range(result) for result in results]
     share_y = style.lie_together(heights)
-    share_x = style.lie_together([_reach_of_grid(result) for result in results])
-    axes = style.panels(len(results), 4.6, 4.0, share_x, share_y, ax)
+    axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
     if share_y:
         heights = [(min(low for low, _ in heights), max(high for _, high in heights))] * len(results)
-    scales = _scales(results)
+    scales, zero_x = _scales(results), zero_place(results)
     for panel, result, (bottom, top) in zip(axes, results, heights, strict=True):
         rail = top + 0.06 * (top - bottom)
-        _draw_curves(panel, result, scales, top, rail, analysis.scale)
-        text = f"{style.label(result.compared)}: {result.verdict.decision}"
-        panel.set_title(", ".join(filter(None, (text, style.alpha(result.drift)))))
+        _draw_curves(panel, result, scales, top, rail, zero_x, analysis.scale)
+        text = f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}"
+        panel.set_title(", ".join(filter(None, (text, style.alpha(result)))))
         panel.set_xlabel(style.title(analysis.hyperparameter))
         panel.set_ylim(bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom))
         panel.yaxis.set_major_formatter(style.PlainTicks())
-        style.log2_axis(panel, zero_place(result) if result.at_zero else None)
+        style.log2_axis(panel, zero_x)
     for panel in axes if not share_y else style.first_of_rows(axes):
         panel.set_ylabel(LOSS)
     style.key_below(style.figure_of(axes), [*_lines_of(axes), *_marks(results, heights)], ax=ax)
@@ -85,15 +88,15 @@ def height_range(result: TransferResult) -> tuple[float, float]:
     return bottom, max(top, bottom + least)
 
 
-def _reach_of_grid(result: TransferResult) -> tuple[float, float]:
-    low = zero_place(result) if result.at_zero else min(c.x_G[0] for c in result.curves)
-    return float(low), float(max(c.x_G[-1] for c in result.curves))
-
-
 def _draw_curves(
-    ax: Axes, result: TransferResult, scales: Sequence[float], top: float, rail: float, scale_name: str
+    ax: Axes,
+    result: TransferResult,
+    scales: Sequence[float],
+    top: float,
+    rail: float,
+    zero_x: float | None,
+    scale_name: str,
 ) -> None:
-    zero_x = zero_place(result)
     for curve, optimum in zip(result.curves, result.optima, strict=True):
         color = style.sequential(scales, curve.scale)
         shown = np.isfinite(curve.mean_G) & (curve.mean_G <= top)
@@ -113,7 +116,7 @@ def _draw_curves(
                 mfc="none",
             )  # fmt: skip
         zero = next((z for z in result.at_zero if z.scale == curve.scale), None)
-        if zero is not None:
+        if zero is not None and zero_x is not None:
             is_shown = zero.loss <= top
             ax.plot(
                 zero_x + offset, zero.loss if is_shown else rail, "D" if is_shown else "^", color=color, ms=5,
@@ -123,8 +126,9 @@ def _draw_curves(
     first = next((o for o in result.optima if o.is_bracketed), None)
     if first is not None:
         ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
-    ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
-    if result.at_zero:
+    if needs_line(result, top):
+        ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
+    if zero_x is not None:
         ax.axvline(zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
 
 
@@ -135,10 +139,21 @@ def lost_points(curve: LossCurve, top: float) -> tuple[np.ndarray, np.ndarray, n
     return diverged, stopped, above
 
 
+def needs_line(result: TransferResult, top: float) -> bool:
+    """Whether some runs have no place on the axis, and so lie on the line above it."""
+    lost = (points for curve in result.curves for points in lost_points(curve, top))
+    return any(points.any() for points in lost) or any(zero.loss > top for zero in result.at_zero)
+
+
 def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> None:
     if optimum.is_bracketed:
         low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
-        ax.plot([low, high], [optimum.loss] * 2, "-", color=color, lw=3.2, alpha=0.55, solid_capstyle="butt")
+        ends = [
+            x for x in (optimum.low, optimum.high) if low <= x <= high
+        ]  # an end beyond the grid has no cap
+        above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
+        for x, marks in (([low, high], "-"), (ends, "|")):
+            ax.plot(x, [optimum.loss] * len(x), marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
         inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
         ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
     elif np.isfinite(optimum.loss):
@@ -155,8 +170,14 @@ def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, flo
     hollow = {"mfc": "none"}
     is_at_edge = any(not o.is_bracketed and np.isfinite(o.loss) for o in optima)
     above_at_zero = any(z.loss > top for r, (_, top) in zip(results, heights, strict=True) for z in r.at_zero)
+    on_line = any(needs_line(r, top) for r, (_, top) in zip(results, heights, strict=True))
     marks = (
-        (any(o.is_bracketed and o.is_fitted for o in optima), "*", "optimum, 95 %", {"ms": 10}),
+        (
+            any(o.is_bracketed and o.is_fitted for o in optima),
+            "*",
+            "optimum, below its 95 % interval",
+            {"ms": 10},
+        ),
         (any(not o.is_fitted for o in optima), "*", "optimum, fit off its runs", {"ms": 10, **hollow}),
         (is_at_edge, ">", "best of the grid, at its edge", {"ms": 8}),
         (any(o.is_bracketed for o in optima), "", "the smallest's optimum", {"ls": ":", "lw": 0.9}),
@@ -164,13 +185,17 @@ def _marks(results: Sequence[TransferResult], heights: Sequence[tuple[float, flo
         (any(diverged.any() for diverged, _, _ in lost), "x", "diverged", {"mew": 1.6, "ms": 5}),
         (any(stopped.any() for _, stopped, _ in lost), "s", "stopped early", {"ms": 4, **hollow}),
         (any(a.any() for _, _, a in lost) or above_at_zero, "^", "above the axis", {"ms": 4, **hollow}),
+        (on_line, "", ON_THE_LINE, {"ls": "-", "lw": 0.5, "alpha": 0.6}),
     )
     return [style.mark(marker, text, **look) for is_there, marker, text, look in marks if is_there]
 
 
-def zero_place(result: TransferResult) -> float:
-    """Place of 0: left of the smallest other value, by more than a step of the grid."""
-    return float(min(c.x_G[0] for c in result.curves) - max(1.0, *(c.step for c in result.curves)) - 0.5)
+def zero_place(results: Sequence[TransferResult]) -> float | None:
+    """Place of 0, left of the smallest value above it by more than a step of the grid; None without 0."""
+    if not any(result.at_zero for result in results):
+        return None
+    curves = [curve for result in results for curve in result.curves]
+    return float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
 
 
 @styled
@@ -186,41 +211,53 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     results = style.results_of(analysis)
     (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
     handles: list[Artist] = []
+    lines = [result.drift for result in results if result.drift.is_told]
+    if lines:
+        _draw_band(panel, lines, analysis.delta)
     for i, result in enumerate(results):
         color, marker = style.categorical(i), style.MARKERS[i % len(style.MARKERS)]
         shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
-        known = [o for o in result.optima if o.is_bracketed]
-        if result.drift.is_known:
-            _draw_drift(panel, result, analysis.delta, color)
-        _draw_intervals(panel, known, shift, color, marker)
+        dashes = _draw_line(panel, result, color)
+        _draw_intervals(panel, [o for o in result.optima if o.is_bracketed], shift, color, marker)
         for o in result.optima:
             if not o.is_bracketed and np.isfinite(o.best_x):
                 down = o.status == "at lower edge"
                 panel.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
-        text = ", ".join(filter(None, (style.label(result.compared), style.alpha(result.drift))))
-        handles.append(style.mark(marker, text, color=color, ls="-" if result.drift.is_known else ""))
+        bent = "bends: no power law" if dashes == "--" else ""
+        text = (style.label(result.compared, analysis.compares), style.alpha(result), bent)
+        handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
     style.scale_axis(panel, analysis.scale, _scales(results), 5.2)
     panel.set_ylabel(f"best {style.title(analysis.hyperparameter)}")
     low, high = panel.get_ylim()
     if high - low < 1:  # an octave at least, or noise looks like a drift
         panel.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
     panel.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
-    if any(r.drift.is_known for r in results):
-        band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {analysis.delta:g}")
-        handles.append(band)
+    if lines:
+        band = f"slopes that do not matter, |α| < {analysis.delta:g}"
+        handles.append(matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=band))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
         handles.append(style.mark("^", "best of the grid, at its edge", mfc="none", ms=8))
     style.key_below(style.figure_of([panel]), handles, ax=ax)
     return style.figure_of([panel])
 
 
-def _draw_drift(ax: Axes, result: TransferResult, delta: float, color: str) -> None:
-    """Draw the fitted line, and the band of exponents within ±delta from its first point."""
-    line = np.array([min(result.drift.scales), max(result.drift.scales)])
-    y = result.drift.intercept + result.drift.alpha * np.log2(line)
-    ax.plot(line, y, "-", color=color, lw=1.3)
-    reach = delta * np.log2(line / line[0])
-    ax.fill_between(line, y[0] - reach, y[0] + reach, color=color, alpha=0.1, lw=0)
+def _draw_line(ax: Axes, result: TransferResult, color: str) -> str:
+    """Draw the fitted power law; returns its dashes, "" where α is not known."""
+    drift = result.drift
+    if not drift.is_told:
+        return ""
+    ends = np.array([min(drift.scales), max(drift.scales)])
+    dashes = "--" if bends(result.optima) else "-"
+    ax.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
+    return dashes
+
+
+def _draw_band(ax: Axes, lines: Sequence[Drift], delta: float) -> None:
+    """Draw one wedge of the slopes within ±delta, from the mean of all lines at the smallest scale."""
+    first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
+    middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
+    reach = delta * np.log2(np.array([first, last]) / first)
+    ax.fill_between([first, last], middle - reach, middle + reach, color=INK, alpha=0.1, lw=0)
 
 
 def _draw_intervals(ax: Axes, known: Sequence[Optimum], shift: float, color: str, marker: str) -> None:
@@ -242,8 +279,7 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
         ax: axes to draw in, one a parametrization; a new figure by default.
     """
     results = style.results_of(analysis)
-    share_x = style.lie_together([_moved_grid(result) for result in results])
-    axes = style.panels(len(results), 4.6, 4.0, share_x, ax=ax)
+    axes = style.panels(len(results), 4.6, 4.0, ax=ax)
     scales, top = _scales(results), 0.0
     for panel, result in zip(axes, results, strict=True):
         for curve in result.curves:
@@ -258,7 +294,7 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
             if shown.any():
                 most = max(0.8, 0.25 * abs(curve.mean_G.min()))
                 top = max(top, min(1.04 * float(above_G.max()), most))
-        panel.set_title(_collapse_title(result, analysis.scale))
+        panel.set_title(_collapse_title(result, analysis))
         panel.set_xlabel(
             f"{style.title(analysis.hyperparameter)}, moved to {style.at(analysis.scale, scales[0])}"
         )
@@ -276,19 +312,13 @@ def _beta(result: TransferResult) -> float:
     return result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
 
 
-def _moved_grid(result: TransferResult) -> tuple[float, float]:
-    first = result.curves[0].scale
-    moved = [c.x_G[[0, -1]] - _beta(result) * np.log2(c.scale / first) for c in result.curves]
-    return float(min(m[0] for m in moved)), float(max(m[1] for m in moved))
-
-
-def _collapse_title(result: TransferResult, scale: str) -> str:
+def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:
     """Exponent of whole curves, and below it the exponent of the optima, which may differ."""
-    beta, name = result.collapse_exponent, style.label(result.compared)
+    beta, name = result.collapse_exponent, style.label(result.compared, analysis.compares)
     if not np.isfinite(beta):
         return f"{name}: not moved, the curves have too few points in common"
     if abs(beta) >= WIDEST_COLLAPSE:
         return f"{name}: no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
-    text = f"{name}: whole curves move by {style.column_label(scale)}$^{{{style.exponent(beta)}}}$"
-    optima = style.alpha(result.drift)
+    text = f"{name}: whole curves move by {style.column_label(analysis.scale)}$^{{{style.exponent(beta)}}}$"
+    optima = style.alpha(result)
     return f"{text}\n(their optima alone: {optima})" if optima else text

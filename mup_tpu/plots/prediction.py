@@ -21,7 +21,7 @@ _FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))
 @styled
 def prediction_figure(predictions: Predictions) -> Figure:
     """Optima, their line with 50 and 95 % intervals out to the targets, and predictions; a panel a rule."""
-    names = style.ordered(predictions.lines)
+    names = style.ordered(predictions.lines, predictions.analysis.compares)
     axes = style.panels(len(names), 4.6, 3.9)
     results = {result.compared: result for result in predictions.analysis.results}
     for ax, name in zip(axes, names, strict=True):
@@ -38,7 +38,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
             )  # fmt: skip
         run = max(o.scale for o in optima)
         ax.axvline(run, color=INK, lw=0.9, ls=":", zorder=0)
-        ax.set_title(style.label(name))
+        ax.set_title(style.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in found)})
         style.scale_axis(ax, predictions.scale, scales, 4.6)
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from itertools import groupby
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.plots import style
@@ -20,47 +22,71 @@ _REACH = 1.5
 
 @styled
 def referee_figure(found: Sequence[Ruling]) -> Figure:
-    """Drift exponent α of each rule with its 95 % interval, sweep below sweep, marked by its verdict.
+    """Drift exponent α of each rule with its 95 % interval, by the way of growing, marked by its verdict.
 
     Args:
-        found: from `mup_tpu.analysis.referee.rulings`, in the order in which they are drawn.
+        found: from `mup_tpu.analysis.referee.rulings`.
     """
-    names = [_named(r) for r in found]
+    entries = [e for way, of_way in groupby(_sorted(found), lambda r: r.scale) for e in (way, *of_way)]
+    names = [style.plain(e) if isinstance(e, str) else _named(e) for e in entries]
     longest = min(4.0, 0.072 * max(map(len, names), default=0))
-    figure = style.new_figure(5.0 + longest, 0.25 * len(found) + 1.5)
+    figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
     ax = figure.subplots()
-    rows = np.arange(len(found))[::-1]
-    for row, ruling in zip(rows, found, strict=True):
-        marker, color = style.VERDICTS[ruling.decision]
-        if not math.isfinite(ruling.alpha):
-            ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
-            continue
-        low, high = max(ruling.low, -_REACH), min(ruling.high, _REACH)
-        at = min(max(ruling.alpha, -_REACH), _REACH)
-        ax.plot([low, high], [row, row], color=color, lw=1.6, solid_capstyle="butt")
-        for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
-            ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
-        ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
-    for row, above, below in zip(rows, found, found[1:], strict=False):
-        if _way(above) != _way(below):
-            ax.axhline(row - 0.5, color=INK, lw=0.6)
+    rows = np.arange(len(entries))[::-1]
+    for row, entry in zip(rows, entries, strict=True):
+        if isinstance(entry, str):
+            ax.axhline(row + 0.5, color=INK, lw=0.6)
+        else:
+            _draw(ax, row, entry)
     ax.axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
     ax.set_yticks(rows, names, fontsize=8.5)
-    ax.set_ylim(-0.7, len(found) - 0.3)
+    for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
+        tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
+    ax.set_ylim(-0.7, len(entries) - 0.3)
     ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
     ax.set_xlabel("drift exponent α, 95 % interval")
-    entries = style.verdict_key(r.decision for r in found)
+    key = style.verdict_key(r.decision for r in found)
     band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {DELTA:g} does not matter")
-    style.key_below(figure, [*entries, band])
+    style.key_below(figure, [*key, band])
     return figure
 
 
+def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
+    """Rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
+    places = {key: i for i, key in enumerate(dict.fromkeys((r.scale, r.compares) for r in found))}
+
+    def place(ruling: Ruling) -> tuple[int, int, str]:
+        rules = style.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
+        return places[ruling.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
+
+    return sorted(found, key=place)
+
+
+def _draw(ax: Axes, row: int, ruling: Ruling) -> None:
+    """Draw an exponent with its interval, and why it drifts where the interval does not say so."""
+    marker, color = style.VERDICTS[ruling.decision]
+    if not is_told(ruling.low, ruling.high):
+        ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
+        return
+    low, high = max(ruling.low, -_REACH), min(ruling.high, _REACH)
+    at = min(max(ruling.alpha, -_REACH), _REACH)
+    ax.plot([low, high], [row, row], color=color, lw=1.6, solid_capstyle="butt")
+    for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
+        ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
+    ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
+    if ruling.why_drifts:
+        is_left = high > 0.3
+        ax.annotate(
+            ruling.why_drifts, (low - 0.05 if is_left else high + 0.05, row), va="center", fontsize=7.5,
+            ha="right" if is_left else "left",
+        )  # fmt: skip
+
+
 def _named(ruling: Ruling) -> str:
-    made = [name for name in (ruling.architecture, ruling.update_rule) if name not in ("gpt2", "adamw")]
-    beside = f" ({', '.join(made)})" if made else ""
-    return f"{ruling.growing}: {style.label(ruling.rule)}{beside}, {style.plain(ruling.sweep)}"
-
-
-def _way(ruling: Ruling) -> str:
-    return ruling.growing.partition(" ")[0]
+    usual = ("gpt2", "adamw", "learning rate")
+    made = (ruling.architecture, ruling.update_rule, ruling.tuned)
+    unusual = dict.fromkeys(name for name, common in zip(made, usual, strict=True) if name != common)
+    beside = ", ".join(unusual)
+    rule = style.label(ruling.rule, ruling.compares) + (f" ({beside})" if unusual else "")
+    return f"{rule}: {ruling.span}, {style.plain(ruling.sweep)}"

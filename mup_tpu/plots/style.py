@@ -31,7 +31,6 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from mup_tpu.analysis.drift import Drift
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.errors import ConfigError
@@ -59,8 +58,29 @@ _LABELS = {
     "completep_half": "CompleteP, α = ½",
     "completep_zero": "CompleteP, α = 0",
     "completedp": "Complete(d)P",
+    "mup_sqrt_attention": "μP, attention / √d",
+    "mup_unscaled_readout": "μP, unscaled readout",
+    "mup_hidden_embedding": "μP, embedding as hidden",
+    "mup_lost_multipliers": "μP, lost multipliers",
     "all": "all runs",
 }
+"""Parametrization -> its name for people, in the order of all figures."""
+_RULES = {
+    "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
+    "token_rule": {
+        "none": "no token rule",
+        "lr_0.32": "lr × tokens^−0.32",
+        "lr_0.5": "lr × tokens^−0.5",
+    },
+    "decay_rule": {
+        "parametrization": "decay of the parametrization",
+        "constant": "decay constant",
+        "sqrt": "decay × √width",
+        "linear": "decay × width",
+        "timescale": "decay of one timescale",
+    },
+}
+"""Column -> its values' names for people, the baseline first."""
 INK = "#333333"
 MARKERS = "osD^v<>Ph"
 LOSS = "loss (nat per token)"
@@ -68,7 +88,8 @@ BAR = 1.0
 """Width of a bar of colours with its numbers, inches."""
 ACROSS = 3
 """Largest number of panels beside each other; further ones go below."""
-_IS_STACKED: ContextVar[bool] = ContextVar("is_stacked", default=False)
+_ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
+"""Inches that panels beside each other may take."""
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -100,14 +121,29 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def name(parametrization: str) -> str:
-    """Name of a parametrization for people."""
-    return _LABELS.get(parametrization, parametrization)
+def name(compared: str, column: str = "parametrization") -> str:
+    """Name of a compared value for people: "μP", "lr × √batch", "batch size 16".
+
+    Args:
+        compared: the value, as text.
+        column: column of the value.
+    """
+    if (number := _number(compared)) is not None:
+        return f"{columns.label(column)} {columns.write(column, number)}"
+    return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)
 
 
-def label(parametrization: str) -> str:
-    """Name of a parametrization for matplotlib."""
-    return plain(name(parametrization))
+def label(compared: str, column: str = "parametrization") -> str:
+    """Name of a compared value for matplotlib; arguments as of `name`."""
+    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(name(compared, column)))
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def plain(name: str) -> str:
@@ -140,24 +176,29 @@ def exponent(value: float) -> str:
     return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
-def alpha(drift: Drift) -> str:
-    """The drift exponent with its interval; "" where it is not known."""
-    if not drift.is_known:
-        return ""
+def alpha(result: TransferResult) -> str:
+    """The drift exponent with its interval, or that it is not known; "" at one scale."""
+    drift = result.drift
+    if not drift.is_told:
+        return "α not known" if len(result.optima) > 1 else ""
     text = f"α = {exponent(drift.alpha)} [{exponent(drift.low)}, {exponent(drift.high)}]"
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def ordered(names: Iterable[str]) -> list[str]:
-    """Parametrizations in the order of all figures: μP, SP, then the others."""
-    first = list(_LABELS)
-    return sorted(names, key=lambda n: (first.index(n) if n in first else len(first), n))
+def ordered(names: Iterable[str], column: str = "parametrization") -> list[str]:
+    """Compared values in the order of all figures: the baseline, μP, SP, then the others; numbers ascend."""
+    first = [*_RULES.get(column, {}), *_LABELS]
+
+    def place(name: str) -> tuple[int, float, str]:
+        return first.index(name) if name in first else len(first), _number(name) or 0.0, name
+
+    return sorted(names, key=place)
 
 
 def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
     """The results in the order of `ordered`."""
     by_name = {result.compared: result for result in analysis.results}
-    return [by_name[name] for name in ordered(by_name)]
+    return [by_name[name] for name in ordered(by_name, analysis.compares)]
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
@@ -188,18 +229,23 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 @contextlib.contextmanager
-def stacked() -> Iterator[None]:
-    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
-    token = _IS_STACKED.set(True)
+def beside(inches: float) -> Iterator[None]:
+    """Figures drawn inside have panels beside each other as far as they fit into this width; 0 stacks all."""
+    token = _ROOM.set(inches)
     try:
         yield
     finally:
-        _IS_STACKED.reset(token)
+        _ROOM.reset(token)
 
 
-def most_across() -> int:
-    """Largest number of panels beside each other here."""
-    return 1 if _IS_STACKED.get() else ACROSS
+def stacked() -> contextlib.AbstractContextManager[None]:
+    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
+    return beside(0)
+
+
+def most_across(width: float) -> int:
+    """Largest number of panels of a width, in inches, beside each other here."""
+    return int(max(1, min(ACROSS, _ROOM.get() // width)))
 
 
 Given = Axes | Sequence[Axes] | None
@@ -221,7 +267,7 @@ def panels(
                 f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
             )
         return given
-    across = min(count, 2 if count == 4 else ACROSS, most_across())
+    across = min(count, 2 if count == 4 else ACROSS, most_across(width))
     rows = -(-count // across)
     figure = new_figure(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)

@@ -9,15 +9,20 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.optimum import EPSILON
-from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
 from mup_tpu.plots import style
 from mup_tpu.plots.style import INK, styled
 
+_REACH = 1.5
+"""Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others."""
+_MOST_INTERVALS = 6
+"""Most scales of a map of regrets whose cells have room for intervals."""
 _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 """Regrets at which colours change, in units of the regret that does not matter."""
 _COLORS = ListedColormap(
@@ -39,7 +44,12 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     results = style.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     written = [_written(r) for result in results for r in result.regrets]
-    size = max(0.45, 2.0 / len(scales), 0.09 * max(map(len, written), default=0))
+    has_room = len(scales) <= _MOST_INTERVALS
+    intervals = [_interval(r) for result in results for r in result.regrets] if has_room else []
+    longest = max(
+        0.09 * max(map(len, written), default=0), 0.058 * max(map(len, intervals), default=0) + 0.06
+    )
+    size = max(0.45, 2.0 / len(scales), longest)
     width = size * len(scales)
     axes = style.panels(len(results), width + 1.1, width + 1.1)
     figure = axes[0].figure
@@ -52,13 +62,18 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             i, j = scales.index(r.source), scales.index(r.target)
             grid[i, j] = r.value
             color = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-            ax.text(j, i, _written(r), ha="center", va="center", fontsize=8.5, color=_ink_on(color))
+            ink, below = _ink_on(color), _interval(r) if has_room else ""
+            ax.text(
+                j, i, _written(r), ha="center", va="bottom" if below else "center", fontsize=8.5, color=ink
+            )
+            if below:
+                ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
         image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
         names = [columns.write_scale(analysis.scale, s) for s in scales]
         ax.set_xticks(range(len(scales)), names, **style.turned(names, width + 1))
         ax.set_yticks(range(len(scales)), names)
         ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
-        ax.set_title(style.label(result.compared))
+        ax.set_title(style.label(result.compared, analysis.compares))
         ax.grid(False)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"tuned at {style.column_label(analysis.scale)}")
@@ -70,8 +85,18 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
     bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
     used = {r.status for result in results for r in result.regrets}
-    style.key_below(figure, [style.mark("", text, ls="") for s, text in _SAID.items() if s in used])
+    said = [text for status, text in _SAID.items() if status in used]
+    said += ["small: 95 % interval"] if any(intervals) else []
+    said += [] if has_room else ["95 % intervals: table of the report"]
+    style.key_below(figure, [style.mark("", text, ls="") for text in said])
     return figure
+
+
+def _interval(r: Regret) -> str:
+    """The 95 % interval of an estimated regret; "" for the others."""
+    if r.status not in ("estimated", AT_LEAST) or not np.isfinite(r.value):
+        return ""
+    return f"{r.low:.3f}–{r.high:.3f}" if np.isfinite(r.high) else f"from {r.low:.3f}"
 
 
 def _written(r: Regret) -> str:
@@ -98,7 +123,7 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in style.results_of(analysis) if known_looks(result)]
-    axes = style.panels(len(shown), 4.6, 3.6, share_x=False)
+    axes = style.panels(len(shown), 4.6, 3.6)
     decisions = []
     for ax, result in zip(axes, shown, strict=True):
         assert result.sequence is not None
@@ -106,20 +131,25 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.axhline(0, color=INK, lw=0.8)
         for look, spent in known_looks(result):
             drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
-            reach = [[drift.alpha - drift.low], [drift.high - drift.alpha]]
+            low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
             decisions.append(settled)
+            reach, marker = [[at - low], [high - at]], "s" if settled else "o"
             ax.errorbar(
-                [spent], [drift.alpha], reach, fmt="s" if settled else "o", capsize=3, ms=5, lw=1.3,
+                [spent], [at], reach, fmt=marker, capsize=3, ms=5, lw=1.3,
                 mfc=style.categorical(0) if settled else "white", color=style.categorical(0),
             )  # fmt: skip
             ax.annotate(
-                str(look.number), (spent, drift.high), (0, 4), textcoords="offset points", ha="center",
+                str(look.number), (spent, high), (0, 4), textcoords="offset points", ha="center",
                 fontsize=8,
             )  # fmt: skip
+            for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
+                if end != bound:
+                    ax.plot(spent, bound, arrow, color=style.categorical(0), ms=5)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
-        ax.set_xlim(left=0)
         ax.margins(y=0.15)
-        ax.set_title(f"{style.label(result.compared)}: {result.verdict.decision}")
+        ax.set_title(f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}")
+    for ax in axes:
+        ax.set_xlim(left=0)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
     figure = axes[0].figure
@@ -134,14 +164,18 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
 
 @styled
 def ablations_figure(table: pd.DataFrame) -> Figure:
-    """Drift exponent and regret of several sweeps, with 95 % intervals, the worst regret on top.
+    """Drift exponent and regret of several sweeps, with 95 % intervals.
+
+    The baselines μP and SP lie on top, below them the others from the worst regret on.
 
     Args:
         table: from `mup_tpu.analysis.ablations.compare`.
     """
+    baselines = [name for name in ("mup", "sp") if (table["name"] == name).any()]
+    table = table.iloc[np.argsort([*map(lambda n: [*baselines, n].index(n), table["name"])], kind="stable")]
     longest = min(3.5, 0.085 * max(map(len, table["name"]), default=0))
     height = 0.34 * len(table) + 1.5
-    if style.most_across() > 1:
+    if style.most_across((6.8 + longest) / 2) > 1:
         figure = style.new_figure(6.8 + longest, height)
         axes = figure.subplots(1, 2, sharey=True)
     else:
@@ -156,6 +190,9 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
         with np.errstate(invalid="ignore"):
             errors = np.abs(ends - x[:, None]).T
         drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
+        if value == "alpha":
+            drawn &= [is_told(*ends_of) for ends_of in ends]
+            x = np.where(drawn, x, np.nan)
         for verdict, (marker, color) in style.VERDICTS.items():
             known = drawn & (table["verdict"] == verdict).to_numpy()
             ax.errorbar(
@@ -169,9 +206,12 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
             ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
-    names = ["\n".join(style.broken(style.label(name), 40)) for name in table["name"]]
+    names = ["\n".join(style.broken(style.label(name).replace("_", " "), 40)) for name in table["name"]]
     axes[0].set_yticks(rows, names)
     axes[0].set_ylim(-0.7, len(table) - 0.3)
+    if 0 < len(baselines) < len(table):
+        for ax in axes:
+            ax.axhline(len(table) - len(baselines) - 0.5, color=INK, lw=0.6)
     entries = style.verdict_key(table["verdict"])
     band = matplotlib.patches.Patch(
         color=INK, alpha=0.12, lw=0, label=f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat"

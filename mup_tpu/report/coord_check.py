@@ -29,10 +29,7 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
     scale, lead, sections = label(scale_of(table)), [], []
     for part in by_setting(table).values():
         setting = _setting(part)
-        compared = ordered(part["parametrization"].unique())
-        found = sorted(sentences(part), key=lambda sentence: compared.index(sentence.partition(": ")[0]))
-        grow = [said(sentence) for sentence in found]
-        lead.append(Box(setting or "Slopes", grow))
+        lead += _boxes(part, setting)
         title = f"Sizes against {scale}, a line a layer; none should rise"
         blocks: list[Block] = [Interactive(title, interactive().coordinate_check_panels(part)), _slopes(part)]
         sections.append(Section(setting or "Figure", blocks))
@@ -43,6 +40,22 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
         f"A slope is the exponent of a layer's size in {scale}, fitted over all seeds after the last step; a "
         "positive one means that it grows without bound. Intervals are 95 %.",
     )
+
+
+def _boxes(part: pd.DataFrame, setting: str) -> list[Box]:
+    """A box a parametrization, in the colour of whether it passes."""
+    found: dict[str, list[str]] = {name: [] for name in ordered(part["parametrization"].unique())}
+    for sentence in sentences(part):
+        found[sentence.partition(": ")[0]].append(sentence)
+    return [
+        Box(
+            said(said_of[0]),
+            [setting, *map(said, said_of[1:])] if setting else [*map(said, said_of[1:])],
+            decision=next((word for word in ("passes", "fails") if f": {word}" in said_of[0]), ""),
+        )
+        for said_of in found.values()
+        if said_of
+    ]
 
 
 def _setting(part: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +21,12 @@ from mup_tpu.plots.markup import powers
 
 if TYPE_CHECKING:
     from mup_tpu.plots.interactive import Panels
+
+
+_COLUMN = 1024
+"""Width of a page's column on a desk, CSS pixels."""
+_PER_INCH = 94
+"""CSS pixels of an inch of a figure: its type of 10 points then has the 13 pixels of interactive panels."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +79,20 @@ class Picture:
     """PNG, base64."""
     narrow: str
     """PNG for narrow screens, base64; "" where the wide one has one panel."""
+    width: int
+    """Of the wide form on the screen, CSS pixels, so that all figures and panels have one size of type."""
 
     @classmethod
     def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
         """Draw a figure for either screen."""
-        figure = draw()
+        with plots.beside(_COLUMN / _PER_INCH):
+            figure = draw()
+        width = round(_PER_INCH * figure.get_figwidth())
         specs = [ax.get_subplotspec() for ax in figure.axes]
         if not any(spec.get_gridspec().ncols > 1 for spec in specs if spec is not None):
-            return cls(title, _png(figure), "")
-        with plots.stacked():
-            return cls(title, _png(figure), _png(draw()))
+            return cls(title, _png(figure), "", width)
+        with plots.beside(0):
+            return cls(title, _png(figure), _png(draw()), width)
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["anchor"] = lambda title: re.sub(r"\W+", "-", title.lower()).strip("-")
     environment.filters["powers"] = lambda text: Markup(powers(text))
     blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
     shown = [block.panels for block in blocks if isinstance(block, Interactive)]

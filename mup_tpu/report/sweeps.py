@@ -9,12 +9,14 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu import plots
+from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
+from mup_tpu.plots.style import results_of
 from mup_tpu.report.page import (
     Block,
     Box,
@@ -30,7 +32,7 @@ from mup_tpu.report.page import (
 from mup_tpu.report.words import details, how_made, number, optima_cells, regret_cells, said
 
 _TITLES = {
-    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima with their intervals",
+    "transfer": "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
     "optimum": "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
     "regret": "Regret of every smaller scale's optimum at every larger scale",
     "best_loss": "Best loss against scale and size",
@@ -59,11 +61,12 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         TableError: Bokeh is not installed.
     """
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
-    results = [(plots.name(result.compared), result) for result in analysis.results]
+    results = [(plots.name(result.compared, analysis.compares), result) for result in results_of(analysis)]
     optima = [_table(name, optima_cells(result, analysis.scale)) for name, result in results]
     regrets = [
         _table(name, regret_cells(result, analysis.scale)) for name, result in results if result.regrets
     ]
+    read = partial(_read, analysis=analysis)
     sections = [Section("Figures", _figures(analysis, table)), Section("Optima", optima)]
     if regrets:
         said_first = Text(
@@ -77,11 +80,8 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     return Page(
         f"{analysis.name}: does {tuned} transfer across {scale}?",
         [
-            *(_verdict(result, analysis, table.command) for result in analysis.results),
-            *(
-                Text(f"Note: {said(note, analysis.scale, analysis.hyperparameter)}.", is_note=True)
-                for note in analysis.notes
-            ),
+            *(_verdict(result, analysis, table.command) for result in results_of(analysis)),
+            *(Text(f"Note: {read(note)}.", is_note=True) for note in analysis.notes),
         ],
         sections,
         _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta),
@@ -90,15 +90,16 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
 
 def _verdict(result: TransferResult, analysis: TransferAnalysis, command: str | None) -> Box:
     """A verdict with advice, and the command or sentence that would settle it."""
-    read = partial(_read, columns=(analysis.scale, analysis.hyperparameter))
+    read = partial(_read, analysis=analysis)
     settle = result.verdict.settle
     commands = (settle,) if command and settle.startswith(command) else ()
     lines = [line if commands and settle in line else read(line) for line in details(result, analysis)]
     return Box(read(result.verdict.sentence), lines, commands, result.verdict.decision)
 
 
-def _read(text: str, columns: tuple[str, str]) -> str:
-    return said(text, *columns).replace(" && ", "; ")
+def _read(text: str, analysis: TransferAnalysis) -> str:
+    written = said(text, analysis.scale, analysis.hyperparameter, compares=analysis.compares)
+    return written.replace(" && ", "; ")
 
 
 def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
@@ -132,9 +133,8 @@ def ablations_page(name: str, table: pd.DataFrame) -> Page:
     headings = ("sweep", "drift exponent α", "95 %", "regret (nat)", "95 %", "best loss, largest", "verdict")
     rows = [
         (
-            plots.name(row["name"]),
-            number(row["alpha"], 2),
-            _between(row["low"], row["high"], 2),
+            plots.name(row["name"]).replace("_", " "),
+            *_exponent(row),
             number(row["regret"], 3),
             _between(row["regret_low"], row["regret_high"], 3),
             number(row["best_loss"], 3),
@@ -152,6 +152,13 @@ def ablations_page(name: str, table: pd.DataFrame) -> Page:
         ],
         "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
     )
+
+
+def _exponent(row: dict[Any, Any]) -> tuple[str, str]:
+    """α and its interval, or that it is not known."""
+    if not is_told(row["low"], row["high"]):
+        return "not known", "-"
+    return number(row["alpha"], 2), _between(row["low"], row["high"], 2)
 
 
 def _between(low: float, high: float, digits: int) -> str:

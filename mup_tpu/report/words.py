@@ -14,7 +14,8 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
-from mup_tpu.config.columns import COLUMNS, CONFIGURED, label, write, write_scale
+from mup_tpu.config import Trial
+from mup_tpu.config.columns import COLUMNS, CONFIGURED, configured, label, write, write_scale
 from mup_tpu.plots import name
 
 Cells = dict[str, Sequence[Any]]
@@ -24,21 +25,27 @@ _MADE = (
     "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
     "device", "versions", "git_commit",
 )  # fmt: skip
+_ALWAYS = (
+    "architecture", "width", "depth", "parametrization", "sequence_length", "batch_size", "optimizer", "lr",
+    "steps_planned", "schedule", "loss_kind", "precision",
+)  # fmt: skip
+"""Settings that are shown although they are the defaults."""
 _SNAKE = re.compile(rf"\b(?:{'|'.join(column for column in COLUMNS if '_' in column)})\b")
 """Names of columns that are no words of plain text."""
 _MOST_VALUES = 8
 """Most values of a column that are written one by one."""
 
 
-def said(text: str, *columns: str) -> str:
+def said(text: str, *columns: str, compares: str = "parametrization") -> str:
     """A sentence of the analysis for people: μP for mup, labels for names of columns.
 
     Args:
-        text: the sentence, which may begin with a parametrization and a colon.
-        columns: what it may name although they could be words of plain text: lr, flops.
+        text: the sentence, which may begin with a compared value and a colon.
+        columns: further names to replace, which could be words of plain text: lr, flops.
+        compares: column of the compared value.
     """
     compared, colon, rest = text.partition(": ")
-    text = f"{name(compared)}{colon}{rest}" if colon else text
+    text = f"{name(compared, compares)}{colon}{rest}" if colon else text
     for column in columns:
         text = re.sub(rf"(?<!\w){re.escape(column)}(?!\w)", lambda found: label(found[0]), text)
     return _SNAKE.sub(lambda found: label(found[0]), text)
@@ -151,18 +158,19 @@ def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
 
 
 def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
-    """Number of runs, and names and values of their settings."""
+    """Number of runs, and names and values of their settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
     if "status" in source:
         made.append(("ended", ", ".join(f"{n} {s}" for s, n in source["status"].value_counts().items())))
     if "wall_time_s" in source:
         made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
+    usual = {name: value for name, value in configured(Trial()).items() if name not in _ALWAYS}
     for column in _MADE:
         if column in source:
             values = sorted(source[column].dropna().unique().tolist())
-            if values:
+            if values and not (column in usual and values == [usual[column]]):
                 made.append((label(column), _written(column, values)))
-    return made
+    return [*made, ("all other settings", "the defaults")]
 
 
 def _written(column: str, values: list[Any]) -> str:

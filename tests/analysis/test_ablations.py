@@ -1,6 +1,8 @@
 """Several sweeps beside each other, as a table and through the command line."""
 
+import io
 import math
+from contextlib import redirect_stdout
 
 import numpy as np
 import pandas as pd
@@ -9,6 +11,8 @@ import pytest
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.ablations import compare
 from mup_tpu.cli import main
+from mup_tpu.cli.console import Console
+from mup_tpu.cli.results import SeveralSweeps
 from mup_tpu.plots import ablations_figure
 from mup_tpu.store import Store
 
@@ -88,3 +92,35 @@ def stored_sweep():
         Store(folder, name).append(rows, [])
 
     return make
+
+
+def test_rows_of_a_sweep_that_compares_several_say_which_and_may_name_them():
+    frame = pd.concat(swept(0.0).assign(parametrization=name) for name in ("mup", "sp"))
+    analyses = {"mine": analyze(check_table(frame))}
+    assert sorted(compare(analyses)["name"]) == ["mine: mup", "mine: sp"]
+    named = compare(analyses, lambda compared, column: f"{column} {compared}")
+    assert sorted(named["name"]) == ["mine: parametrization mup", "mine: parametrization sp"]
+
+
+def test_the_exponent_of_a_flat_valley_is_not_known_in_the_terminal_and_in_the_report():
+    known = {
+        "regret": 0.006,
+        "regret_low": 0.002,
+        "regret_high": 0.013,
+        "best_loss": 1.5,
+        "verdict": "DRIFTS",
+    }
+    exponents = {"flat": (1.09, -15.74, 17.92), "steep": (-1.2, -3.0, -0.2), "open": (0.1, -0.7, 0.8)}
+    table = pd.DataFrame(
+        {"name": name, "alpha": alpha, "low": low, "high": high, **known}
+        for name, (alpha, low, high) in exponents.items()
+    )
+    sweeps = SeveralSweeps("sweeps")
+    sweeps.compared = table
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        sweeps.show(Console())
+    (section,) = [s for s in sweeps.page().sections if s.title.startswith("Sweeps")]
+    rows = section.blocks[0].rows
+    assert [row[1] for row in rows] == ["not known", "-1.20", "0.10"]
+    assert shown.getvalue().count("not known") == 1 and "-15.74" not in shown.getvalue()

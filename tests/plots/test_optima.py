@@ -1,5 +1,7 @@
 """Loss curves, optima and collapse: the numbers of the analysis, with everything that has no place marked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -67,3 +69,80 @@ def test_runs_at_zero_stand_at_the_edge_of_the_log_axis_and_are_marked():
     assert all(line.get_xdata()[0] < -7.5 for line in diamonds)
     assert [label.get_text() for label in ax.get_xticklabels(minor=True)] == ["0"]
     assert "at 0" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def rows_of(compared: str, optima: dict, grid=range(-12, -2)) -> pd.DataFrame:
+    """Parabolas of a rule for tokens; `optima` by scale."""
+    return pd.DataFrame(
+        {"token_rule": compared, "steps": scale, "lr": 2.0**x, "loss": 2.5 + 8 / scale + 0.1 * (x - at) ** 2}
+        for scale, at in optima.items()
+        for x in grid
+    )
+
+
+def analysis_of(*tables: pd.DataFrame, compares: str = "token_rule"):
+    columns = Columns(scale="steps", parametrization=compares)
+    return analyze(check_table(pd.concat(tables).rename(columns={"token_rule": compares}), columns))
+
+
+def test_panels_share_their_range_the_baseline_is_first_and_rules_have_names():
+    steady = dict.fromkeys((100, 200, 400, 800), -7.2)
+    analysis = analysis_of(rows_of("lr_0.32", steady), rows_of("none", steady, range(-9, -4)))
+    for draw in (plots.transfer_figure, plots.collapse_figure):
+        axes = draw(analysis).axes
+        assert len({ax.get_xlim() for ax in axes}) == 1
+        titles = [ax.get_title().partition(":")[0] for ax in axes]
+        assert titles == ["no token rule", "lr × tokens$^{−0.32}$"]
+
+
+def test_a_numeric_compared_axis_is_named_and_its_panels_ascend():
+    steady = dict.fromkeys((100, 200, 400, 800), -7.2)
+    tables = [rows_of(size, steady) for size in ("16", "4")]
+    figure = plots.transfer_figure(analysis_of(*tables, compares="batch_size"))
+    assert [ax.get_title().partition(":")[0] for ax in figure.axes] == ["batch size 4", "batch size 16"]
+
+
+def test_an_interval_lies_clear_of_its_star_and_the_line_at_the_top_is_explained(analysis):
+    figure = plots.transfer_figure(analysis)
+    figure.canvas.draw()
+    for ax, result in zip(figure.axes, analysis.results, strict=True):
+        bars = [line for line in ax.lines if line.get_marker() == "|"]
+        assert len(bars) == len(result.optima)
+        for bar, optimum in zip(bars, result.optima, strict=True):
+            (x, y), *_ = bar.get_transform().transform(bar.get_xydata())
+            star_y = ax.transData.transform((optimum.x, optimum.loss))[1]
+            assert y - star_y > 6 * figure.dpi / 72, "beyond the star's half height"
+            inside = (optimum.low, optimum.high)
+            assert set(bar.get_xdata()) <= set(inside)
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    lost = [mark for mark in ("diverged", "stopped early", "above the axis") if mark in said]
+    assert bool(lost) == ("line at the top: runs without a place below" in said)
+    steady = analysis_of(rows_of("none", dict.fromkeys((100, 200, 400), -7.2), range(-9, -5)))
+    said = [text.get_text() for text in plots.transfer_figure(steady).legends[0].get_texts()]
+    assert "line at the top: runs without a place below" not in said
+
+
+def test_a_line_through_optima_that_bend_says_that_it_is_no_law_and_one_band_is_drawn():
+    scales = (100, 200, 400, 800, 1600)
+    hump = dict(zip(scales, (-8.0, -7.0, -6.5, -7.0, -8.0), strict=True))
+    straight = {scale: -7.5 + 0.3 * i for i, scale in enumerate(scales)}
+    analysis = analysis_of(rows_of("none", hump), rows_of("lr_0.5", straight))
+    figure = plots.optimum_figure(analysis)
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "bends: no power law" in said[0] and "bends" not in said[1]
+    lines = [line.get_linestyle() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    assert lines == ["--", "-"]
+    bands = [c for c in figure.axes[0].collections if len(c.get_paths()) == 1 and c.get_alpha() == 0.1]
+    assert len(bands) == 1
+
+
+def test_the_exponent_of_a_flat_valley_is_not_known():
+    steady = dict.fromkeys((100, 200, 400), -7.2)
+    analysis = analysis_of(rows_of("none", steady))
+    (result,) = analysis.results
+    flat = replace(result, drift=replace(result.drift, alpha=1.09, low=-15.74, high=17.92))
+    analysis = replace(analysis, results=(flat,))
+    assert plots.transfer_figure(analysis).axes[0].get_title().endswith("α not known")
+    optima = plots.optimum_figure(analysis)
+    assert [text.get_text() for text in optima.legends[0].get_texts()] == ["no token rule, α not known"]
+    assert not [line for line in optima.axes[0].lines if len(line.get_xdata()) == 2]

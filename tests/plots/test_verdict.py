@@ -68,10 +68,43 @@ def test_colours_of_regret_are_the_same_in_every_figure_and_change_hue_at_the_th
 
 def test_thresholds_of_the_verdict_are_drawn_where_exponents_and_regrets_are(analysis):
     figure = plots.optimum_figure(replace(analysis, delta=0.3))
-    assert "|α| < 0.3" in [text.get_text() for text in figure.legends[0].get_texts()]
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "slopes that do not matter, |α| < 0.3" in said
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     first, last = analysis.results[0].drift.scales[0], analysis.results[0].drift.scales[-1]
     assert np.ptp(band[band[:, 0] == last][:, 1]) == pytest.approx(2 * 0.3 * np.log2(last / first))
     bar = plots.regret_figure(replace(analysis, epsilon=0.02)).axes[-1]
     assert 0.02 in [line.get_ydata()[0] for line in bar.get_lines()]
     assert "below 0.02 it does not matter" in bar.get_ylabel()
+
+
+def test_cells_of_a_map_of_regrets_carry_intervals_or_say_where_they_are(analysis):
+    figure = plots.regret_figure(analysis)
+    written = {text.get_text() for ax in figure.axes for text in ax.texts}
+    intervals = {
+        f"{r.low:.3f}–{r.high:.3f}" for result in analysis.results for r in result.regrets
+        if r.status == "estimated" and np.isfinite(r.high)
+    }  # fmt: skip
+    assert intervals and intervals <= written
+    assert "small: 95 % interval" in [text.get_text() for text in figure.legends[0].get_texts()]
+    rows = [
+        {"width": 64 * k, "lr": 2.0**x, "loss": 2.5 + 1 / k + 0.1 * (x + 7.1) ** 2}
+        for k in range(1, 9)
+        for x in range(-10, -3)
+    ]
+    many = plots.regret_figure(analyze(check_table(pd.DataFrame(rows))))
+    assert not any("–" in text.get_text() for ax in many.axes for text in ax.texts)
+    assert "95 % intervals: table of the report" in [t.get_text() for t in many.legends[0].get_texts()]
+
+
+def test_sweeps_beside_each_other_have_their_baseline_on_top_and_names():
+    known = {"low": -0.1, "high": 0.1, "regret": 0.04, "regret_low": 0.01, "regret_high": 0.08}
+    table = pd.DataFrame(
+        {"name": name, "alpha": 0.0, "verdict": "TRANSFERS", **known}
+        for name in ("lost_multipliers", "sp", "warmup_0.9", "mup")
+    )
+    table.loc[2, ["alpha", "low", "high"]] = (1.09, -15.74, 17.92)
+    figure = plots.ablations_figure(table)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["μP", "SP", "lost multipliers", "warmup 0.9"]
+    assert [(text.get_text(), text.xy[1]) for text in figure.axes[0].texts] == [("not known", 0)]

@@ -1,5 +1,6 @@
 """A report is one file with everything in it, and says what the analysis says."""
 
+import base64
 import html
 import re
 import shutil
@@ -23,8 +24,8 @@ REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_owt_digi
 
 
 def text_of(page: str) -> str:
-    """What a page says, with powers as 2^-6 and hyphens for minus signs."""
-    shown = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
+    """What a page says, without its links, with powers as 2^-6 and hyphens for minus signs."""
+    shown = re.sub(r"<(style|script|nav).*?</\1>", "", page, flags=re.DOTALL)
     shown = re.sub(r"<sup>(.*?)</sup>", r"^\1", shown)
     return html.unescape(re.sub(r"<[^>]*>", "", shown)).replace("−", "-")
 
@@ -169,7 +170,7 @@ def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
     worst = table.iloc[0]
     assert worst["name"] == "sp" and "3 sweeps: 2 TRANSFERS, 1 DRIFTS" in text
     row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
-    assert row in text and "μP" in text and "warmup_0.9" in text
+    assert row in text and "μP" in text and "warmup 0.9" in text
 
 
 def test_a_coordinate_check_says_what_grows_and_every_slope():
@@ -211,3 +212,44 @@ def test_without_bokeh_a_report_says_what_to_install(quickstart, monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh.models", None)
     with pytest.raises(TableError, match=r"needs the package bokeh .*: pip install 'mup_tpu\[report\]'"):
         report.sweep_page(*quickstart)
+
+
+def test_how_runs_were_made_leaves_out_what_is_the_default():
+    made = dict(report.how_made(load_runs(RESULTS / "quickstart")))
+    assert made["schedule"] == "cosine" and made["warm-up"] == "0.3" and made["optimizer"] == "adamw"
+    assert made["parametrization"] == "μP, SP" and made["all other settings"] == "the defaults"
+    assert not [name for name in made if "uon" in name or "newton" in name.lower()], "of an AdamW run"
+    muon = dict(report.how_made(load_runs(RESULTS / "muon_transfer")))
+    assert muon["optimizer"] == "muon"
+
+
+def test_a_page_has_links_to_its_parts_and_pictures_in_the_size_of_type_of_its_panels(sweep_html):
+    (nav,) = re.findall(r"<nav.*?</nav>", sweep_html)
+    anchors = re.findall(r'href="#([^"]+)"', nav)
+    assert anchors == ["figures", "optima", "regret", "how-the-runs-were-made"]
+    assert all(f'<h2 id="{anchor}">' in sweep_html for anchor in anchors)
+    widths = [int(width) for width in re.findall(r'<img [^>]*width="(\d+)"', sweep_html)]
+    assert len(widths) == 5 and max(widths) <= 1060, "none is shrunk by more than a few percent"
+    for width, png in zip(widths, re.findall(r'<img [^>]*base64,([^"]*)', sweep_html), strict=True):
+        pixels = int.from_bytes(base64.b64decode(png[:64])[16:20])
+        assert width / pixels == pytest.approx(94 / 130, abs=0.01)
+
+
+def test_each_rule_of_a_coordinate_check_has_a_box_in_the_colour_of_its_outcome():
+    measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
+    page = report.coordinate_check_page("coord_check", measured)
+    outcomes = [(box.sentence.split(":")[0], box.decision) for box in page.lead]
+    assert outcomes == [("μP", "passes"), ("SP", "fails")] * 4
+    assert {box.details[0] for box in page.lead} == {
+        f"{rule}, {tied} embeddings" for rule in ("AdamW", "SGD") for tied in ("tied", "untied")
+    }
+
+
+def test_names_of_rules_stand_in_sentences():
+    def of_tokens(text: str) -> str:
+        return said(text, compares="token_rule")
+
+    assert of_tokens("none: DRIFTS (look 1)") == "no token rule: DRIFTS (look 1)"
+    assert of_tokens("lr_0.32: DRIFTS") == "lr × tokens^−0.32: DRIFTS"
+    assert said("16: DRIFTS", compares="batch_size") == "batch size 16: DRIFTS"
+    assert said("none: DRIFTS") == "none: DRIFTS", "a name in somebody's own table"

@@ -40,7 +40,7 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         panels.entry(style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), dash="-")
     for result in results:
         panel = Panel(
-            panels, style.name(result.compared), "step", "training loss (nat per token)",
+            panels, style.name(result.compared, analysis.compares), "step", "training loss (nat per token)",
             (low, high), log_y=is_log,
         )  # fmt: skip
         if is_log:

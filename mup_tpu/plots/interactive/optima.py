@@ -17,10 +17,11 @@ from mup_tpu.plots.interactive.panel import (
     hexed,
     loss_text,
     power_ticks,
+    room_for,
     run_lines,
 )
 from mup_tpu.plots.markup import power
-from mup_tpu.plots.optima import height_range, lost_points, zero_place
+from mup_tpu.plots.optima import ON_THE_LINE, height_range, lost_points, needs_line, zero_place
 
 _LOST = (("x", "diverged"), ("square", "stopped early"), ("triangle", "above the axis"))
 """Marker and name of each kind of `lost_points`."""
@@ -38,34 +39,42 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
     if style.lie_together(ranges):
         ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))] * len(results)
     scales = sorted({c.scale for r in results for c in r.curves})
-    panels = Panels()
+    panels, zero_x = Panels(), zero_place(results)
+    ends = [x for r in results for c in r.curves for x in (c.x_G[0], c.x_G[-1])]
+    low, high = min(ends), max(ends)
+    left = low if zero_x is None else zero_x
+    x_range = room_for((left, high))
     for scale in scales:
         panels.entry(
             style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), "circle", "-"
         )
     for result, (bottom, top) in zip(results, ranges, strict=True):
-        verdict = f"{style.name(result.compared)}: {result.verdict.decision}"
+        verdict = f"{style.name(result.compared, analysis.compares)}: {result.verdict.decision}"
         rail = top + 0.06 * (top - bottom)
         panel = Panel(
-            panels, ", ".join(filter(None, (verdict, style.alpha(result.drift)))),
+            panels, ", ".join(filter(None, (verdict, style.alpha(result)))),
             columns.title(analysis.hyperparameter), style.LOSS,
-            (bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom)),
+            (bottom - 0.08 * (top - bottom), rail + 0.05 * (top - bottom)), x_range=x_range,
         )  # fmt: skip
-        panel.level(rail)
+        if needs_line(result, top):
+            panel.level(rail)
+            panels.entry(ON_THE_LINE, style.INK, "", "-")
         own = runs[runs["compared"] == result.compared]
         tuned = columns.label(analysis.hyperparameter)
         for curve in result.curves:
             entry = panels.entries[style.point(analysis.scale, curve.scale)]
             _draw_curve(panel, entry, curve, result, own[own["scale"] == curve.scale], tuned, top, rail)
-            _draw_zeros(panel, entry, curve, result, tuned, top, rail)
+            if zero_x is not None:
+                _draw_zeros(panel, entry, curve, result, tuned, top, rail, zero_x)
         for curve, optimum in zip(result.curves, result.optima, strict=True):  # above all curves
             entry = panels.entries[style.point(analysis.scale, curve.scale)]
-            _draw_optimum(panel, entry, curve, optimum, tuned)
+            _draw_optimum(panel, entry, curve, optimum, tuned, 0.03 * (top - bottom))
         if first := next((o for o in result.optima if o.is_bracketed), None):
             panel.upright(first.x)
             panels.entry("the smallest's optimum", style.INK, "", ":")
-        low, high = min(c.x_G[0] for c in result.curves), max(c.x_G[-1] for c in result.curves)
-        power_ticks(panel.figure.xaxis, low, high, {zero_place(result): "0"} if result.at_zero else {})
+        if zero_x is not None:
+            panel.upright(zero_x + 0.5, "dashed")
+        power_ticks(panel.figure.xaxis, low, high, {zero_x: "0"} if zero_x is not None else {})
         panel.done()
     return panels
 
@@ -98,10 +107,16 @@ def _draw_curve(
 
 
 def _draw_zeros(
-    panel: Panel, entry: Entry, curve: LossCurve, result: TransferResult, tuned: str, top: float, rail: float
+    panel: Panel,
+    entry: Entry,
+    curve: LossCurve,
+    result: TransferResult,
+    tuned: str,
+    top: float,
+    rail: float,
+    x: float,
 ) -> None:
-    """Draw runs at hyperparameter 0, left of a line."""
-    x = zero_place(result)
+    """Draw runs at hyperparameter 0, at x."""
     for zero in (z for z in result.at_zero if z.scale == curve.scale):
         is_shown = zero.loss <= top
         y = zero.loss if is_shown else rail
@@ -109,23 +124,26 @@ def _draw_zeros(
         panel.panels.entry("at 0", style.INK, "diamond", None, hollow=True)
         loss = f"{loss_text(zero.loss, zero.error)}, {zero.runs} runs"
         panel.tell(entry, [x], [y], [about(f"{entry.name}, {tuned} 0", loss)])
-    if result.at_zero:
-        panel.upright(x + 0.5, "dashed")
 
 
-def _draw_optimum(panel: Panel, entry: Entry, curve: LossCurve, optimum: Optimum, tuned: str) -> None:
-    """Draw a star with its interval; hollow where the optimum is at an edge or the fit misses its runs."""
+def _draw_optimum(
+    panel: Panel, entry: Entry, curve: LossCurve, optimum: Optimum, tuned: str, raised: float
+) -> None:
+    """Draw a star below its interval; hollow where the optimum is at an edge or the fit misses its runs."""
     if not np.isfinite(optimum.loss):
         return
     x, loss = (optimum.x if optimum.is_bracketed else optimum.best_x), optimum.loss
     is_sure = optimum.is_bracketed and optimum.is_fitted
     text = optimum.sentence()
     if optimum.is_bracketed:
-        panel.line(entry, [max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])], [loss] * 2, 4)
+        low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
+        panel.line(entry, [low, high], [loss + raised] * 2, 2)
+        for end in (x for x in (optimum.low, optimum.high) if low <= x <= high):
+            panel.line(entry, [end] * 2, [loss + 0.7 * raised, loss + 1.3 * raised], 2)
         text = f"{power(x)} (95 %: {power(optimum.low)} to {power(optimum.high)})"
     panel.marks(entry, [x], [loss], "star", 16, hollow=not is_sure)
     panel.tell(entry, [x], [loss], [about(f"{entry.name}: best {tuned}", text, loss_text(loss))])
     if is_sure:
-        panel.panels.entry("optimum, 95 %", style.INK, "star", "-")
+        panel.panels.entry("optimum, below its 95 % interval", style.INK, "star", "-")
     else:
         panel.panels.entry("at the grid's edge, or fit off its runs", style.INK, "star", None, hollow=True)

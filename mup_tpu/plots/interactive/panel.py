@@ -104,6 +104,7 @@ class Panel:
         y_label: str,
         y_range: tuple[float, float],
         log_y: bool = False,
+        x_range: tuple[float, float] | None = None,
     ) -> None:
         self.panels = panels
         self._found: dict[str, list[Any]] = {"x": [], "y": [], "curve": [], "about": []}
@@ -112,6 +113,8 @@ class Panel:
             toolbar_location="above", toolbar_inner=True, y_axis_type="log" if log_y else "linear",
             y_range=Range1d(start=y_range[0], end=y_range[1]), min_border_right=14,
         )  # fmt: skip
+        if x_range is not None:
+            self.figure.x_range = Range1d(start=x_range[0], end=x_range[1])
         # Plain text, since Bokeh would ask a server for a formula between two $$.
         self.figure.xaxis.axis_label = PlainText(text=x_label)
         self.figure.yaxis.axis_label = PlainText(text=y_label)
