@@ -33,6 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Waiting threads sleep: spinning would take a core from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Stock models start in half the time: transformers would import torch_xla and torch's compiler.
+os.environ.setdefault("USE_TORCH_XLA", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers start when they are asked for: packs need an environment of their own, early ones lack it.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
