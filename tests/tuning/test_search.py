@@ -384,7 +384,7 @@ def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tm
     assert load_runs(tmp_path)["loss"].tolist() == [uninterrupted.rows[0]["loss"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(local_ray, tiny, tmp_path):
     search = Search("killed_worker", tiny.replace(steps=450), SPACE)
     options = SearchOptions(num_samples=2, evaluations=15, max_failures=0, max_concurrent=1, scheduler="none")
