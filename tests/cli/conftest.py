@@ -68,7 +68,7 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ended]]:
-    """Runs a program, or `mup-tpu ARGUMENTS`, in a process forked from one that has imported torch and transformers.
+    """Runs a program, or `mup-tpu ARGUMENTS`, in a process forked from one that has imported torch.
 
     Standard output and error go to files of the test's, or are returned.
     """
