@@ -33,6 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Waiting threads sleep: spinning would take a core from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Stock models start in half the time: transformers would import torch_xla and torch's compiler.
+os.environ.setdefault("USE_TORCH_XLA", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers start when they are asked for: packs need an environment of their own, early ones lack it.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -68,7 +70,7 @@ MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Group tests that share an expensive fixture, and begin with the longest groups: those of an expensive
-    fixture, then slow ones, then the largest.
+    fixture, then the others by a guess at their seconds.
 
     Under pytest-xdist a file's tests run in one process, except slow ones without a fixture of their file.
     """
@@ -77,9 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if MANY_EXAMPLES and is_drawn(item):
             item.add_marker(pytest.mark.timeout(3 * 3600))
         groups.setdefault(group_of(item), []).append(item)
-    slow = {name: any(map(is_slow, group)) for name, group in groups.items()}
     items.clear()
-    order = {n: (n not in IN_ONE_PROCESS, not slow[n], -len(group)) for n, group in groups.items()}
+    order = {n: (n not in IN_ONE_PROCESS, -sum(map(seconds, group))) for n, group in groups.items()}
     for name in sorted(groups, key=order.__getitem__):
         for item in groups[name]:
             item.add_marker(pytest.mark.xdist_group(name))
@@ -96,6 +97,11 @@ def is_slow(item: pytest.Item) -> bool:
     """Whether a test takes more than ten seconds."""
     marked = item.get_closest_marker("slow") or item.get_closest_marker("nightly")
     return bool(marked) or (MANY_EXAMPLES and is_drawn(item))
+
+
+def seconds(item: pytest.Item) -> float:
+    """Guess at how long a test takes."""
+    return 10 if item.get_closest_marker("slow") else 0.2
 
 
 def group_of(item: pytest.Item) -> str:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_that_has_ended_is_not_run_again_and_one_out_of_time_is(tmp_path, capsys):
     rehearsal = {"rehearse": True, "out": tmp_path, "steps": ("tests",)}
     with pytest.raises(SystemExit) as ended:

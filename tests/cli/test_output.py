@@ -22,11 +22,9 @@ from mup_tpu.store import Store, load_runs
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
-def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp_path, small):
-    def run(*command, stderr=subprocess.PIPE):
-        words = [sys.executable, "-m", "mup_tpu", *map(str, command)]
-        with Path("/dev/full").open("w") as full:
-            done = subprocess.run(words, stdout=full, stderr=stderr or full, text=True)
+def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp_path, small, forked):
+    def run(*command, err=""):
+        done = forked(*command, out="/dev/full", err=err)
         return done.returncode, done.stderr
 
     command = ["train", *small, "--corpus", corpus, "--log-every", 4]
@@ -38,7 +36,7 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     assert (export / "model.safetensors").exists(), "first the row and the export, then words about them"
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
     assert run("runs", tmp_path / "r") == (2, sentence)
-    assert run(*command, "--results", tmp_path / "both", stderr=None)[0] == 2
+    assert run(*command, "--results", tmp_path / "both", err="/dev/full")[0] == 2
     assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
 
 
@@ -193,12 +191,11 @@ LOST = {
 
 
 @pytest.mark.parametrize("stream", LOST)
-def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, corpus, tmp_path, small):
+def test_a_trained_model_is_exported_whatever_becomes_of_the_output(stream, corpus, tmp_path, small, forked):
     """First the row and the export, then words about them."""
     out = tmp_path / "μP"
     words = ["train", *small, "--corpus", corpus, "--results", tmp_path / "r", "--export", out]
-    program = f"{LOST[stream]}\nfrom mup_tpu.cli import main\nmain({list(map(str, words))!r})\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = forked(*words, program=f"{LOST[stream]}\nfrom mup_tpu.cli import main\nmain()\n")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert (out / "model.safetensors").exists() and (out / "tokenizer.json").exists()
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
@@ -226,13 +223,16 @@ def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path):
     """What it is asked for by absolute paths works all the same."""
     program = (
         "import os, sys\nfrom mup_tpu.cli import main\n"
-        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nmain(sys.argv[2:])\n"
+        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\n"
+        "for words in (['runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n"
+        "    try:\n        main(words)\n        print(0)\n"
+        "    except SystemExit as end:\n        print(end.code)\n"
     )
-    gone = str(tmp_path / "gone")
-    for words, code in ((["runs", "x"], 2), (["init"], 2), (["init", "--out", str(tmp_path / "x.toml")], 0)):
-        run = [sys.executable, "-c", program, gone, *words]
-        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    run = [sys.executable, "-c", program, tmp_path / "gone", tmp_path / "x.toml"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["2", "2", "0"], done.stderr
+    assert "Traceback" not in done.stderr and (tmp_path / "x.toml").exists()
+    assert done.stderr.count("error: ") == len(done.stderr.splitlines()) == 2
 
 
 def test_a_user_without_a_home_folder_is_told_what_to_set(outcome, corpus, small, tmp_path, monkeypatch):

@@ -7,20 +7,20 @@ import pytest
 from mup_tpu.store.predictions import load_predictions
 
 MODEL = """experiment = "tiny"
-target = {width = 128}
-budget = "1e13"
+target = {width = 64}
+budget = "5e11"
 learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]
 [base.model]
-head_size = 8
-base_width = 16
+head_size = 4
+base_width = 8
 depth = 1
 init_std = 0.1
 [base.data]
 sequence_length = 16
 batch_size = 4
 [base.train]
-steps = 30
-eval_batches = 2
+steps = 10
+eval_batches = 1
 """
 
 
@@ -30,17 +30,17 @@ def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monke
     (tmp_path / "model.toml").write_text(MODEL)
     code, out, err = outcome("plan", "model.toml")
     assert code == 0, err
-    assert "1. width 16, mup: 8 runs" in out and "wrote plan.toml; next:" in out
+    assert "1. width 8, mup: 8 runs" in out and "wrote plan.toml; next:" in out
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
     assert [command[0] for command in commands] == ["sweep", "transfer"]
     code, out, err = outcome(*commands[0], "--no-ray")
     assert code == 0, err
     assert "ran" in out and "mup" in out
-    code, out, err = outcome("predict", "results/tiny", "--at", "width=128")
-    assert code == 0 and "1 octave beyond width 64" in out, err
+    code, out, err = outcome("predict", "results/tiny", "--at", "width=64")
+    assert code == 0 and "1 octave beyond width 32" in out, err
     code, out, err = outcome(*commands[1], "--no-ray")
     assert code == 0 and "predicted on" in out, err
-    assert [p.scale for p in load_predictions("results/tiny")] == [128]
+    assert [p.scale for p in load_predictions("results/tiny")] == [64]
 
 
 def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monkeypatch):

@@ -10,7 +10,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.graphs import GraphSteps, Recorder
 from mup_tpu.training.pack import Pack
 
-STEPS = 25
+STEPS = 8
 
 
 class Refusing(Recorder):
@@ -46,11 +46,11 @@ def with_graphs(device, recorder):
     return kind(**{f.name: getattr(device, f.name) for f in dataclasses.fields(device)})
 
 
-def train(execution, recorder=None, micro_batches=1, forms=(), **fields):
-    """Losses_SK of 50 steps in two stretches, and the losses_K of an evaluation."""
+def train(execution, recorder=None, micro_batches=1, forms=(), depth=1, **fields):
+    """Losses_SK of two stretches of steps, and the losses_K of an evaluation."""
     base = Trial().replace(
-        width=32, base_width=16, head_size=16, depth=2, batch_size=4, sequence_length=16, precision="float64",
-        **fields,
+        width=32, base_width=16, head_size=16, depth=depth, batch_size=4, sequence_length=16,
+        precision="float64", **fields,
     )  # fmt: skip
     trials = [
         base.replace(learning_rate=2.0 ** (i - 9), parametrization=name, seed=i)
@@ -73,7 +73,7 @@ def train(execution, recorder=None, micro_batches=1, forms=(), **fields):
     [("gpt2", "adamw", 1), ("gpt2", "muon", 2), ("llama", "sgd", 1), ("llama", "adamw", 2)],
 )
 def test_traced_steps_equal_members_in_turns(architecture, optimizer, micro_batches):
-    fields = {"architecture": architecture, "optimizer": optimizer}
+    fields = {"architecture": architecture, "optimizer": optimizer, "depth": 3 - micro_batches}
     losses, held_out = train("loop", micro_batches=micro_batches, **fields)
     traced, traced_held_out = train("vmap", Counting(), micro_batches, {"attention": "folded"}, **fields)
     # Muon's products are in bfloat16, and those of a stack are summed in another order.
@@ -99,7 +99,8 @@ def test_where_recording_fails_steps_are_called_and_the_log_says_why(caplog):
 def test_a_stack_of_other_members_is_recorded_anew():
     counting = Counting()
     trials = [
-        Trial().replace(width=32, head_size=16, batch_size=4, sequence_length=16, seed=s) for s in range(4)
+        Trial().replace(width=32, head_size=16, depth=1, batch_size=4, sequence_length=16, seed=s)
+        for s in range(4)
     ]
     pack = Pack(trials, 64, with_graphs(get_device("cpu").arrange(4, 4), counting), "vmap")
     tokens_SBT1 = torch.randint(0, 64, (4, 4, 17))

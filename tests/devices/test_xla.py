@@ -27,11 +27,11 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
 PROGRAMS = [
-    pytest.param(mesh, name, marks=pytest.mark.nightly if name == "llama" else ())
+    pytest.param(mesh, name, marks=pytest.mark.nightly if name == "llama" or mesh == "one device" else ())
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
-"""Llama's run nightly; its blocks as one loop run daily."""
+"""Llama's and those of one device run nightly; blocks of a Llama as one loop, on one device, run daily."""
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +187,7 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "architecture"),
-    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("trials", "llama")],
+    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("one device", "llama")],
 )
 def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
@@ -199,12 +199,12 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == found["fallbacks"] == 0
     assert found["backward_threads"] == ["MainThread"]
-    assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
+    assert collectives(programs) == {"one device": [], "data": ["all-reduce"]}[mesh]
     assert max(programs, key=len).count(" while(") == 3  # steps; and in each blocks, forward and backward
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [pytest.param("one device", marks=pytest.mark.nightly), "trials", "data"])
 def test_a_pack_stopped_and_resumed_ends_as_one_that_was_not(run, mesh):
     found, _, _ = run(mesh)
     assert found["rows"] == pytest.approx(found["evaluations"][0], abs=1e-6)

@@ -236,7 +236,7 @@ def assert_same_table(url: str, path: Path) -> None:
     pd.testing.assert_frame_equal(ours, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(s3, sweep, sweep_file, local):
     folder = Folder(s3.url())
     victim = driver(s3, sweep_file, str(folder), "--pack-size", 1)

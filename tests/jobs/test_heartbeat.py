@@ -44,11 +44,12 @@ def test_silence_counts_from_the_last_report_and_only_while_the_driver_listens()
     assert beats.hung() == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LINUX
 def test_a_worker_that_hangs_is_ended_and_its_pack_goes_on_from_its_checkpoint(
     tiny, tmp_path, caplog, patience
 ):
+    """Daily, light jobs hang in each pool (tests/jobs/test_pools.py)."""
     base = tiny.replace(steps=800)
     sweep = Sweep("hangs", base, widths=(32,), learning_rates=(0.003, 0.01), parametrizations=("mup",))
     stopped = []

@@ -83,6 +83,7 @@ TABLES = {
 }  # fmt: skip
 LOSSES = ("transfer", "collapse", "best_loss", "learning_curves")
 DRAWN = {
+    "five rules": ("transfer", "collapse", "optimum", "learning_curves"),
     "twelve scales in one panel": ("transfer", "regret"),
     "diverged and stopped": ("transfer", "regret", "best_loss"),
     "huge losses": (*LOSSES, "regret"),
@@ -188,7 +189,7 @@ def test_everything_in_a_figure_of_a_sequence_can_be_read():
     assert faults(plots.sequence_figure(analysis)) == []
 
 
-@pytest.mark.parametrize("names", [("mup", "sp"), ("mup",), ("completep", "mup", "sp")])
+@pytest.mark.parametrize("names", [("mup",), ("completep", "mup", "sp")])
 def test_everything_in_a_coordinate_check_with_long_names_can_be_read(names):
     parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
     layers = ["model.embed_tokens", *(f"model.layers.{i}.{p}" for i in range(3) for p in parts), "lm_head"]

@@ -270,14 +270,15 @@ def test_growth_is_that_of_the_trial_over_its_base_and_none_where_no_base_is_giv
     assert Trial().replace(width=64, depth=5, batch_size=7, steps=99).growth == Growth()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "own"),
+    [*((name, {}) for name in ARCHITECTURES), ("llama", {"qk_norm": True, "query_group_size": 2})],
+    ids=str,
+)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("growing", ["heads", "head_size"])
-@pytest.mark.parametrize("own", [{}, {"qk_norm": True, "query_group_size": 2}], ids=str)
 def test_what_is_declared_is_what_mup_infers(architecture, tied, growing, own):
     """Fans and roles against the axes that mup's shape inference finds to grow."""
-    if own and architecture != "llama":
-        pytest.skip("fields of another architecture")
     config = ModelConfig(
         architecture=architecture, width=96, base_width=32, head_size=16, tied=tied,
         growing_dimension=growing, **own,

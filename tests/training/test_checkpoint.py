@@ -289,7 +289,7 @@ def test_a_folder_that_is_removed_while_it_is_written_to_is_written_again(tmp_pa
     remover = threading.Thread(target=remove)
     remover.start()
     try:
-        for step in range(1, 300):
+        for step in range(1, 100):
             left = 3
             save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
@@ -311,7 +311,7 @@ def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for step in range(1, 20):
+            for step in range(1, 5):
                 save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
         ended.set()

@@ -227,7 +227,7 @@ def test_a_check_along_another_scale_is_not_mixed_with_a_stored_one(measured, ti
     [
         ("spectral", "mup", True),
         ("match_rms_adamw", "mup", True),
-        ("match_rms_adamw", "no factor", False),
+        pytest.param("match_rms_adamw", "no factor", False, marks=pytest.mark.nightly),
         ("match_rms_adamw", "adam's 1/m", False),
     ],
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -184,8 +185,16 @@ FOREIGN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["alone", "after the beginning"])
-@pytest.mark.parametrize("line", FOREIGN, ids=range(len(FOREIGN)))
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        (place, line)
+        for place in ("alone", "after the beginning")
+        for line in FOREIGN
+        if place == "alone" or '"begun", "space"' not in line  # the first beginning counts
+    ],
+    ids=itertools.count(),
+)
 def test_a_log_with_lines_that_are_no_events_is_one_sentence_and_stays(line, place, search, tmp_path):
     log = tmp_path / "search.jsonl"
     if place == "after the beginning":
@@ -193,8 +202,6 @@ def test_a_log_with_lines_that_are_no_events_is_one_sentence_and_stays(line, pla
     with log.open("a") as file:
         file.write(line + "\n")
     before = log.read_bytes()
-    if place == "after the beginning" and '"begun", "space"' in line:
-        pytest.skip("the first beginning counts")
     with pytest.raises(StoreError, match="search log .*search.jsonl cannot be read: "):
         SearchLog(Folder(tmp_path)).begin(search, SearchOptions())
     assert log.read_bytes() == before
@@ -384,7 +391,7 @@ def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tm
     assert load_runs(tmp_path)["loss"].tolist() == [uninterrupted.rows[0]["loss"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(local_ray, tiny, tmp_path):
     search = Search("killed_worker", tiny.replace(steps=450), SPACE)
     options = SearchOptions(num_samples=2, evaluations=15, max_failures=0, max_concurrent=1, scheduler="none")

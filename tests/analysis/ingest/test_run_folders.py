@@ -27,6 +27,7 @@ def tune(folder, local_ray):
     tune.Tuner(
         tune.with_resources(lambda config: train(config["point"] | {}), {"cpu": 1}),
         param_space={"point": tune.grid_search(space)},
+        tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=2),  # a process has many trials
         run_config=config,
     ).fit()
 
