@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
 import textwrap
 import warnings
@@ -22,16 +21,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from mup_tpu.config.visible import VisibleFormatter, visible
+
 if TYPE_CHECKING:
     from rich.status import Status
-
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters of terminals, and halves of characters."""
-
-
-def visible(text: str) -> str:
-    r"""Text with control characters as escapes, such as `\x1b`; tabs and new lines stay."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Console(rich.console.Console):
@@ -185,14 +178,6 @@ def prepare_streams() -> None:
     warnings.formatwarning = _format_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
-
-
-class VisibleFormatter(logging.Formatter):
-    """Log lines with control characters as escapes."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
-        return visible(super().format(record))
 
 
 _plain_format_warning = warnings.formatwarning

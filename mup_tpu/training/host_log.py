@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from mup_tpu.config.visible import VisibleFormatter
 from mup_tpu.errors import reason
 from mup_tpu.files import Folder
 
@@ -47,7 +48,7 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
         warnings.warn(f"no log is kept: {results}/logs cannot be written: {reason(error)}", stacklevel=3)
         yield
         return
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(message)s"))
     with (
         _warnings_shown("mup_tpu"),
         attached(handler, "mup_tpu", *(["py.warnings"] if capture_warnings else [])),

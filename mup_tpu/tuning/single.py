@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.paths import File, Folder
+from mup_tpu.config.visible import VisibleFormatter
 from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:
@@ -171,7 +172,9 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         if not console.is_terminal:
-            stack.enter_context(attached(logging.StreamHandler(sys.stdout), "mup_tpu"))
+            handler = logging.StreamHandler(sys.stdout)
+            handler.setFormatter(VisibleFormatter())
+            stack.enter_context(attached(handler, "mup_tpu"))
         if results is not None:
             stack.enter_context(host_log(results))
         yield

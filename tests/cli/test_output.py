@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from mup_tpu.cli import guard
 from mup_tpu.cli.doctor import examine
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.store import Store, load_runs
+from mup_tpu.tuning.single import _log_lines
 
 
 @pytest.mark.slow
@@ -168,6 +170,11 @@ def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, 
         guard(lambda: logging.getLogger("mup_tpu").warning("\x1b[32mgreen"))
     assert capfd.readouterr().err == "\\x1b[32mgreen\n"
     assert "\\x1b[31mred" in warnings.formatwarning("\x1b[31mred", UserWarning, "file.py", 1)
+
+    with _log_lines(Console(), str(tmp_path)):
+        logging.getLogger("mup_tpu").warning("\x1b[33mcorpus")
+    log = next(tmp_path.glob("logs/*.log")).read_text()
+    assert capfd.readouterr().out == "\\x1b[33mcorpus\n" and log.endswith("\\x1b[33mcorpus\n")
 
 
 def test_no_cell_of_an_exported_table_is_a_formula(tmp_path, outcome):

@@ -31,7 +31,7 @@ PROGRAMS = [
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
-"""Llama's and those of one device run nightly; blocks of a Llama as one loop, on one device, run daily."""
+"""Llama's and those of one device run nightly; blocks of a Llama as one loop run daily."""
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +187,7 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "architecture"),
-    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("one device", "llama")],
+    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("trials", "llama")],
 )
 def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
@@ -199,7 +199,7 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
     assert found["first stretch"]["compilations"] == 1
     assert found["stretches"]["compilations"] == found["fallbacks"] == 0
     assert found["backward_threads"] == ["MainThread"]
-    assert collectives(programs) == {"one device": [], "data": ["all-reduce"]}[mesh]
+    assert collectives(programs) == {"trials": [], "data": ["all-reduce"]}[mesh]
     assert max(programs, key=len).count(" while(") == 3  # steps; and in each blocks, forward and backward
 
 

@@ -31,7 +31,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import get_device, xla
 from mup_tpu.models.layers import OnePassLayerNorm
 from mup_tpu.models.llama_layers import OnePassRMSNorm
-from mup_tpu.training import stacked
+from mup_tpu.training import pack as pack_module
 from mup_tpu.training.loop import PackRun, run_to_end
 from mup_tpu.training.pack import Pack
 
@@ -152,7 +152,7 @@ def main(
 ) -> None:
     """Count over bare steps, then train through the loop, stop half-way and go on."""
     if blocks == "scanned":
-        stacked.SCANNED_FROM = 2
+        pack_module.SCANNED_FROM = 2
     members = trials(corpus, precision, architecture, optimizer, blocks)
     dataset = data.load(members[0].data, progress=False)
     device = get_device("xla").arrange(len(members), members[0].data.batch_size, mesh)
