@@ -25,19 +25,12 @@ import pandas as pd
 import tyro
 from scipy import stats
 
+from mup_tpu import plots
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.errors import MupTpuError
 
 PLACE = Path("results/public")
 STEP_LAW = "step-law/steplaw"
-NAMES = {
-    "mup": "μP", "sp": "SP", "completep": "CompleteP 1", "completep_half": "CompleteP ½",
-    "completedp": "Complete(d)P",
-    "mup_hidden_embedding": "μP, embeddings as hidden", "mup_sqrt_attention": "μP, attention 1/√d",
-    "mup_unscaled_readout": "μP, readout unscaled", "sp_embedding": "SP, embeddings tuned", "none": "no rule",
-    "lr_sqrt": "× √batch", "lr_linear": "× batch", "lr_0.32": "× tokens^−0.32", "lr_0.5": "× tokens^−½",
-}  # fmt: skip
-"""Names of rules on the page."""
 ORDER = (
     "width",
     "depth",
@@ -159,7 +152,7 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "source": source,
             "sweep": sweep,
             "growing": kind,
-            "rule": NAMES.get(result.compared, result.compared),
+            "rule": plots.name(result.compared, analysis.compares),
             "from": scales[0],
             "to": scales[-1],
             "runs": int((table.runs["compared"] == result.compared).sum()),

@@ -38,6 +38,7 @@ from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
 from mup_tpu.store import load_axes, load_curves, load_own_columns, load_planned, load_question, load_runs
 from mup_tpu.store.conditions import Condition
+from mup_tpu.store.header import FILE as STORE
 
 Place = str | Path | Sequence[str | Path]
 """Where runs lie: one place, or several that are read as one table."""
@@ -48,9 +49,9 @@ def default_columns(path: Place) -> Columns:
     if not isinstance(path, str | Path) or _reader(path) is not None:
         return Columns()
     folder = Path(str(path))
-    if folder.is_dir() and not (folder / "store.json").exists():
+    if folder.is_dir() and not (folder / STORE).exists():
         raise TableError(
-            f"{path} holds no runs that are read: it is no results folder (store.json), and has no runs of "
+            f"{path} holds no runs that are read: it is no results folder ({STORE}), and has no runs of "
             f"TensorBoard, Ray Tune, Lightning, Trainer or nanoGPT ({FILES}); give a table, or its runs"
         )
     axes = load_axes(path)

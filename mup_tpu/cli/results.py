@@ -33,6 +33,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.plots import name as name_of
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
+from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.predictions import keep_predictions, load_predictions
 
 if TYPE_CHECKING:
@@ -284,7 +285,6 @@ class SearchResults(Results):
         return rendering.search_page(self.name, load_runs(self.path))
 
 
-STORE = "store.json"
 CHECK_FILE = "coord_check.parquet"
 """Table of a coordinate check in its results folder."""
 

@@ -72,8 +72,8 @@ class Pools:
         return Place(pool, room.count, execution, run)
 
     def _on_this_machine(self, trials: int, run: RunOptions) -> Place:
-        workers, threads = this_machine.room(trials, run)
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
+            workers, threads = this_machine.room(trials, run)
             execution = this_machine.execution(run)
         parts = this_machine.gpus(run)[:workers] if workers > 1 else []
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.trackers import errors_in_a_sentence, hush_mlflow, package
+from mup_tpu.analysis.ingest.trackers import errors_in_a_sentence, hush_mlflow, is_foreign, package
 from mup_tpu.errors import TableError
+from mup_tpu.store.header import FILE as STORE
 
 _BOOKKEEPING = (
     "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore", "timestamp", "date",
@@ -34,7 +35,6 @@ _LINES = (
 )
 """Lines of training logs, as train.py of nanoGPT, modded-nanogpt and build-nanogpt write them."""
 _DATABASES = (".db", ".sqlite", ".sqlite3")
-_OURS = ("store.json", "search.jsonl")
 
 
 def is_of_another_tool(path: str | Path) -> bool:
@@ -42,9 +42,7 @@ def is_of_another_tool(path: str | Path) -> bool:
     place = Path(str(path))
     if place.is_file():
         return place.suffix in _DATABASES or _reader_of_file(place) is not None
-    if not place.is_dir() or any((place / name).exists() for name in _OURS):
-        return False
-    if next(place.glob("*/store.json"), None) is not None:  # a folder of sweeps
+    if not is_foreign(place) or next(place.glob(f"*/{STORE}"), None) is not None:  # a folder of sweeps
         return False
     return any(next(place.rglob(pattern), None) is not None for pattern in _FOLDERS)
 
@@ -167,8 +165,11 @@ def _reader_of_file(file: Path) -> Callable[[Path], pd.DataFrame] | None:
     """Reader of a single file, if it is a tool's."""
     if file.name in ("trainer_state.json", "log.txt"):
         return _FOLDERS[file.name]
-    with file.open("rb") as opened:
-        head = opened.readline(2**20)
+    try:
+        with file.open("rb") as opened:
+            head = opened.readline(2**20)
+    except OSError:  # the reader of tables says why
+        return None
     if head.startswith(b"{") and b'"op_code"' in head:
         return _optuna
     return _tune_result if file.name == "result.json" and head.rstrip().endswith(b"}") else None

@@ -15,10 +15,12 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.errors import TableError, reason
+from mup_tpu.store.header import FILE as STORE
+from mup_tpu.store.runs import LOG_FILE
 
 _EVENTS = "events.out.tfevents"
 _OFFLINE = "offline-run-*/*.wandb"
-_OURS = ("store.json", "search.jsonl")
+_OURS = (STORE, LOG_FILE)
 
 
 def is_tracked(path: str | Path) -> bool:
@@ -26,9 +28,14 @@ def is_tracked(path: str | Path) -> bool:
     if str(path).startswith(tuple(f"{tracker}:" for tracker in TRACKERS)):
         return True
     folder = Path(str(path))
-    if not folder.is_dir() or any((folder / name).exists() for name in _OURS):
-        return False
-    return any(next(folder.rglob(pattern), None) is not None for pattern in (f"*{_EVENTS}*", _OFFLINE))
+    return is_foreign(folder) and any(
+        next(folder.rglob(pattern), None) is not None for pattern in (f"*{_EVENTS}*", _OFFLINE)
+    )
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a path is a local folder, and none of our results."""
+    return folder.is_dir() and not any((folder / name).exists() for name in _OURS)
 
 
 def read_tracked(path: str | Path) -> pd.DataFrame:

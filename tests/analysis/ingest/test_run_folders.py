@@ -1,10 +1,12 @@
 """Runs in folders, databases and journals of other tools, mostly written by the tools themselves."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.run_folders import is_of_another_tool
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
 
@@ -186,6 +188,18 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, name, content, sentence):
     with pytest.raises(TableError, match=sentence) as caught:
         load_table(file if name == "x.db" else tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_path, monkeypatch):
+    file = tmp_path / "runs.csv"
+    file.write_text("width,lr,loss\n" + "".join(f"{w},{lr},{loss}\n" for w, lr, loss in RUNS))
+
+    def refuse(self, *arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert not is_of_another_tool(file)
+    assert found_in(file) == EXPECTED
 
 
 def test_a_folder_without_runs_says_what_is_read(tmp_path):
