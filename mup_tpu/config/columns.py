@@ -59,6 +59,7 @@ _OUTCOME = [
     Column("actual_head_size", int, "head size at this width"),
     Column("params", int, "parameters"),
     Column("params_non_embedding", int, "parameters without embeddings"),
+    Column("params_active", int, "parameters that a token uses, without embeddings"),
     Column("tokens_planned", int, "training tokens"),
     Column("flops", float, "compute", "FLOP"),
     Column("applied_lr", float, "peak learning rate of hidden matrices, as applied", as_power=True),

@@ -59,7 +59,7 @@ class Ladder:
     """Fields and values that each point sets; all points set the same fields."""
     measured_by: str = "flops"
     """Measure that places the points: "params" (without embeddings), "flops" or "tokens" (of the whole run),
-    or one of the fields."""
+    "active" (parameters that a token uses), or one of the fields."""
 
     is_numeric = True
 
@@ -90,7 +90,12 @@ class Ladder:
         return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
 
 
-_MEASURES = {"params": "params_non_embedding", "flops": "flops", "tokens": "tokens_planned"}
+_MEASURES = {
+    "params": "params_non_embedding",
+    "flops": "flops",
+    "tokens": "tokens_planned",
+    "active": "params_active",
+}
 """Columns of run tables by the measure of a ladder."""
 
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}

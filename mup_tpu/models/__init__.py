@@ -43,10 +43,14 @@ def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Decla
 
 @functools.lru_cache(maxsize=64)
 def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dict[str, InfShape]:
-    """InfShape (mup's) of each parameter, by name: the axes that grow with width, and by how much."""
+    """InfShape (mup's) of each parameter, by name: the axes that grow with width, and by how much.
+
+    Axes of one matrix of a stack: mup takes the first two for outputs and inputs.
+    """
 
     def shapes(width: int) -> dict[str, tuple[int, ...]]:
-        return declare(dataclasses.replace(config, width=width), vocab_size, sequence_length).shapes
+        declared = declare(dataclasses.replace(config, width=width), vocab_size, sequence_length)
+        return {name: shape[-2:] for name, shape in declared.shapes.items()}
 
     # A sequence length or vocabulary may equal a width: it does not change from base to delta.
     return infer_infshapes(shapes(config.base_width), shapes(2 * config.base_width), shapes(config.width))
@@ -79,6 +83,7 @@ def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
     return {
         "params": declaration.total,
         "params_non_embedding": declaration.non_embedding,
+        "params_active": declaration.active,
         "flops": training_flops(trial, vocab_size),
     }
 

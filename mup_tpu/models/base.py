@@ -55,6 +55,8 @@ class Declaration:
     blocks: tuple[str, ...]
     """Submodules of the blocks, in order; a block's first argument and its output are the residual stream."""
     activations: ActivationMemory
+    constants: tuple[Any, ...] = ()
+    """Other numbers that the network is built with."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -63,8 +65,8 @@ class Declaration:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """Shapes and heads, equal for all members of a pack."""
-        return (*self.shapes.items(), self.heads)
+        """Shapes, heads and constants, equal for all members of a pack."""
+        return (*self.shapes.items(), self.heads, *self.constants)
 
     @property
     def total(self) -> int:
@@ -74,16 +76,25 @@ class Declaration:
     @property
     def non_embedding(self) -> int:
         """Number of parameters other than embeddings and readout (Kaplan et al. 2020, N)."""
-        return sum(p.size for p in self.parameters.values() if not (p.is_embedding or p.role == "readout"))
+        return sum(p.size for p in self._non_embedding)
+
+    @property
+    def active(self) -> int:
+        """`non_embedding` that a token uses: of a stack of experts, those that it is sent to."""
+        return round(sum(p.size * p.active for p in self._non_embedding))
+
+    @property
+    def _non_embedding(self) -> list[Parameter]:
+        return [p for p in self.parameters.values() if not (p.is_embedding or p.role == "readout")]
 
     def flops_per_token(self, vocab_size: int, sequence_length: int) -> float:
         """Arithmetic of training on one token, forward and backward: 6·N + 12·L·D·T FLOP.
 
-        Chowdhery et al. 2022 (PaLM), appendix B. N counts the matrices that tokens are multiplied with: the
-        readout (tied or not), not the embedding tables. As there, attention counts both causal halves, and
-        recomputation counts nothing.
+        Chowdhery et al. 2022 (PaLM), appendix B. N counts the matrices that a token is multiplied with: the
+        readout (tied or not), not the embedding tables, and of a stack of experts those that the token is
+        sent to. As there, attention counts both causal halves, and recomputation counts nothing.
         """
-        matrices = sum(p.size for p in self.parameters.values() if p.role == "hidden")
+        matrices = sum(p.size * p.active for p in self.parameters.values() if p.role in ("hidden", "router"))
         attention = self.layers * self.heads * self.head_size * sequence_length
         return float(6 * (matrices + vocab_size * self.width) + 12 * attention)
 
@@ -135,7 +146,10 @@ class Architecture(ABC):
     def network(
         self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
     ) -> nn.Module:
-        """Module without weights (meta device), tokens_BT to logits_BTV; parameters as declared."""
+        """Module without weights (meta device), tokens_BT to logits_BTV; parameters as declared.
+
+        Its second argument, a list, takes terms that training adds to the loss.
+        """
 
     @abstractmethod
     def folds(self, config: ModelConfig, scaling: ForwardScaling) -> list[Fold]:

@@ -96,7 +96,13 @@ class _Transformer(nn.Module):
         self.ln_f = parts.norm(width)
         self._through = parts.through
 
-    def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        attention_factor: Tensor,
+        residual_factor: Tensor | None,
+        added: list[Tensor],
+    ) -> Tensor:
         t = tokens_BT.shape[-1]
         # Rows of one matrix from here on, except in attention: TPUs copy between the layouts of products,
         # norms and sums that differ in shape.

@@ -151,7 +151,8 @@ class ScaledNetwork(nn.Module):
     """A network with factors on attention logits, residual branches and logits.
 
     Factors are buffers, which may differ between members of a pack. The trunk, whose parameters begin with
-    `name`, takes tokens_BT and the factors of attention and branches, and returns hidden_ND.
+    `name`, takes tokens_BT, the factors of attention and branches, and a list for terms added to the loss. It
+    returns hidden_ND.
     """
 
     attention_factor: Tensor
@@ -169,10 +170,10 @@ class ScaledNetwork(nn.Module):
         self.register_buffer("residual_factor", torch.ones(()) if scaled_branches else None)
         self.register_buffer("logit_factor", torch.ones(()))
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits_BTV of the token after each of `tokens_BT`."""
-        trunk = self.get_submodule(self._trunk)
-        hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor)
+    def forward(self, tokens_BT: Tensor, added: list[Tensor] | None = None) -> Tensor:
+        """Logits_BTV of the token after each of `tokens_BT`; `added` takes terms added to the loss."""
+        trunk, added = self.get_submodule(self._trunk), [] if added is None else added
+        hidden_ND = trunk(tokens_BT, self.attention_factor, self.residual_factor, added)
         return self.lm_head(hidden_ND * self.logit_factor).view(*tokens_BT.shape, -1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,22 +32,22 @@ class Llama(Transformer):
 
     def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
         """Parameters of a block; all matrices start alike, as in transformers."""
-        d, between = config.width, mlp_width(config.width)
+        d = config.width
         key_values, head = d // config.query_group_size, config.actual_head_size
         norms = {"self_attn.q_norm": _gain(head), "self_attn.k_norm": _gain(head)}
-        modules = {
-            "self_attn.q_proj": _matrix(d, d),
-            "self_attn.k_proj": _matrix(d, key_values),
-            "self_attn.v_proj": _matrix(d, key_values),
-            "self_attn.o_proj": _matrix(d, d, branch=f"attention {index}"),
+        attention = {
+            "self_attn.q_proj": matrix(d, d),
+            "self_attn.k_proj": matrix(d, key_values),
+            "self_attn.v_proj": matrix(d, key_values),
+            "self_attn.o_proj": matrix(d, d, branch=f"attention {index}"),
             **(norms if config.qk_norm else {}),
-            "mlp.gate_proj": _matrix(d, between),
-            "mlp.up_proj": _matrix(d, between),
-            "mlp.down_proj": _matrix(between, d, branch=f"mlp {index}"),
-            "input_layernorm": _gain(d),
-            "post_attention_layernorm": _gain(d),
         }
-        return {f"{module}.weight": parameter for module, parameter in modules.items()}
+        after = {"input_layernorm": _gain(d), "post_attention_layernorm": _gain(d)}
+        return weights(attention) | self.mlp(config, f"mlp {index}") | weights(after)
+
+    def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
+        """Parameters of a block's MLP, by their names in the block."""
+        return weights(gated(config.width, mlp_width(config.width), branch, "mlp"))
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
         return {"weight": _gain(width, in_block)}
@@ -75,30 +76,48 @@ class Llama(Transformer):
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""
-        from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-        make: Any = Qwen3ForCausalLM if config.qk_norm else LlamaForCausalLM
-        settings: Any = Qwen3Config if config.qk_norm else LlamaConfig
-        return make(
-            settings(
-                vocab_size=vocab_size,
-                max_position_embeddings=sequence_length,
-                hidden_size=config.width,
-                intermediate_size=mlp_width(config.width),
-                num_hidden_layers=config.depth,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.heads // config.query_group_size,
-                head_dim=config.actual_head_size,
-                rms_norm_eps=EPS,
-                rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
-                tie_word_embeddings=config.tied,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
+        name, between = "Qwen3" if config.qk_norm else "Llama", mlp_width(config.width)
+        return stock(name, config, vocab_size, sequence_length, intermediate_size=between)
 
 
-def _matrix(inputs: int, outputs: int, branch: str = "") -> Parameter:
+def stock(name: str, config: ModelConfig, vocab_size: int, sequence_length: int, **own: Any) -> Any:
+    """A model of a family of transformers that shares Llama's attention, with settings of its own."""
+    import transformers
+
+    settings = getattr(transformers, f"{name}Config")(
+        vocab_size=vocab_size,
+        max_position_embeddings=sequence_length,
+        hidden_size=config.width,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads // config.query_group_size,
+        head_dim=config.actual_head_size,
+        rms_norm_eps=EPS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
+        tie_word_embeddings=config.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        **own,
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(settings)
+
+
+def weights(modules: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Parameters by name, of modules with one each."""
+    return {f"{module}.weight": parameter for module, parameter in modules.items()}
+
+
+def gated(width: int, between: int, branch: str, module: str) -> dict[str, Parameter]:
+    """Matrices of a gated MLP, by module."""
+    return {
+        f"{module}.gate_proj": matrix(width, between),
+        f"{module}.up_proj": matrix(width, between),
+        f"{module}.down_proj": matrix(between, width, branch=branch),
+    }
+
+
+def matrix(inputs: int, outputs: int, branch: str = "") -> Parameter:
+    """A hidden matrix of a block."""
     return Parameter((outputs, inputs), "hidden", inputs, outputs, in_block=True, branch=branch)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,11 @@ from mup_tpu.models.llama_sizes import mlp_width
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Parts of the blocks: each function in one of its forms."""
 
+    mlp: Callable[[ModelConfig, Parts], nn.Module]
+    """A block's MLP, called with x_ND, the tokens of a sequence, and a list for terms added to the loss."""
     attention: AttentionFunction
     join: Callable[[Tensor, Tensor, Tensor, Rotary], Tensor]
     norm: type[RMSNorm]
@@ -50,7 +53,7 @@ class _Parts:
 class _Attention(nn.Module):
     """Causal self-attention of H heads over G key-value heads."""
 
-    def __init__(self, config: ModelConfig, parts: _Parts) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
         d = self.head_size = config.actual_head_size
         outputs = config.width // config.query_group_size
@@ -71,41 +74,46 @@ class _Attention(nn.Module):
         return self.o_proj(self._attention(qkv_BTX, self.head_size, attention_factor).flatten(0, 1))
 
 
-class _Mlp(nn.Module):
+class Mlp(nn.Module):
     """SwiGLU: a layer, a gate on its outputs, and a layer back to the stream."""
 
-    def __init__(self, width: int, parts: _Parts) -> None:
+    def __init__(self, width: int, between: int, parts: Parts) -> None:
         super().__init__()
-        between = mlp_width(width)
         self.gate_proj, self.up_proj = Linear(width, between), Linear(width, between)
         self.down_proj = Linear(between, width)
         self._swiglu = parts.swiglu
 
-    def forward(self, x_ND: Tensor) -> Tensor:
+    def forward(self, x_ND: Tensor, *_: Any) -> Tensor:
         return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
 
 
 class _Layer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, config: ModelConfig, parts: _Parts) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
-        self.self_attn, self.mlp = _Attention(config, parts), _Mlp(config.width, parts)
+        self.self_attn, self.mlp = _Attention(config, parts), parts.mlp(config, parts)
         self.input_layernorm = parts.norm(config.width)
         self.post_attention_layernorm = parts.norm(config.width)
 
     def forward(
-        self, x_ND: Tensor, rotary: Rotary, attention_factor: Tensor, residual_factor: Tensor | None
+        self,
+        x_ND: Tensor,
+        rotary: Rotary,
+        attention_factor: Tensor,
+        residual_factor: Tensor | None,
+        added: list[Tensor],
     ) -> Tensor:
         attention_ND = self.self_attn(self.input_layernorm(x_ND), rotary, attention_factor)
         x_ND = join_stream(x_ND, attention_ND, residual_factor)
-        return join_stream(x_ND, self.mlp(self.post_attention_layernorm(x_ND)), residual_factor)
+        mlp_ND = self.mlp(self.post_attention_layernorm(x_ND), len(rotary.cos_T1h), added)
+        return join_stream(x_ND, mlp_ND, residual_factor)
 
 
 class _Model(nn.Module):
     """Llama without its readout."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, parts: _Parts) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, parts: Parts) -> None:
         super().__init__()
         self.embed_tokens = embedding(vocab_size, config.width)
         self.embed_scale = Scale()
@@ -113,22 +121,38 @@ class _Model(nn.Module):
         self.norm = parts.norm(config.width)
         self._head_size, self._through = config.actual_head_size, parts.through
 
-    def forward(self, tokens_BT: Tensor, attention_factor: Tensor, residual_factor: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        attention_factor: Tensor,
+        residual_factor: Tensor | None,
+        added: list[Tensor],
+    ) -> Tensor:
         # Rows of one matrix from here on, except in attention, as in `gpt2_network`.
         x_ND = self.embed_scale(self.embed_tokens(tokens_BT)).flatten(0, 1)
         turns = rotary(tokens_BT.shape[-1], self._head_size, x_ND)
-        return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor))
+        return self.norm(self._through(self.layers, x_ND, turns, attention_factor, residual_factor, added))
 
 
-def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledNetwork:
+def dense(config: ModelConfig, parts: Parts) -> nn.Module:
+    """Llama's own MLP."""
+    return Mlp(config.width, mlp_width(config.width), parts)
+
+
+def build(
+    config: ModelConfig,
+    vocab_size: int,
+    forms: Forms,
+    mlp: Callable[[ModelConfig, Parts], nn.Module] = dense,
+) -> ScaledNetwork:
     """The module without weights (meta device), to be called through `torch.func.functional_call`."""
     attention, through = ATTENTION[forms.attention], scan_blocks if forms.scanned else through_blocks
     if forms.in_blocks:
-        parts = _Parts(attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)
+        parts = Parts(mlp, attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)
     elif forms.vmapped:
-        parts = _Parts(attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu, through)
+        parts = Parts(mlp, attention, rotate_and_join, OnePassRMSNorm, one_pass_swiglu, through)
     else:
-        parts = _Parts(attention, rotate_and_join, RMSNorm, swiglu, through)
+        parts = Parts(mlp, attention, rotate_and_join, RMSNorm, swiglu, through)
     with torch.device("meta"):
         model = _Model(config, vocab_size, parts)
         return ScaledNetwork("model", model, model.embed_tokens.weight, config.tied, forms.scaled_branches)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Role = Literal["token_embedding", "position_embedding", "hidden", "readout", "norm", "bias"]
-"""Kind of a parameter: "hidden" is a matrix from activations to activations, "norm" a norm's gain."""
+Role = Literal["token_embedding", "position_embedding", "hidden", "router", "readout", "norm", "bias"]
+"""Kind of a parameter: "hidden" is a matrix from activations to activations, "norm" a norm's gain, "router" a
+matrix from activations to a choice among few, such as experts."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,12 @@ class Parameter:
     """One parameter of an architecture at one size."""
 
     shape: tuple[int, ...]
+    """Axes of the matrix or vector; before them, the axis of a stack of matrices that work alike."""
     role: Role
     fan_in: int
     """Inputs that each output sums over; 1 for vectors, which scale or shift."""
     fan_out: int
-    """Outputs."""
+    """Outputs; of one matrix of a stack."""
     in_block: bool = False
     """Whether it lies in a block; the model's depth is the number of blocks."""
     branch: str = ""
@@ -41,6 +43,8 @@ class Parameter:
     """Exponent of `init_factor` in depth."""
     slices: Mapping[str, Slice] = field(default_factory=dict)
     """Parts of a fused parameter, by name."""
+    active: float = 1.0
+    """Share of its elements that a token uses: experts a token over experts, for a stack of experts."""
 
     @property
     def decays(self) -> bool:

@@ -104,6 +104,8 @@ def _unscaled(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scali
 
 def _mup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """TP-V, Table 8, Adam rows: only matrices with two growing axes are scaled (as in mup.MuAdamW)."""
+    if parameter.role == "router":
+        return _router(infshape.width_mult())
     if infshape.ninf() == 2:
         return _hidden_adamw(infshape.width_mult())
     return Scaling()  # embeddings, biases, norms, readout: one growing axis
@@ -114,9 +116,19 @@ def _hidden_adamw(m: float) -> Scaling:
     return Scaling(init=m**-0.5, learning_rate=1 / m, weight_decay=m)
 
 
+def _router(m: float) -> Scaling:
+    """TP-V, Table 3, output weights, alike for Adam and SGD; the readout has logits × 1/m instead.
+
+    Małaśnicki et al. 2025 (arXiv:2508.09752) and Jiang et al. 2026 (arXiv:2601.20205) scale routers so.
+    """
+    return Scaling(init=1 / m, learning_rate=1 / m, weight_decay=m)
+
+
 def _mup_sgd(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
     """TP-V, Table 8, SGD rows: parameters with one growing axis learn m times faster (as in mup.MuSGD)."""
     m = infshape.width_mult()
+    if parameter.role == "router":
+        return _router(m)
     if infshape.ninf() == 2:
         ratio = infshape.fanin_fanout_mult_ratio()
         return Scaling(init=m**-0.5, learning_rate=1 / ratio, weight_decay=ratio)

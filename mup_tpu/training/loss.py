@@ -17,18 +17,18 @@ from torch.nn import functional
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
 MemberLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
-"""Mean cross-entropy in nat per token, from a member's parameters, its buffers and tokens_BT1."""
+"""Mean cross-entropy in nat per token, from a member's parameters, its buffers and tokens_BT1.
+
+Its gradient has the terms that a network adds to the loss, its value has not: losses of networks with and
+without such terms compare.
+"""
 
 
 def member_loss(network: nn.Module, vocab_size: int, precision: str, device: torch.device) -> MemberLoss:
-    """Loss of one member, by a network without weights, from tokens_BT to logits_BTV."""
+    """Loss of one member, by a network without weights (`Architecture.network`)."""
     bf16, by_xla = precision == "bf16", device.type == "xla"
 
-    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            logits_BTV = functional_call(
-                network, parameters | buffers, (tokens_BT1[:, :-1],), tie_weights=True
-            )
+    def cross_entropy(logits_BTV: Tensor, tokens_BT1: Tensor) -> Tensor:
         logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()
         logits_NV = logits_NV.float() if bf16 else logits_NV
         if not by_xla:
@@ -37,6 +37,17 @@ def member_loss(network: nn.Module, vocab_size: int, precision: str, device: tor
         vocabulary_V = torch.arange(vocab_size, device=targets_N.device, dtype=targets_N.dtype)
         is_target_NV = targets_N[:, None] == vocabulary_V
         return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
+        added: list[Tensor] = []
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+            logits_BTV = functional_call(
+                network, parameters | buffers, (tokens_BT1[:, :-1], added), tie_weights=True
+            )
+        value = cross_entropy(logits_BTV, tokens_BT1)
+        for term in added:
+            value = value + (term - term.detach())
+        return value
 
     return loss
 

@@ -4,6 +4,7 @@ import math
 
 import mup
 import pytest
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mup_tpu.config import ModelConfig, OptimizerConfig, Trial
@@ -17,6 +18,7 @@ from mup_tpu.models import (
     parameter_scalings,
 )
 from mup_tpu.optimizers import UPDATE_RULES, weight_decay
+from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import (
     PARAMETRIZATIONS,
     ForwardScaling,
@@ -25,6 +27,7 @@ from mup_tpu.rules.parametrization import (
     Scaling,
     infer_infshapes,
 )
+from mup_tpu.rules.parametrization import scaling as rule_scaling
 
 VOCAB, T = 40, 16
 WIDTHS = [32, 64, 128, 256]
@@ -73,6 +76,47 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
             assert decay == pytest.approx(wd), name
         else:
             assert decay == 0, name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_router_trains_as_mups_readout_does(optimizer):
+    """mup keeps a readout's weights and multiplies logits by 1/m; a router's weights are smaller by 1/m."""
+    width, base, few = 64, 16, 5
+    generator = torch.Generator().manual_seed(0)
+    start, x, target = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((few, width), (30, width), (30, few))
+    )
+    theirs = mup.MuReadout(width, few, bias=False).double()
+    mup.set_base_shapes(
+        theirs,
+        mup.MuReadout(base, few, bias=False),
+        delta=mup.MuReadout(2 * base, few, bias=False),
+        rescale_params=False,
+    )
+    theirs.weight.data.copy_(start)
+    (axes,) = infer_infshapes({"w": (few, base)}, {"w": (few, 2 * base)}, {"w": (few, width)}).values()
+    factors = rule_scaling(
+        "mup", optimizer, Parameter((few, width), "router", width, few), axes, Growth(width=4)
+    )
+    ours = torch.nn.Parameter(start * factors.init)
+    makers = {
+        # Its gradient is 1/m as large, so ε would tell them apart.
+        "adamw": (mup.MuAdamW, torch.optim.AdamW, {"eps": 1e-30}),
+        "sgd": (mup.MuSGD, torch.optim.SGD, {}),
+    }
+    make_theirs, make, own = makers[optimizer]
+    optimizers = (
+        make_theirs([theirs.weight], lr=0.1, weight_decay=0.2, **own),
+        make([ours], lr=0.1 * factors.learning_rate, weight_decay=0.2 * factors.weight_decay, **own),
+    )
+    for _ in range(3):
+        logits = theirs(x), x @ ours.T
+        torch.testing.assert_close(*logits, rtol=1e-9, atol=1e-9)
+        for optimizer_, values in zip(optimizers, logits, strict=True):
+            optimizer_.zero_grad()
+            (values - target).square().mean().backward()
+            optimizer_.step()
 
 
 OPTIMIZERS = {
@@ -289,9 +333,9 @@ def test_what_is_declared_is_what_mup_infers(architecture, tied, growing, own):
         grown = [p.fan_in != base[name].fan_in, p.fan_out != base[name].fan_out]
         assert sum(grown) == inferred[name].ninf(), name
         assert (sum(grown) == 2) == (p.role == "hidden"), name
-        assert p.size == math.prod(p.shape) == p.fan_in * p.fan_out, name
+        assert math.prod(p.shape[-2:]) == p.fan_in * p.fan_out, name
         assert inferred[name].width_mult() == (3 if any(grown) else 1), name
-        if p.role == "readout":
+        if p.role in ("readout", "router"):
             assert grown == [True, False]
 
 
