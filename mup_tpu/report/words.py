@@ -123,7 +123,8 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
 def optima_cells(result: TransferResult, scale: str) -> Cells:
     """Rows of optima by scale: optimum, interval, loss there, status."""
     headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
-    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in result.optima]}
+    optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
+    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in optima]}
 
 
 def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
