@@ -220,7 +220,8 @@ def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
     same = [x, *(runs[column] for column in ("compared", "scale", "seed", "step"))]
     if (runs["x"].groupby(same, dropna=False).nunique() > 1).any():
         return runs["x"]
-    notes.append(f"{len(merged)} values within {MERGE_OCTAVES} octave of another were merged with it")
+    what, were = ("value", "was") if len(merged) == 1 else ("values", "were")
+    notes.append(f"{len(merged)} {what} within {MERGE_OCTAVES} octave of another {were} merged with it")
     return x
 
 

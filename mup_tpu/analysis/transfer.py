@@ -251,7 +251,8 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     if batch and question.planned and table.command:
         remedy = f"{table.command} --until-settled"
     else:
-        remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
+        lines = batch.commands(table.columns, table.command) if batch else ()
+        remedy = ("; " if "".join(lines).startswith("add ") else " && ").join(lines)
     return TransferResult(
         compared=parametrization,
         curves=evidence.curves,

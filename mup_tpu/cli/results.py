@@ -101,10 +101,13 @@ class Results:
             cells = rendering.optima_cells(result, self.analysis.scale)
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
             title = f"{result.parametrization}: best {tuned} by {scale}"
-            shown = new_table(*cells["headings"], title=title, left=("status",))
+            shown = new_table(*cells["headings"][:-1], title=title)
             for row in cells["rows"]:
-                shown.add_row(*row)
+                shown.add_row(*row[:-1])
             console.print(shown)
+            for at, *_, status in cells["rows"]:
+                if status != "bracketed":
+                    console.print(f"  {scale} {at}: {status}")
         for result in self.analysis.results:
             console.print(result.verdict.sentence, style="bold")
             for detail in rendering.details(result, self.analysis):

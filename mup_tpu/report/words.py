@@ -133,7 +133,7 @@ def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
         power(o.x, ".2f") if o.is_bracketed else "-",
         "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
         f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
-        f"2^{o.band_low:.4g} to 2^{o.band_high:.4g}" if math.isfinite(o.band_low) else "-",
+        f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
         o.sentence(),
     )
 
