@@ -56,7 +56,7 @@ def run_cost(table: RunTable) -> Cost:
     if len(mean_costs) > 1:
         exponent = max(0.0, float(np.polyfit(np.log2(mean_costs.index), np.log2(mean_costs), 1)[0]))
     at_one = _exp(float(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
-    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.2g}")
+    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.1f}")
 
 
 def _exp(x: float) -> float:

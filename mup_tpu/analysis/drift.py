@@ -57,6 +57,14 @@ def is_told(low: float, high: float) -> bool:
     return low > 0 or high < 0 or high - low < WIDEST_TOLD
 
 
+def exponent(alpha: float, low: float, high: float) -> str:
+    """Exponent with its interval, or "not known" where that tells nothing of it."""
+    if not is_told(low, high):
+        return "not known"
+    told, least, most = (f"{round(value, 2) + 0.0:.2f}" for value in (alpha, low, high))
+    return f"{told} ({least} to {most})"
+
+
 def bends(optima: Sequence[Optimum]) -> bool:
     """Whether optima leave the straight line of a power law: their parabola's curvature is not 0 (95 %).
 

@@ -12,28 +12,12 @@ from mup_tpu.analysis.ingest.run_folders import FILES, is_of_another_tool, read_
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.ingest.table_files import is_file, read_file
-from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings
+from mup_tpu.analysis.ingest.table_values import NO_STATES, States
 from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
 from mup_tpu.analysis.ingest.units import AUTO, LossUnit
-from mup_tpu.analysis.rows import (
-    DATA,
-    STORED_FIXED,
-    cost_column,
-    require_columns,
-    require_one_kind,
-    select,
-    selected_scales,
-)
-from mup_tpu.analysis.run_table import (
-    HISTORY,
-    RunTable,
-    on_axis,
-    require_above_zero,
-    standard_form,
-    table_of,
-    with_result,
-)
-from mup_tpu.config import on_one_line
+from mup_tpu.analysis.rows import DATA, STORED_FIXED, select, selected_scales
+from mup_tpu.analysis.run_table import HISTORY, RunTable
+from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
 from mup_tpu.store import load_axes, load_curves, load_own_columns, load_planned, load_question, load_runs
@@ -83,8 +67,6 @@ def load_table(
         TableError: it is no table, or cannot be analysed as it is.
         StoreError: the results folder holds no runs.
     """
-    if chance is not None:
-        require_above_zero("chance", chance)
     columns = columns or default_columns(path)
     if isinstance(path, str | Path) and _reader(path) is None:
         return _load_stored(path, columns, chance, where, states)
@@ -134,13 +116,10 @@ def _load_stored(
 ) -> RunTable:
     asked = load_question(path) if where is None else ()
     where = where or asked
-    stored, notes = select(load_runs(path), where), list[str]()
-    require_columns(stored, columns)
-    require_one_kind(stored, columns, (*STORED_FIXED, *load_own_columns(path)))
-    rows, ended = with_result(stored, meanings(stored[columns.status], states), columns.status, notes)
-    form = standard_form(rows, columns, ended, lambda _, column: _numbers(rows[column]))
-    runs = on_axis(form, rows, columns, chance, notes)
-    table = table_of(runs, columns, Path(str(path)).name, notes, cost_column(rows, columns)[1])
+    stored = select(load_runs(path), where)
+    fixed = (*STORED_FIXED, *load_own_columns(path))
+    named = replace(columns, step="")  # stored rows are of runs
+    table = standard_form(stored, named, fixed, [], Path(str(path)).name, chance, states)
     if asked:
         note = f"as the folder asks: {', '.join(condition.words for condition in asked)}"
         table = replace(table, notes=(*table.notes, note))
@@ -150,14 +129,6 @@ def _load_stored(
     table = replace(table, command=_command(path, stored), history=history, stored=stored)
     planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
     return _only_planned(table, selected_scales(planned, columns.scale, where)) if planned else table
-
-
-def _numbers(column: pd.Series) -> pd.Series:
-    if column.dtype.kind not in "iuf" and len(column):
-        raise TableError(
-            f"{column.name} must be numbers, but row {column.index[0]} has {on_one_line(column.iloc[0])}"
-        )
-    return column.astype("float64")
 
 
 def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:

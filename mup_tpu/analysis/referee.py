@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from mup_tpu.analysis.drift import is_told
+from mup_tpu.analysis.drift import exponent
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
@@ -191,13 +191,12 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         cost = "not known" if r.regret is None else r.regret.status
         if r.regret is not None and math.isfinite(r.regret.value):
             cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
-        alpha = f"{r.alpha:.2f} ({r.low:.2f} to {r.high:.2f})".replace("-", "−")
         look = f"look {r.looks}" if r.looks else "one look"
         unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (
             ", ".join([f"`{r.rule}`", *unusual]),
             r.span,
-            alpha if is_told(r.low, r.high) else "not known",
+            exponent(r.alpha, r.low, r.high).replace("-", "−"),
             cost,
             f"{r.decision} ({look}{', no power law' if r.why_drifts else ''})",
             f"{r.runs}, {r.hours:.2f}",

@@ -85,7 +85,12 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
             if column and column != getattr(usual, f.name) and column not in (*table, *missing):
                 missing.append(column)
     if missing:
-        raise TableError(_no_column(table, *missing))
+        hints = {
+            usual.scale: "--scale names what grows",
+            usual.hyperparameter: "--hyperparameter what is tuned",
+        }
+        hint = ", ".join(hints[column] for column in missing if column in hints)
+        raise TableError(_no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
         raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
     if not table.columns.is_unique:
@@ -94,7 +99,11 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
 
 def _no_column(table: pd.DataFrame, *missing: str) -> str:
     """Sentence about missing columns, with the nearest one that is there."""
-    known = {plain_name(column).replace("_", ""): str(column) for column in table.columns}
+    known = {
+        plain_name(name).replace("_", ""): column
+        for column in map(str, table)
+        for name in (column, short_name(column))
+    }
     near = [
         known[name]
         for column in missing
@@ -139,9 +148,14 @@ def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
     for column in _settings(table, columns):
         if table.loc[rows, column].map(str).nunique() < 2:
             continue
-        if table[column].dtype.kind in "iu":
-            seeds = ", ".join(map(str, table.loc[rows, column].unique()[:4]))
-            shown.append(f"{column} ({seeds}: --seed-col {column} for replicates)")
+        if table[column].dtype.kind in "iuf":
+            one, *others = [f"{value:g}" for value in table.loc[rows, column].unique()]
+            options = (
+                f"--where {column}={one} holds it",
+                f"--seed-col {column} takes it for replicates",
+                f"mup-tpu law --scales {columns.scale} {column} fits both",
+            )
+            shown.append(f"{column} ({', '.join([one, *others][:4])}: {', '.join(options)})")
         else:
             values = table[column].map(str)
             is_rule = values.nunique() <= _MOST_RULES
@@ -171,7 +185,7 @@ def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[s
 
 
 def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
-    """Columns that may tell runs apart besides the named ones: text, whole numbers, truth values."""
+    """Columns that may tell runs apart besides the named ones: text, whole numbers, a few other numbers."""
     named = {*asdict(columns).values()} - {columns.along} | {*columns.along}
     is_ours = {"trial_id", "config"} <= set(table)
     return [
@@ -179,7 +193,8 @@ def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
         for column in map(str, table)
         if column not in named
         and (column in CONFIGURED if is_ours else means(column) != "loss")
-        and table[column].dtype.kind not in "fcmM"
+        and table[column].dtype.kind not in "cmM"
+        and (table[column].dtype.kind != "f" or table[column].nunique() <= _MOST_RULES)
     ]
 
 

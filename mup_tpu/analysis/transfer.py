@@ -18,7 +18,7 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum
+from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, estimate, loss_curve
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -116,6 +116,8 @@ class TransferResult:
     """What to run next; None where the verdict is settled."""
     at_zero: tuple[AtZero, ...] = ()
     """Of each scale that was tried without the hyperparameter."""
+    at_scale_0: Optimum | None = None
+    """Optimum at scale 0, such as without weight decay: in no drift and no regret."""
     sequence: Sequenced | None = None
     """How it came to this; None where the table is looked at once."""
 
@@ -148,6 +150,7 @@ class TransferResult:
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
             **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
+            **({"at_scale_0": self.at_scale_0.to_dict()} if self.at_scale_0 else {}),
             **({"sequence": self.sequence.to_dict()} if self.sequence else {}),
         }
 
@@ -248,7 +251,8 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     if batch and question.planned and table.command:
         remedy = f"{table.command} --until-settled"
     else:
-        remedy = " && ".join(batch.commands(table.columns, table.command)) if batch else ""
+        lines = batch.commands(table.columns, table.command) if batch else ()
+        remedy = ("; " if "".join(lines).startswith("add ") else " && ").join(lines)
     return TransferResult(
         compared=parametrization,
         curves=evidence.curves,
@@ -263,6 +267,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         verdict=Verdict(last.decision, last.sentence, remedy),
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
+        at_scale_0=_at_scale_0(table.at_scale_0, evidence.noise, question),
         sequence=Sequenced(looks, costs, stops) if question.planned else None,
     )
 
@@ -276,6 +281,13 @@ def _at_zero(runs: pd.DataFrame, noise: Noise) -> tuple[AtZero, ...]:
         loss = float(finite.mean()) if 2 * len(finite) > len(losses) else np.inf
         points.append(AtZero(scale, loss, noise.sigma / np.sqrt(max(1, len(finite))), len(losses)))
     return tuple(points)
+
+
+def _at_scale_0(runs: pd.DataFrame, noise: Noise, question: Question) -> Optimum | None:
+    if runs.empty:
+        return None
+    generator = np.random.default_rng(question.seed)
+    return estimate(loss_curve(runs), noise, generator, question.epsilon).optimum
 
 
 def _headline(optima: Sequence[Optimum], regrets: Sequence[Regret]) -> Regret | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mup_tpu.analysis.drift import NEEDED, Drift
+from mup_tpu.analysis.drift import NEEDED, Drift, exponent
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.optimum import EPSILON, Optimum
 from mup_tpu.analysis.regret import AT_LEAST, Regret
@@ -104,11 +104,11 @@ def decide(
         verdict = "TRANSFERS"
     elif shows_drift(drift, regret, epsilon) and (look is None or look.has_drifted or is_plain):
         verdict = "DRIFTS"
-    no_power = ", which is no power law" if verdict == "DRIFTS" and not drift.excludes_0 else ""
-    numbers = (
-        f"{columns.hyperparameter}* ∝ {columns.scale}^{drift.alpha:.2f} "
-        f"(95 % {drift.low:.2f} to {drift.high:.2f}){no_power}; the optimum of {source} {cost}"
-    )
+    alpha = exponent(drift.alpha, drift.low, drift.high).replace("(", "(95 % ")
+    law = f"{columns.hyperparameter}* ∝ {columns.scale}^{alpha if drift.is_told else 'α, α not known'}"
+    is_bent = verdict == "DRIFTS" and drift.is_told and not drift.excludes_0
+    no_power = ", which is no power law" if is_bent else ""
+    numbers = f"{law}{no_power}; the optimum of {source} {cost}"
     rule = "one look" if look is None else f"look {look.number} of at most {MOST_LOOKS}"
     return verdict, f"{parametrization}: {verdict} ({rule}): {numbers}."
 

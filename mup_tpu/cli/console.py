@@ -13,6 +13,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import rich.console
@@ -183,5 +184,10 @@ def prepare_streams() -> None:
 _plain_format_warning = warnings.formatwarning
 
 
-def _format_warning(*arguments: Any, **options: Any) -> str:
-    return visible(_plain_format_warning(*arguments, **options))
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, *arguments: Any, **options: Any
+) -> str:
+    """A warning of ours as one sentence; of others with its place in their code."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"warning: {visible(str(message))}\n"
+    return visible(_plain_format_warning(message, category, filename, *arguments, **options))

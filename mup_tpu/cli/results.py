@@ -13,13 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
-from mup_tpu.analysis.drift import is_told
+from mup_tpu.analysis.drift import exponent
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
@@ -102,10 +101,13 @@ class Results:
             cells = rendering.optima_cells(result, self.analysis.scale)
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
             title = f"{result.parametrization}: best {tuned} by {scale}"
-            shown = new_table(*cells["headings"], title=title, left=("status",))
+            shown = new_table(*cells["headings"][:-1], title=title)
             for row in cells["rows"]:
-                shown.add_row(*row)
+                shown.add_row(*row[:-1])
             console.print(shown)
+            for at, *_, status in cells["rows"]:
+                if status != "bracketed":
+                    console.print(f"  {scale} {at}: {status}")
         for result in self.analysis.results:
             console.print(result.verdict.sentence, style="bold")
             for detail in rendering.details(result, self.analysis):
@@ -231,8 +233,8 @@ class SeveralSweeps(Results):
         for row in rows:
             shown.add_row(
                 row["name"].replace(": ", ":\n"),
-                _estimate(row, ("alpha", "low", "high"), 2),
-                _estimate(row, ("regret", "regret_low", "regret_high"), 3),
+                exponent(row["alpha"], row["low"], row["high"]),
+                _regret(row),
                 rendering.number(row["best_loss"], 3),
                 row["verdict"],
             )
@@ -341,17 +343,12 @@ class CoordinateCheck(Results):
         return rendering.coordinate_check_page(self.name, self.measured)
 
 
-def _estimate(row: Mapping[Any, Any], names: tuple[str, str, str], digits: int) -> str:
-    """A number with its interval, or that it is not known."""
-    value, low, high = (row[name] for name in names)
-    if np.isnan(value) or names[0] == "alpha" and not is_told(low, high):
+def _regret(row: Mapping[Any, Any]) -> str:
+    """Regret with its interval, or that it is not known."""
+    value, low, high = (rendering.number(row[name], 3) for name in ("regret", "regret_low", "regret_high"))
+    if value == "-":
         return "not known"
-    known = rendering.number(value, digits)
-    return (
-        known
-        if np.isnan(low + high)
-        else (f"{known} ({rendering.number(low, digits)} to {rendering.number(high, digits)})")
-    )
+    return value if "-" in (low, high) else f"{value} ({low} to {high})"
 
 
 def _sweeps_in(path: str) -> list[str]:

@@ -123,7 +123,8 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
 def optima_cells(result: TransferResult, scale: str) -> Cells:
     """Rows of optima by scale: optimum, interval, loss there, status."""
     headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
-    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in result.optima]}
+    optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
+    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in optima]}
 
 
 def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
         power(o.x, ".2f") if o.is_bracketed else "-",
         "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
         f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
-        f"2^{o.band_low:.4g} to 2^{o.band_high:.4g}" if math.isfinite(o.band_low) else "-",
+        f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
         o.sentence(),
     )
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
-from mup_tpu.analysis.drift import NEEDED
+from mup_tpu.analysis.drift import NEEDED, exponent
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
@@ -277,6 +277,8 @@ def check_axes(grid: Grid[Any], is_real: bool) -> None:
     scale, tuned = label(grid.columns.scale), grid.columns.hyperparameter
     if len(grid.points) < NEEDED:
         raise ConfigError(f"the sweep has {len(grid.points)} {scale}s: until_settled needs {NEEDED} at least")
+    if not min(grid.points) > 0:
+        raise ConfigError(f"the sweep has {scale} {min(grid.points):g}: until_settled needs scales above 0")
     if not is_real:
         raise ConfigError(f"tune {tuned} is a whole number: until_settled needs a real one, as learning_rate")
     if not any(value > 0 for value in grid.values):
@@ -325,7 +327,7 @@ def _cells(look: LookTaken | None) -> tuple[str, ...]:
     if look is None:
         return "-", "0", "-", "-", "-"
     drift, regret = look.evidence.drift, look.evidence.headline
-    alpha = f"{drift.alpha:.2f} ({drift.low:.2f} to {drift.high:.2f})" if drift.is_known else "-"
+    alpha = exponent(drift.alpha, drift.low, drift.high) if drift.is_known else "-"
     lost = "-" if regret is None else regret.status
     if regret is not None and regret.status == "estimated":
         lost = f"{regret.value:.3f} ({regret.low:.3f} to {regret.high:.3f})"

@@ -189,8 +189,19 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
     assert "they differ in rule ('mup', 'sp': --parametrization-col rule compares them, --where" in said
     assert "rule=mup takes one), run_name (a name a run)" in said and "host" not in said
     assert len(check_table(of_rules(), Columns(parametrization="rule")).runs) == 12
-    with pytest.raises(TableError, match=r"they differ in run \(0, 1: --seed-col run for replicates\)$"):
+    with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* --seed-col run takes it for"):
         check_table(runs().drop(columns="seed").assign(run=[0, 1] * 6))
+
+
+def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales():
+    """A table of lr × batch × N, whose rates lie on no grid of their own."""
+    table = runs().drop(columns="seed").rename(columns={"width": "N"}).assign(batch=[32.0, 64.0] * 6)
+    with pytest.raises(TableError, match="no column 'width'; it has .*; --scale names what grows$"):
+        check_table(table)
+    with pytest.raises(TableError) as caught:
+        check_table(table, Columns(scale="N"))
+    assert "batch (32, 64: --where batch=32 holds it" in str(caught.value)
+    assert "mup-tpu law --scales N batch fits both)" in str(caught.value)
 
 
 def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():

@@ -12,7 +12,7 @@ from mup_tpu.analysis.optimum import Optimum, loss_curve
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.verdict import Look, decide
 from mup_tpu.errors import TableError
-from mup_tpu.report import details
+from mup_tpu.report import details, optima_cells
 
 REFERENCE = Path(__file__).parents[1] / "reference_runs"
 WIDTHS = (64, 128, 256, 512)
@@ -181,6 +181,16 @@ def test_an_optimum_that_follows_no_power_drifts_where_its_regret_is_twice_what_
     assert decision(-0.2, 0.4, Look(3), **drifts)[0] == "INCONCLUSIVE", "one look of a sequence is too few"
     assert decision(-0.2, 0.4, Look(3, has_drifted=True), **drifts)[0] == "DRIFTS"
     assert "no power" not in decision(-0.4, 0.1, **drifts)[1]
+
+
+def test_a_verdict_says_no_exponent_where_its_interval_tells_nothing():
+    """Along a flat valley α may be 1.09 with -15.74 to 17.92 around it."""
+    said, sentence = decision(1.09, 16.8)
+    assert said == "INCONCLUSIVE"
+    assert sentence.startswith("mup: INCONCLUSIVE (one look): lr* ∝ width^α, α not known; the optimum of 64 ")
+    said, sentence = decision(1.09, 16.8, value=0.04, low=0.021, high=0.07)
+    assert said == "DRIFTS" and "α not known; the optimum" in sentence
+    assert "width^0.00 (95 % -0.05 to 0.05)" in decision(-0.001, 0.05)[1]
 
 
 def test_an_optimum_that_moves_once_and_then_stays_drifts():
@@ -356,6 +366,26 @@ def test_zero_is_a_point_of_its_own_and_in_no_fit():
     assert sum("the best value may be 0" in line for line in details(result, analysis)) == 4
     with pytest.raises(TableError, match="lr is 0 in every run"):
         check_table(at_zero)
+
+
+def test_scale_0_has_an_optimum_of_its_own_and_is_in_no_fit():
+    """Learning rates swept without weight decay beside those with it: the others' numbers stay."""
+    frame = swept(0.0).rename(columns={"width": "weight_decay"})
+    at_0 = swept(-0.5, widths=(128,), seed=1).assign(weight_decay=0.0)
+    columns = Columns(scale="weight_decay")
+    (plain,) = analyze(check_table(frame, columns)).results
+    analysis = analyze(check_table(pd.concat([frame, at_0]), columns))
+    (result,) = analysis.results
+    assert any(note.startswith("33 runs at weight_decay 0 have an optimum of") for note in analysis.notes)
+    assert result.optima == plain.optima and result.verdict == plain.verdict
+    assert result.at_scale_0.x == pytest.approx(-8.5, abs=0.1)
+    rows = optima_cells(result, analysis.scale)["rows"]
+    assert [row[0] for row in rows] == ["0", *map(str, WIDTHS)]
+    assert "at_scale_0" not in plain.to_dict() and result.to_dict()["at_scale_0"]["status"] == "bracketed"
+    with pytest.raises(TableError, match="weight_decay is 0 in every run"):
+        check_table(at_0, columns)
+    with pytest.raises(TableError, match="width must be above 0, but row 0 has 0"):
+        check_table(at_0.assign(width=0))
 
 
 def test_a_share_of_compute_has_an_interval_or_is_not_given():

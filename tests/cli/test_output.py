@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from mup_tpu.cli import guard
+from mup_tpu.cli import console, guard
 from mup_tpu.cli.doctor import examine
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.columns import configured
@@ -170,6 +170,10 @@ def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, 
         guard(lambda: logging.getLogger("mup_tpu").warning("\x1b[32mgreen"))
     assert capfd.readouterr().err == "\\x1b[32mgreen\n"
     assert "\\x1b[31mred" in warnings.formatwarning("\x1b[31mred", UserWarning, "file.py", 1)
+    assert (
+        warnings.formatwarning("it is damaged", UserWarning, console.__file__, 1)
+        == "warning: it is damaged\n"
+    )
 
     with _log_lines(Console(), str(tmp_path)):
         logging.getLogger("mup_tpu").warning("\x1b[33mcorpus")

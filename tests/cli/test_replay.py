@@ -143,7 +143,7 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
     assert "settled: nothing to run" in out
     assert "interval is too wide: seeds beside the optimum" in out
-    assert "gpu_minutes were spent" in out and "(as measured: width^1)" in out
+    assert "gpu_minutes were spent" in out and "(as measured: width^1.0)" in out
     assert "  add lr 2^" in out
     batches = json.loads(outcome("next", table, "--json")[1])
     assert batches["sp"] is None
@@ -186,6 +186,9 @@ def test_a_column_that_is_nearly_named_is_suggested(tmp_path, outcome):
     pd.DataFrame(rows).to_csv(table)
     code, _, error = outcome("analyze", table, "--width-col", "dmodel")
     assert code == 2 and "table has no column 'dmodel'; the nearest is 'd_model'; it has" in error
+    pd.DataFrame(rows).rename(columns={"d_model": "config.model.d_model"}).to_csv(table)
+    code, _, error = outcome("analyze", table, "--width-col", "dmodel")
+    assert code == 2 and "the nearest is 'config.model.d_model'" in error
 
 
 def test_the_version_is_said(outcome):

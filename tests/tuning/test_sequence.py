@@ -175,6 +175,9 @@ def test_impossible_sequences_are_refused_in_a_sentence(sweep, tiny, tmp_path):
     two = Sweep("x", tiny, widths=(32, 64))
     with pytest.raises(ConfigError, match="the sweep has 2 widths: until_settled needs 3 at least"):
         settle(two, tmp_path / "d")
+    without = Sweep("x", tiny, scale=Axis("weight_decay", (0.0, 0.01, 0.1)))
+    with pytest.raises(ConfigError, match="the sweep has weight decay 0: until_settled needs scales above 0"):
+        settle(without, tmp_path / "z")
     whole = Sweep("x", tiny, scale=Axis("batch_size", (2, 4, 8)), tune=Axis("depth", (1, 2)))
     with pytest.raises(ConfigError, match="tune depth is a whole number"):
         settle(whole, tmp_path / "a")

@@ -7,10 +7,12 @@ Each reader returns a row a run, or a row a step, with the run's folder in `run`
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def read_other_tool(path: str | Path) -> pd.DataFrame:
             Optuna, or Optuna's journal.
 
     Raises:
-        TableError: it cannot be read, or holds runs of two tools, or several studies or experiments.
+        TableError: it cannot be read, or holds several studies or experiments.
     """
     place = Path(str(path))
     with errors_in_a_sentence(str(path)):
@@ -67,11 +69,23 @@ def read_other_tool(path: str | Path) -> pd.DataFrame:
         readers = {_FOLDERS[pattern]: files for pattern, files in found.items() if files}
         # Tune writes result.json beside progress.csv, and tools keep tables of their own beside JSON.
         reader, files = next(iter(readers.items()))
+        _warn_of_others(path, files, [f for name in _STRUCTURED for f in found[name]])
         rows = [_with_run(reader(file), place, file) for file in files]
         table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
         raise TableError(f"{path} holds {len(files)} files {files[0].name}, and none has a loss")
     return table
+
+
+def _warn_of_others(path: str | Path, files: Sequence[Path], others: Sequence[Path]) -> None:
+    """Warn of runs of another tool that lie in none of the folders that are read."""
+    read = {file.parent for file in files}
+    if left := [file for file in others if not read & {*file.parents}]:
+        warnings.warn(
+            f"{path} holds runs of several tools: {len(files)} files {files[0].name} are read, and "
+            f"{len(left)} others are not, such as {left[0]}; give the folder of one tool",
+            stacklevel=2,
+        )
 
 
 def _with_run(rows: pd.DataFrame, root: Path, file: Path) -> pd.DataFrame:
@@ -143,8 +157,10 @@ def _dump(file: Path) -> pd.DataFrame:
         return pd.DataFrame()
     plain = {key: value["value"] if isinstance(value, dict) and "value" in value else value
              for key, value in run["config"].items()}  # fmt: skip
-    history = run.get("history")
-    metrics = history if isinstance(history, list) and history else [run.get("summary") or {}]
+    history, summary = run.get("history"), run.get("summary") or {}
+    metrics = history if isinstance(history, list) and history else [summary]
+    if summary.get("_step", 0) > metrics[-1].get("_step", math.inf):  # a sampled history lacks the end
+        metrics = [*metrics, summary]
     state = {"State": run["state"]} if "state" in run else {}
     return pd.json_normalize([{"config": plain, **state, **row} for row in metrics], sep="/")
 
@@ -159,6 +175,8 @@ _FOLDERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 }
 """Files of runs in a folder, each with its reader; the first that is there is taken."""
 FILES = ", ".join(_FOLDERS)
+_STRUCTURED = ("result.json", "progress.csv", "metrics.csv", "trainer_state.json")
+"""Those that are nothing else."""
 
 
 def _reader_of_file(file: Path) -> Callable[[Path], pd.DataFrame] | None:

@@ -67,6 +67,7 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
         new = [what for what in new if all(what in told for told in found.values())]
         if set(new) & set(AXES):
             table = table.assign(**{what: [found[text][what] for text in texts] for what in new})
-            notes.append(f"{list_of(new)} are told by the names of the runs (column {name}: {texts.iloc[0]})")
+            told = f"{list_of(new)} {'is' if len(new) == 1 else 'are'} told"
+            notes.append(f"{told} by the names of the runs (column {name}: {texts.iloc[0]})")
             there |= {*new}
     return table, notes

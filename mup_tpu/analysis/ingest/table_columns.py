@@ -94,8 +94,10 @@ def plain_name(name: object) -> str:
 
 
 def short_name(name: str) -> str:
-    """Name of a column in figures, without the path before it: `config/optim.lr` is lr."""
-    return re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
+    """Name of a column in figures, without the path before it: `config/optim.lr` and `params_lr` are lr."""
+    last = re.sub(r"^(?:[\w -]+[/.])+(?=[A-Za-z_])", "", name.strip())
+    own = last.removeprefix("params_")
+    return own if any(own in names for names in _NAMES.values()) else last
 
 
 def means(name: object) -> str:

@@ -1,6 +1,7 @@
 """Runs in folders, databases and journals of other tools, mostly written by the tools themselves."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,30 @@ EXPECTED = sorted((w, round(e, 3), round(3 - w / 640 + 0.05 * (e + 8) ** 2, 4))
 def test_a_folder_of_another_tool_is_read_as_it_is(write, tmp_path):
     write(tmp_path / "out")
     assert found_in(tmp_path / "out") == EXPECTED
+
+
+def test_a_sampled_history_ends_with_its_summary(tmp_path):
+    """W&B samples 500 steps of a history: the last one may be none of them."""
+    dumps(tmp_path / "out")
+    for file in (tmp_path / "out").iterdir():
+        run = json.loads(file.read_text())
+        run["summary"]["_step"] = 1000
+        run["history"] = [{"_step": step, "val_loss": 9 - step / 500} for step in (0, 500)]
+        file.write_text(json.dumps(run))
+    assert found_in(tmp_path / "out") == EXPECTED
+
+
+def test_runs_of_a_second_tool_in_a_folder_are_warned_of(tmp_path):
+    lightning(tmp_path)
+    trainer(tmp_path / "lightning_logs" / "version_0" / "of_a_callback")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found_in(tmp_path) == EXPECTED
+    trainer(tmp_path / "trainer")
+    with pytest.warns(
+        UserWarning, match="15 files metrics.csv are read, and 15 others are not, such as .*st"
+    ):
+        assert found_in(tmp_path) == EXPECTED
 
 
 @pytest.mark.slow

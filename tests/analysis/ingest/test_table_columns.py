@@ -109,6 +109,7 @@ def test_where_takes_short_names_too():
 def test_names_are_read_as_people_write_them():
     assert plain_name(" config/optim.dModel (features) ") == "optim_d_model"
     assert short_name("config/optim.lr") == "lr" and short_name("lr_1.5") == "lr_1.5"
+    assert short_name("params_lr") == "lr" and short_name("params_non_embedding") == "params_non_embedding"
     assert short_name("<b>[/b]") == "<b>[/b]"
     assert [means(n) for n in ("train/loss", "a/loss", "config/x/n_embd", "widths")] == [
         "loss",

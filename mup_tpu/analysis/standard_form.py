@@ -1,0 +1,277 @@
+"""Tables of named columns in standard form: one way for our own rows and for anybody's.
+
+A fault stops with one sentence, which names column and value; an oddity becomes a note, which every output
+repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
+from mup_tpu.analysis.ingest.table_columns import Columns, means, short_name
+from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings, numbers
+from mup_tpu.analysis.ingest.units import AUTO, LossUnit
+from mup_tpu.analysis.rows import cost_column, differences, require_columns, require_one_kind, varying
+from mup_tpu.analysis.run_table import FINISHED, RUN, STOPPED, UNFINISHED, RunTable, power, require_above_zero
+from mup_tpu.errors import TableError
+
+MERGE_OCTAVES = 0.02
+"""Distance below which two learning rates are one: they differ by rounding."""
+_NEEDED = ("scale", "value", "loss", "loss_error", "step")
+
+
+def standard_form(
+    table: pd.DataFrame,
+    columns: Columns,
+    fixed: Iterable[str],
+    notes: list[str],
+    name: str = "table",
+    chance: float | None = None,
+    states: States = NO_STATES,
+    unit: LossUnit = AUTO,
+) -> RunTable:
+    """Check rows and bring them into standard form.
+
+    Args:
+        table: rows of runs, or of steps of runs.
+        columns: names of their columns.
+        fixed: columns that have one value, except along the axes.
+        notes: list to add to.
+        name: name of the table, for titles.
+        chance: loss of guessing, nat per token; runs at or above it count as diverged.
+        states: meaning of states of runs that are not known.
+        unit: of the loss.
+
+    Raises:
+        TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
+    """
+    if chance is not None:
+        require_above_zero("chance", chance)
+    require_columns(table, columns)
+    table, ended = _with_result(table, columns, states, notes)
+    rows = _named(table, columns, ended, notes)
+    factor, converted = unit.factor(columns.loss)
+    if converted:
+        rows[["loss", "loss_error"]] *= factor
+        notes.append(converted)
+    require_one_kind(table, columns, fixed)
+    _require_in_range(rows, columns)
+    runs, history = _on_axis(at_logged_steps(rows), table, columns, chance, notes), None
+    if runs["step"].notna().any():
+        runs, history = last_steps(runs, columns.step, notes)
+    notes += varying(table, runs, columns)
+    notes += _oddities(runs, columns)
+    scale, tuned = short_name(columns.scale), short_name(columns.hyperparameter)
+    named = replace(columns, scale=scale, hyperparameter=tuned) if scale != tuned else columns
+    kept = runs.drop(columns=["ended", "value", "step"])
+    is_zero, is_first = runs["value"] == 0, runs["scale"] == 0
+    return RunTable(
+        kept[~is_zero & ~is_first].reset_index(drop=True),
+        tuple(notes),
+        named,
+        name,
+        cost_column(table, columns)[1],
+        history=None if history is None else history[history["scale"] > 0],
+        zeros=kept[is_zero].drop(columns="x").reset_index(drop=True),
+        at_scale_0=kept[~is_zero & is_first].reset_index(drop=True),
+    )
+
+
+def _with_result(
+    table: pd.DataFrame, columns: Columns, states: States, notes: list[str]
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows of runs that say something of their trial, and how each ended: FINISHED, DIVERGED or STOPPED."""
+    column = columns.status
+    if column == Columns().status and column not in table:  # trackers export it as State
+        alike = [c for c in table.columns if str(c).lower() in ("status", "state")]
+        column = alike[0] if alike else ""
+    if column == "" or column not in table or table[column].isna().all():
+        return table, pd.Series(FINISHED, index=table.index)
+    ended = meanings(table[column], states)
+    left_out = ended == UNFINISHED
+    if left_out.any():
+        counts = table.loc[left_out, column].value_counts()
+        named = ", ".join(f"{n} {state}" for state, n in counts.items())
+        notes.append(f"{named} runs left out: they say nothing of their trial")
+    return table[~left_out], ended[~left_out]
+
+
+def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[str]) -> pd.DataFrame:
+    """Rows under the names that an analysis has for their columns."""
+
+    def known(part: str, column: str) -> pd.Series:
+        if column not in table:
+            return pd.Series(np.nan, index=table.index)
+        return _numbers(table, part, column, notes)
+
+    return pd.DataFrame(
+        {
+            "compared": _names(table, columns.parametrization, "all").astype(str),
+            "scale": known("scale", columns.scale),
+            "value": known("value", columns.hyperparameter),
+            "loss": known("loss", columns.loss),
+            "seed": _names(table, columns.seed, 0),
+            "ended": ended,
+            "loss_error": known("loss_error", columns.loss_error),
+            "step": known("step", columns.step),
+            "params": known("params", columns.params),
+            "tokens": known("tokens", columns.tokens),
+            "cost": known("cost", cost_column(table, columns)[0]),
+            "purchase": known("purchase", columns.purchase).fillna(0),
+            "trial_id": table.get("trial_id", ""),
+        }
+    )
+
+
+def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
+    """A column that tells runs apart: a value in every row, or in none."""
+    values = table[column] if column in table else pd.Series(default, index=table.index)
+    empty = values.isna()
+    if empty.all():
+        return pd.Series(default, index=table.index)
+    if empty.any():
+        raise TableError(f"{column} is empty in row {values.index[empty][0]}{_more(values.index[empty])}")
+    return values.map(str) if values.dtype == object else values
+
+
+def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[str]) -> pd.Series:
+    """Numbers of a column; one that is not needed and holds none becomes a note."""
+    hint = "; leave it empty, or inf, where a run diverged" if part == "loss" else ""
+    try:
+        values = numbers(table[column], column, hint)
+        if part == "purchase":
+            _require_counted(values, column)
+    except TableError as error:
+        if part in _NEEDED:
+            raise
+        notes.append(f"{error}; the column is not used")
+        return pd.Series(np.nan, index=table.index)
+    return values
+
+
+def _require_counted(values: pd.Series, column: str) -> None:
+    bad = values.index[values.notna() & ~((values >= 0) & (values % 1 == 0) & (values < 2**31))]
+    if len(bad):
+        raise TableError(f"{column} must be whole and 0 or more, but row {bad[0]} has {values[bad[0]]:g}")
+
+
+def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
+    if not (rows["ended"] == FINISHED).any():
+        raise TableError("table has no finished run")
+    plain = " (are these log2 values? the column takes plain ones)"
+    is_size = means(columns.scale) in ("width", "depth", "size")
+    scale_allowed = (rows["scale"] > 0, "above 0") if is_size else (rows["scale"] >= 0, "0 or more")
+    for column, part, is_allowed, allowed, hint in (
+        (columns.loss, "loss", rows["loss"] != -np.inf, "above -inf", ""),
+        (columns.scale, "scale", *scale_allowed, ""),
+        (columns.scale, "scale", np.isfinite(rows["scale"]), "finite", ""),
+        (columns.hyperparameter, "value", rows["value"] >= 0, "0 or more", plain),
+        (columns.hyperparameter, "value", np.isfinite(rows["value"]), "finite", plain),
+    ):
+        bad = rows.loc[~is_allowed, part]
+        if len(bad):
+            raise TableError(
+                f"{column} must be {allowed}, but row {bad.index[0]} has {bad.iloc[0]:g}{_more(bad)}{hint}"
+            )
+    for column, part in ((columns.hyperparameter, "value"), (columns.scale, "scale")):
+        if (rows[part] == 0).all():
+            raise TableError(f"{column} is 0 in every run: give runs above 0 to fit")
+
+
+def _on_axis(
+    rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]
+) -> pd.DataFrame:
+    """Distinct rows with x and stopped, and a loss of +inf where a run was lost.
+
+    A value of 0 has x = -inf. The rows may be of several steps.
+
+    Raises:
+        TableError: one run has two losses.
+    """
+    runs = rows.assign(stopped=rows["ended"] == STOPPED)
+    is_lost = (runs["ended"] != FINISHED) | runs["loss"].isna()
+    if chance is not None:
+        is_lost |= runs["loss"] >= chance
+    runs["loss"] = runs["loss"].mask(is_lost, np.inf)
+    with np.errstate(divide="ignore"):
+        runs["x"] = np.log2(runs["value"])
+    runs["x"] = _merged(runs, notes)
+    return _distinct(runs, table, columns, notes)
+
+
+def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
+    """X with values within MERGE_OCTAVES of each other at the least of them."""
+    values = np.sort(runs["x"].unique())
+    merged: dict[float, float] = {}
+    current = -np.inf
+    for value in values[np.isfinite(values)].tolist():
+        if value - current > MERGE_OCTAVES:
+            current = value
+        else:
+            merged[value] = current
+    if not merged:
+        return runs["x"]
+    x = runs["x"].map(merged).fillna(runs["x"])
+    same = [x, *(runs[column] for column in ("compared", "scale", "seed", "step"))]
+    if (runs["x"].groupby(same, dropna=False).nunique() > 1).any():
+        return runs["x"]
+    what, were = ("value", "was") if len(merged) == 1 else ("values", "were")
+    notes.append(f"{len(merged)} {what} within {MERGE_OCTAVES} octave of another {were} merged with it")
+    return x
+
+
+def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[str]) -> pd.DataFrame:
+    """Runs without identical repeats."""
+    key = [*RUN, "step"]
+    doubled = runs[runs.duplicated(key, keep=False)]
+    if doubled.empty:
+        return runs
+    clashing = doubled[doubled.groupby(key, dropna=False)["loss"].transform("nunique") > 1]
+    if len(clashing):
+        first = clashing.iloc[0]
+        differ = differences(table, clashing.index[(clashing[RUN] == first[RUN]).all(axis=1)], columns)
+        raise TableError(
+            f"two runs of {first['compared']}, scale {first['scale']:g}, {power(first['x'])}, seed "
+            f"{first['seed']} have different losses{_more(clashing.groupby(key, dropna=False).groups)}; they "
+            f"differ in {differ or 'nothing but their loss: give the column of the seed, or drop one'}"
+        )
+    notes.append(f"{int(runs.duplicated(key).sum())} identical duplicate rows dropped")
+    return runs.drop_duplicates(key)
+
+
+def _oddities(runs: pd.DataFrame, columns: Columns) -> list[str]:
+    """Notes on lost runs, zeros and unequal seeds."""
+    found = []
+    if stopped := int(runs["stopped"].sum()):
+        found.append(
+            f"{stopped} runs stopped early kept, as +inf: they bound the optimum, and no fit uses their loss"
+        )
+    if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
+        found.append(f"{diverged} diverged runs kept, as +inf")
+    at_zero = runs["value"] == 0
+    if at_zero.any():
+        found.append(
+            f"{int(at_zero.sum())} runs at {columns.hyperparameter} 0 are a point of their own: "
+            "0 has no log2, and no fit uses them"
+        )
+    if (runs["scale"] == 0).any():
+        found.append(
+            f"{int((runs['scale'] == 0).sum())} runs at {columns.scale} 0 have an optimum of their own: "
+            "0 has no log2, so drift, regrets and figures leave it out"
+        )
+    seeds = runs[~at_zero].groupby(["compared", "scale", "x"])["x"].count()
+    if seeds.nunique() > 1:
+        found.append(
+            f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; "
+            "means come from a model with an effect of each seed"
+        )
+    return found
+
+
+def _more(rows: Sized) -> str:
+    return f", and {len(rows) - 1} more rows" if len(rows) > 1 else ""
