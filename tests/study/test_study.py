@@ -4,20 +4,20 @@ import contextlib
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pandas as pd
 import psutil
 import pytest
 import trainers
+from killing import start, starts, table, wait_for_functions
 from rich.console import Console
 
 import mup_tpu
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import load_table
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.study import Trial
 
@@ -44,11 +44,6 @@ def one_trial(folder, how, lr=(0.5,), **options):
     runs = load_runs(folder).set_index("how")
     assert runs.loc["is well", "status"] == "finished" and runs.loc["is well", "loss"] == 2.5
     return outcome, runs.loc[how]
-
-
-def table(folder):
-    runs = load_runs(folder)
-    return runs.drop(columns=["wall_time_s", "finished_at"])
 
 
 @pytest.fixture(scope="module")
@@ -207,40 +202,6 @@ def test_trials_far_behind_stop_early(tmp_path):
     assert set(load_runs(tmp_path)["status"]) == {"finished"}
 
 
-SCRIPT = """
-import sys
-import mup_tpu as mt, trainers
-study = mt.Study(sys.argv[1], scale={"width": [256, 512]}, tune={"lr": mt.octaves(-7, -5)},
-                 compare={"rule": ["stays"]}, settings={"pause": 0.04}, name="killed")
-study.run(trainers.resumable, workers=2)
-"""
-
-
-def start(folder):
-    """A driver of the script's study, and what it prints."""
-    script = folder.parent / "script.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, script, folder]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def starts(folder):
-    """Step, process and parent of each start of a function."""
-    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
-    return [tuple(map(int, line.split())) for line in lines]
-
-
-def wait_for_functions(driver, folder, are_there):
-    """Function and worker of the newest start that runs, once there is one; or wait for the end of all."""
-    deadline = time.monotonic() + 60
-    while True:
-        alive = [(function, worker) for _, function, worker in starts(folder) if psutil.pid_exists(function)]
-        if bool(alive) == are_there:
-            return alive[-1] if alive else None
-        assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
-        time.sleep(0.02)
-
-
 def kill(whom, driver, folder):
     """Kill in the middle of a trial."""
     while True:
@@ -286,9 +247,8 @@ def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
 
 
 def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):
-    from mup_tpu.study.runner import only_driver
-
-    with only_driver(str(whole)), pytest.raises(StoreError, match=r"is being run by process \d+ of"):
+    lock = Folder(str(whole)).locked("driver.lock")
+    with lock, pytest.raises(StoreError, match=r"is being run by process \d+ of"):
         valley_study(whole).run(trainers.valley, console=QUIET)
     before = table(whole)
     with pytest.raises(StoreError, match="holds a study of lr by width, comparing rule, not of lr by depth"):
