@@ -121,13 +121,11 @@ class TrialProgress(Generic[T]):
         self._ended[running.size] += statuses
         self._refresh(running.size)
         if not self.console.is_terminal:
-            at, said = (
-                running.size,
-                ", ".join(f"{count} {status}" for status, count in sorted(statuses.items())),
-            )
+            at, said = running.size, ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
             if len(rows) == 1:
-                at += f", seed {rows[0]['seed']}"
-                said = f"loss {rows[0]['loss']:.4f}" if statuses["finished"] else said
+                (row,) = rows
+                at += f", seed {row['seed']}"
+                said = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
             total, done = self._total.total(), self._done()
             self.console.print(
                 f"{at}: {said}; {done} of {total} trials stored, {self._time_left()} left",
