@@ -2,8 +2,7 @@
 
     python examples/lightning_module.py [WIDTH] [LEARNING_RATE]
 
-Needs `pip install lightning`. Where torch_xla is installed, accelerator="auto" may choose XLA devices: name
-"cpu" or "gpu".
+Needs `pip install lightning`. Where torch_xla finds a TPU, accelerator="auto" takes it: name "cpu" or "gpu".
 """
 
 import sys

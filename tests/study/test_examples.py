@@ -26,6 +26,17 @@ def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     plt.close("all")
 
 
+def test_the_page_shows_lines_of_its_scripts():
+    page = (ROOT / "docs" / "where_you_train.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        (script,) = re.findall(r"^\[(examples/\S+)\]", section, re.M)
+        lines = (ROOT / script).read_text().splitlines()
+        shown = [
+            line for block in re.findall(r"```python\n(.*?)```", section, re.S) for line in block.splitlines()
+        ]
+        assert [line for line in lines if line in shown] == shown and (shown or "slurm" in script)
+
+
 def test_the_numpy_example_trains(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "numpy_mlp.py"))
     study = example["study_in"](tmp_path, widths=(32, 128), exponents=(-7, -6))
