@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.config import require_above_zero, shown
+from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import parse_seconds
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import Store, results_folder
@@ -112,6 +113,7 @@ class Study:
         ray: bool = False,
         address: str | None = None,
         resources: Mapping[str, float] | None = None,
+        track: Sequence[TrackerName] = (),
         console: Console | None = None,
     ) -> Counter[str]:
         """Run the trials that are missing, and store each as it ends.
@@ -129,6 +131,7 @@ class Study:
             ray: run on Ray; without an address on this machine.
             address: Ray cluster to run on, "auto" or host:port.
             resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
+            track: trackers that get a copy of each trial: "tensorboard", "wandb", "mlflow".
             console: for progress.
 
         Returns:
@@ -170,7 +173,7 @@ class Study:
         try:
             with (
                 store.folder.locked("driver.lock", busy),
-                TrialRunner(store, functions, heartbeat, halving, (), console) as runner,
+                TrialRunner(store, functions, heartbeat, halving, track, console) as runner,
             ):
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
 import time
 
@@ -16,6 +17,7 @@ from rich.console import Console
 import mup_tpu
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
@@ -79,6 +81,17 @@ def test_rows_hold_the_values_under_their_own_names(whole):
         trial = by_id[row["trial_id"]]
         assert (row["width"], row["lr"], row["rule"]) == (trial.width, trial.lr, trial.rule)
         assert row["loss"] == trainers.valley(trial)
+
+
+def test_trackers_get_stored_trials_with_the_studys_own_names(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "valley")
+    valley_study(folder).run(trainers.valley, track=("tensorboard",), console=QUIET)
+    told = load_table(folder / "tensorboard", Columns(parametrization="hparams/rule")).runs
+    key, runs = ["compared", "scale", "x", "seed"], load_table(folder).runs
+    both = [table.sort_values(key)[[*key, "loss"]].reset_index(drop=True) for table in (told, runs)]
+    pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=1e-6)
+    with pytest.raises(ConfigError, match="track 'nothing' needs its package"):
+        valley_study(folder).run(trainers.valley, track=("nothing",), console=QUIET)
 
 
 def test_the_same_lines_again_run_nothing_and_more_values_run_alone(whole, tmp_path):
