@@ -84,8 +84,6 @@ def run_study(
     trainer = options.trainer or trainer
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or name one in the file")
-    if where.track:
-        raise ConfigError("track is for our own networks: call your tracker inside the trainer")
     if dry:
         Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
         return
@@ -100,6 +98,7 @@ def run_study(
         ray=where.ray,
         address=where.address,
         resources=options.amounts(),
+        track=where.track,
         console=Console(),
     )
     show_and_judge(outcome, study.folder, lambda: show(study.folder))

@@ -7,8 +7,10 @@ On a local disk a file appears by a rename, on an object store by one upload. Er
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +18,9 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files.leftovers import partial, remove_partial, scratch_folder
-from mup_tpu.files.local import flush, read_regular, state
+from mup_tpu.files.local import flush, open_own, read_regular, state
 from mup_tpu.files.remote import BUCKETS, errors_as_oserror, file_system, scheme
 
 NOTICE_S = 15.0
@@ -188,6 +190,36 @@ class Folder:
         """Remove files, and folders with their contents; a missing one is no error."""
         for name in names:
             self._remove(self._at(name))
+
+    @contextlib.contextmanager
+    def locked(self, name: str, busy: str | None = None) -> Iterator[None]:
+        """Lock that one process holds for the length of a block; a bucket has none.
+
+        The system frees it however the process ends.
+
+        Args:
+            name: file of the lock, with the name of its last holder.
+            busy: error if another process holds the lock, with {who} for its name; None waits for it.
+
+        Raises:
+            StoreError: the file cannot be opened, or the lock is held.
+        """
+        if not self.is_local:
+            yield
+            return
+        with raised_as(StoreError, f"{self}/{name} cannot be opened"):
+            self._make_room(name)
+            file = open_own(self._at(name))
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            except BlockingIOError:
+                who = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
+                raise StoreError((busy or "").replace("{who}", who)) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} of {platform.node()}")
+            file.flush()
+            yield
 
     def remove_leftovers(self) -> None:
         """Remove half-written files of this machine's killed processes, here and in folders below."""

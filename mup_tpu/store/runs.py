@@ -84,7 +84,8 @@ class Store:
             )
         if columns is not None:
             held = self._with_columns(held, columns)
-        self._own = held.columns
+        self.own_columns = held.columns
+        """Columns of a study with their types; None for our own trials."""
         if more := {*mine.planned} - {*held.planned}:
             write_header(self.folder, replace(held, planned=tuple(sorted([*held.planned, *more]))))
 
@@ -128,7 +129,7 @@ class Store:
         curves, rows = list(curves), [{"experiment": self.experiment, **row} for row in rows]
         for table, records in (("curves", curves), ("runs", rows)):
             if records:
-                tables.append(self.folder, table, records, self._own)
+                tables.append(self.folder, table, records, self.own_columns)
         self._added += 1
         if self._added % MERGE_EVERY == 0:
             try:
@@ -138,7 +139,7 @@ class Store:
 
     def results(self) -> pd.DataFrame:
         """Rows of trials that finished, diverged or were stopped early."""
-        runs = tables.read_table(self.folder, "runs", self._own)
+        runs = tables.read_table(self.folder, "runs", self.own_columns)
         return runs[runs["status"].isin(FINAL)]
 
     def done(self, stopped: bool = True) -> set[str]:
@@ -155,7 +156,7 @@ class Store:
     def compact(self) -> None:
         """Merge the parts of each table into one, so that a folder to commit is easier to look at."""
         for table in ("runs", "curves"):
-            tables.merge(self.folder, table, self._own)
+            tables.merge(self.folder, table, self.own_columns)
 
 
 def done_of(results: pd.DataFrame, stopped: bool = True) -> set[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mup_tpu.errors import StoreError, reason
@@ -46,18 +44,11 @@ class AskedTrials:
     """
 
     def __init__(self, folder: Folder, study: str) -> None:
-        self._root, self._folder, self._study = folder, folder / "asked", study
+        self._folder, self._study = folder / "asked", study
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Lock against other processes that ask or tell; a bucket has none."""
-        if not self._root.is_local:
-            yield
-            return
-        Path(str(self._root)).mkdir(parents=True, exist_ok=True)
-        with open(Path(str(self._root), "asked.lock"), "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return self._folder.locked("asked.lock")
 
     def all(self) -> dict[str, Asked]:
         """Asked trials by id, the longest asked first.

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from mup_tpu.errors import first_line
 from mup_tpu.internals.multiprocessing import allow_children
-from mup_tpu.jobs.job import WorkerLost
+from mup_tpu.jobs.job import Preparing, WorkerLost
 from mup_tpu.study.report import Ending, Report, Reported, Stopped, number
 
 Function = Callable[[Any, Report], Any]
@@ -52,11 +52,6 @@ class Outcome:
     """Time that the attempt took."""
     modules: tuple[str, ...] = ()
     """Modules that the function imported."""
-
-
-@dataclass(frozen=True)
-class Alive:
-    """Sign of life of a function that has not reported yet."""
 
 
 class Attempt:
@@ -92,7 +87,9 @@ class Attempt:
         self._process = _fork(child)
         theirs.close()
 
-    def events(self, timeout: float, is_ending: Callable[[], bool]) -> Iterator[Reported | Alive | Outcome]:
+    def events(
+        self, timeout: float, is_ending: Callable[[], bool]
+    ) -> Iterator[Reported | Preparing | Outcome]:
         """Reports as they come, and at last the outcome.
 
         Args:
@@ -130,7 +127,7 @@ class Attempt:
                 return
             if not has_reported and now - spoke > _ALIVE_EVERY_S:
                 spoke = now
-                yield Alive()
+                yield Preparing("running, without a report yet")
 
     def _exit_code(self) -> int | None:
         if self._process:

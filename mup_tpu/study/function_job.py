@@ -111,6 +111,7 @@ class FunctionJob(Job):
 
     def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:
         self.payload, self.trial, self.how, self.group = payload, trial, how, group
+        self.trials = [trial]
 
     def __str__(self) -> str:
         return f"trial {self.trial.id}"

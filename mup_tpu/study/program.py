@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import string
@@ -26,6 +27,9 @@ RESULT = "MUP_TPU_RESULT"
 
 _NAME = r"[\w.]+:[\w.]+"
 _LONGEST_LINE = 10_000
+_LONGEST_PIPE = 2**20
+"""Bytes that a pipe may hold at the end of its writer."""
+_LOOK_EVERY_S = 0.1
 
 
 def trainer_of(text: str, space: Space) -> Function:
@@ -132,10 +136,22 @@ def _text(value: Any) -> str:
 
 
 def _last_line(program: subprocess.Popen[bytes]) -> str:
-    """Pass printed output of a program on; returns its last line with text."""
+    """Pass printed output of a program on until it ends; returns its last line with text.
+
+    Processes that it leaves behind may hold its output open: nothing is read after a pipe's content.
+    """
     assert program.stdout is not None
     last = line = b""
-    while part := os.read(program.stdout.fileno(), 65536):
+    descriptor, left = program.stdout.fileno(), _LONGEST_PIPE
+    while left > 0:
+        has_ended = program.poll() is not None
+        if not select.select([descriptor], [], [], 0.0 if has_ended else _LOOK_EVERY_S)[0]:
+            if has_ended:
+                break
+            continue
+        if not (part := os.read(descriptor, 65536)):
+            break
+        left -= len(part) if has_ended else 0
         with contextlib.suppress(OSError):
             os.write(1, part)
         *whole, line = (line + part).split(b"\n")

@@ -197,7 +197,7 @@ class Space:
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, from which `from_dict` makes the space again."""
+        """Arguments of `Study` that make the space again, as plain values."""
         return {
             "name": self.name,
             "scale": list(self.scale),

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.config import require_above_zero, shown
+from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import parse_seconds
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import Store, results_folder
 from mup_tpu.study.asked import PATIENCE_S, Asked, AskedTrials
 from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.function_job import How, check_function, pickled
+from mup_tpu.study.functions import Functions, OpensPool, as_rows, pool_here, pool_on_ray
 from mup_tpu.study.program import trainer_of
 from mup_tpu.study.report import number
-from mup_tpu.study.runner import OpensPool, StudyRunner, as_rows, pool_here, pool_on_ray
-from mup_tpu.study.sequence import StudyGrid
 from mup_tpu.study.space import Points, Space, Trial
-from mup_tpu.tuning.sequence import Buyer, buy
+from mup_tpu.tuning.sequence import Buyer, Grid, buy
+from mup_tpu.tuning.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,6 +113,7 @@ class Study:
         ray: bool = False,
         address: str | None = None,
         resources: Mapping[str, float] | None = None,
+        track: Sequence[TrackerName] = (),
         console: Console | None = None,
     ) -> Counter[str]:
         """Run the trials that are missing, and store each as it ends.
@@ -128,6 +131,7 @@ class Study:
             ray: run on Ray; without an address on this machine.
             address: Ray cluster to run on, "auto" or host:port.
             resources: resources of a trial on Ray, as {"CPU": 2, "GPU": 1}.
+            track: trackers that get a copy of each trial: "tensorboard", "wandb", "mlflow".
             console: for progress.
 
         Returns:
@@ -158,14 +162,19 @@ class Study:
         else:
             count, pool = pool_here(self.folder, workers)
             threads = max(1, (os.cpu_count() or 1) // count)
-        grid = StudyGrid(self.space) if until_settled else None
+        grid = _grid_of(self.space) if until_settled else None
         store = self._open(grid)
         asked = AskedTrials(store.folder, self.space.name)
         how = How(self.folder, threads, seconds, halving)
         payload = pickled(function, by_value=on_ray)
+        functions = Functions(self.space, payload, how, pool)
         purchase = store.next_purchase()
+        busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
         try:
-            with StudyRunner(store, self.space, payload, how, pool, heartbeat, console) as runner:
+            with (
+                store.folder.locked("driver.lock", busy),
+                TrialRunner(store, functions, heartbeat, halving, track, console) as runner,
+            ):
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     return runner.run(trials, of, deadline, asked.awaited())
@@ -201,7 +210,7 @@ class Study:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"count {shown(count)} is not allowed: it must be a whole number, 1 or more")
         require_above_zero("patience", patience)
-        grid = StudyGrid(self.space) if until_settled else None
+        grid = _grid_of(self.space) if until_settled else None
         store = self._open(grid)
         asked = AskedTrials(store.folder, self.space.name)
         with asked.alone():
@@ -307,7 +316,7 @@ class Study:
             raise ConfigError(f"plot {name!r} is not one of {', '.join(there)}, for which there are runs")
         return there[name](analysis)
 
-    def _open(self, grid: StudyGrid | None = None) -> Store:
+    def _open(self, grid: Grid[Trial] | None = None) -> Store:
         """Store with the definition of the study, and with the scales that a sequence plans."""
         space = self.space
         store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
@@ -338,3 +347,16 @@ class Study:
                     f"results folder {self.folder} holds runs with {name} {others[0]}, and this study has "
                     f"{value}: an analysis compares runs of one kind, so give another folder"
                 )
+
+
+def _grid_of(space: Space) -> Grid[Trial]:
+    """Grid of a study for a sequence, which buys the deciding runs."""
+    return Grid(
+        Columns(space.measured_by, space.tuned, parametrization=space.axes.compare.column),
+        {float(point[space.measured_by]): point for point in space.scale},
+        space.values,
+        all(isinstance(value, float) for value in space.values),
+        {str(next(iter(point.values()), space.name)): point for point in space.compare},
+        space.trial,
+        lambda trial: trial.id,
+    )

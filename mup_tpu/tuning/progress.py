@@ -1,57 +1,74 @@
-"""Progress of a sweep: bars on a terminal, a line for each pack in a log file."""
+"""Progress of trials: bars on a terminal, a line for each job in a log file."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mup_tpu.config import Trial
-from mup_tpu.jobs.pack_job import PackJob
-from mup_tpu.jobs.plan import describe, work
-from mup_tpu.training.report import PackResult, Rates, Report, count_statuses, format_seconds
+from mup_tpu.training.report import count_statuses, format_seconds
+
+T = TypeVar("T")
 
 _UNSTARTED = "waiting for a worker"
 
 
 @dataclass
 class _Running:
-    """Pack on a worker."""
+    """Job on a worker."""
 
-    pack: list[Trial]
+    size: str
+    trials: int
+    began: float = field(default_factory=time.monotonic)
     doing: str = "starting"
     """Preparation before the first report."""
-    report: Report | None = None
+    report: Any = None
 
-    @property
-    def trained(self) -> float:
-        return self.report.step / self.report.steps if self.report else 0.0
+    def trained(self, seconds: float) -> float:
+        """Share that is done, by its steps, or where they are not known by the usual seconds."""
+        if self.report is not None and self.report.steps:
+            return min(self.report.step / self.report.steps, 1.0)
+        return min((time.monotonic() - self.began) / seconds, 1.0)
 
 
-class SweepProgress:
-    """Number of done and diverged trials of each size, rate, and time left.
+class TrialProgress(Generic[T]):
+    """Number of done and diverged trials of each size, state of running ones, and time left.
 
     The length of a bar is the share of steps that are done, in the last line of all work; the number beside
     it counts stored trials. Before the first report of a size, its line names the work that goes before.
+
+    Args:
+        trials: trials to run.
+        size: function from a trial to its point of the scale, in words.
+        work: function from a trial to its time in any unit; measured times replace it.
+        note: function from last reports of running jobs of a size to words about them.
+        console: place of the bars.
     """
 
-    def __init__(self, trials: list[Trial], scale: Sequence[str], console: Console) -> None:
-        self.console, self._scale = console, scale
-        sizes = {describe(trial, scale): trial for trial in sorted(trials, key=work)}
-        self.total = Counter(describe(trial, scale) for trial in trials)
-        self.done: Counter[str] = Counter()
-        self.diverged: Counter[str] = Counter()
-        self._running: dict[PackJob, _Running] = {}
-        self._cost = {size: work(trial) for size, trial in sizes.items()}
+    def __init__(
+        self,
+        trials: Sequence[T],
+        size: Callable[[T], str],
+        work: Callable[[T], float],
+        note: Callable[[Sequence[Any]], str],
+        console: Console,
+    ) -> None:
+        self.console, self._size, self._note = console, size, note
+        self._work = {size(trial): work(trial) for trial in sorted(trials, key=work)}
+        self._total = Counter(map(size, trials))
+        self._ended: dict[str, Counter[str]] = {name: Counter() for name in self._work}
+        """Stored trials by status, of each size."""
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+        """Seconds a trial of ended jobs, by size."""
+        self._running: dict[Any, _Running] = {}
         self._began = time.monotonic()
-        self._rates: list[Rates] = []
-        """Rates of each ended pack, over all of its training."""
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24 if console.width >= 100 else 10),
@@ -61,102 +78,98 @@ class SweepProgress:
             disable=not console.is_terminal,
         )
         self._tasks = {
-            size: self._bars.add_task(size, total=n, stored=f"0/{n} trials", note=_UNSTARTED)
-            for size in sizes
-            for n in [self.total[size]]
+            name: self._bars.add_task(name, total=n, stored=f"0/{n} trials", note=_UNSTARTED)
+            for name in self._work
+            for n in [self._total[name]]
         }
-        everything = f"0/{len(trials)} trials"
-        self._all = self._bars.add_task("all", total=1.0, stored=everything, note="")
+        self._all = self._bars.add_task("all", total=1.0, stored=f"0/{len(trials)} trials", note="")
 
     def __rich__(self) -> Progress:
         """Bars as they are shown."""
         return self._bars
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
-    def started(self, job: PackJob) -> None:
-        self._running[job] = _Running(job.trials)
-        self._refresh(describe(job.trials[0], self._scale))
+    def started(self, job: Any) -> None:
+        """Show that a worker has a job."""
+        self._running[job] = _Running(self._size(job.trials[0]), len(job.trials))
+        self._refresh(self._running[job].size)
 
-    def preparing(self, job: PackJob, doing: str) -> None:
-        """Show the work before the first report of a pack."""
-        running = self._running[job]
-        running.doing = doing
-        self._refresh(describe(running.pack[0], self._scale))
+    def preparing(self, job: Any, doing: str) -> None:
+        """Show the work before the first report of a job."""
+        self._running[job].doing = doing
+        self._refresh(self._running[job].size)
 
-    def reported(self, job: PackJob, report: Report) -> None:
-        running = self._running[job]
-        running.report = report
-        self._refresh(describe(running.pack[0], self._scale))
+    def reported(self, job: Any, report: Any) -> None:
+        """Show a report; it has `step` and `steps`, 0 where their number is not known."""
+        self._running[job].report = report
+        self._refresh(self._running[job].size)
 
-    def split(self, job: PackJob) -> None:
-        """Forget a pack that did not fit in memory; its parts start as packs of their own."""
-        self._refresh(describe(self._running.pop(job).pack[0], self._scale))
+    def split(self, job: Any) -> None:
+        """Forget a job that did not fit in memory; its parts start as jobs of their own."""
+        self._refresh(self._running.pop(job).size)
 
-    def finished(self, job: PackJob, result: PackResult) -> None:
-        pack = self._running.pop(job).pack
-        size, statuses = describe(pack[0], self._scale), count_statuses(result.rows)
-        self.done[size] += len(pack)
-        self.diverged[size] += statuses["diverged"]
-        self._rates += [result.rates] if result.rates else []
-        self._refresh(size)
+    def ended(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show that the trials of a job are stored."""
+        running, statuses = self._running.pop(job), count_statuses(rows)
+        self._seconds[running.size].append((time.monotonic() - running.began) / running.trials)
+        self._ended[running.size] += statuses
+        self._refresh(running.size)
         if not self.console.is_terminal:
-            outcome = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-            total, done = sum(self.total.values()), sum(self.done.values())
+            at, said = running.size, ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
+            if len(rows) == 1:
+                (row,) = rows
+                at += f", seed {row['seed']}"
+                said = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
+            total, done = self._total.total(), self._done()
             self.console.print(
-                f"{size}: {outcome}; {done} of {total} trials stored, {self._time_left()} left",
+                f"{at}: {said}; {done} of {total} trials stored, {self._time_left()} left",
                 highlight=False,
             )
 
-    def summary(self) -> str:
-        """One line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
-        tokens = sum(r.tokens for r in self._rates)
-        rate = tokens / max(time.monotonic() - self._began, 1e-9)
-        parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
-        if self._rates:
-            per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)
-            parts.append(f"{per_device:,.0f} a device while it trained")
-            known = [r.mfu for r in self._rates if not math.isnan(r.mfu)]
-            parts += [f"MFU {mean(known):.1%}"] if known else []
-            waits = [r.input_wait for r in self._rates]
-            parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
-        return " · ".join(parts)
+    def _done(self) -> int:
+        return sum(statuses.total() for statuses in self._ended.values())
 
     def _refresh(self, size: str) -> None:
-        packs = [r for r in self._running.values() if describe(r.pack[0], self._scale) == size]
-        reports = [r.report for r in packs if r.report]
-        if reports:
-            rate = sum(report.rates.tokens_per_second for report in reports)
-            notes = [f"{rate / 1000:.0f}k tokens/s"]
-        else:
-            notes = [", ".join(dict.fromkeys(r.doing for r in packs)) or _UNSTARTED]
-        if self.diverged[size]:
-            notes.append(f"{self.diverged[size]} diverged")
+        jobs = [running for running in self._running.values() if running.size == size]
+        reports = [running.report for running in jobs if running.report is not None]
+        doing = ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
+        ended, total, usual = self._ended[size], self._total[size], self._usual(size)
+        notes = [self._note(reports) if reports else doing]
+        notes += [f"{n} {status}" for status, n in sorted(ended.items()) if status != "finished"]
         self._bars.update(
             self._tasks[size],
-            completed=self.done[size] + sum(len(r.pack) * r.trained for r in packs),
-            stored=f"{self.done[size]}/{self.total[size]} trials",
-            note=" · ".join(notes) if self.done[size] < self.total[size] else "",
+            completed=ended.total() + sum(r.trials * r.trained(usual) for r in jobs if r.report),
+            stored=f"{ended.total()}/{total} trials",
+            note=" · ".join(notes if ended.total() < total else notes[1:]),
         )
-        share, stored, total = self._share_done(), sum(self.done.values()), sum(self.total.values())
-        took = format_seconds(time.monotonic() - self._began)
+        share, took = self._share_done(), format_seconds(time.monotonic() - self._began)
         self._bars.update(
             self._all,
             completed=share,
-            stored=f"{stored}/{total} trials",
+            stored=f"{self._done()}/{self._total.total()} trials",
             note=f"{took}, {self._time_left()} left" if 0 < share < 1 else took,
         )
 
+    def _usual(self, size: str) -> float:
+        """Seconds of a trial: the mean of ended ones, or of those nearest in work; inf before any ended."""
+        if not self._seconds:
+            return math.inf
+        near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
+        return mean(self._seconds[near]) * self._work[size] / self._work[near]
+
     def _share_done(self) -> float:
-        total = sum(n * self._cost[size] for size, n in self.total.items())
-        done = sum(n * self._cost[size] for size, n in self.done.items())
-        done += sum(len(r.pack) * work(r.pack[0]) * r.trained for r in self._running.values())
-        return done / total
+        """Share of all work that is done, by measured seconds, or before any by the guessed work."""
+        usual = {size: self._usual(size) for size in self._work}
+        each = usual if self._seconds else self._work
+        done = sum(ended.total() * each[size] for size, ended in self._ended.items())
+        done += sum(r.trials * each[r.size] * r.trained(usual[r.size]) for r in self._running.values())
+        return done / sum(n * each[size] for size, n in self._total.items())
 
     def _time_left(self) -> str | None:
         """Time left by the share of work that is done; None before any is done."""

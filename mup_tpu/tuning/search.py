@@ -24,8 +24,8 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError, raised_as
-from mup_tpu.files import Folder, open_own
+from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import FINAL, Store
@@ -67,7 +67,8 @@ def run_search(
     store = Store(results, search.experiment)
     folder = store.folder
     data.load(search.base.data)
-    with _only_one(folder):
+    busy = f"results folder {folder} is being written by another search ({{who}}); wait for it, or stop it"
+    with folder.locked("search.lock", busy):  # two would propose the same keys; in a bucket the log sees it
         log = _open_log(folder, search, options, resume)
         tracking = Tracking(options.track, store)
         left = options.num_samples - len(log.ended)
@@ -185,26 +186,3 @@ def _reason(trial: TuneTrial) -> str:
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)(:|$)", line)]
     reason = (errors or lines or ["its process died"])[-1]
     return "hung: no evaluation within the heartbeat" if reason.startswith("TimeoutError") else reason[:500]
-
-
-@contextlib.contextmanager
-def _only_one(folder: Folder) -> Iterator[None]:
-    """Refuse a second search in the same folder: both would propose the same keys.
-
-    A bucket cannot be locked; there the log refuses the second writer.
-    """
-    if not folder.is_local:
-        yield
-        return
-    import fcntl
-
-    with raised_as(StoreError, f"{folder}/search.lock cannot be opened"):
-        lock = open_own(Path(folder.path, "search.lock"))
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"results folder {folder} is being written by another search; wait for it, or stop it"
-            ) from None
-        yield

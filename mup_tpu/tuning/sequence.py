@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +32,8 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
 from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.packs import pack_runner
 from mup_tpu.tuning.sweep import check_alike, measured
-from mup_tpu.tuning.trial_runner import TrialRunner
 
 _SAME_X = 1e-6
 """Octaves within which two values count as the same."""
@@ -64,8 +63,7 @@ def run_until_settled(
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
     corpora = Corpora()
-    grid = _SweepGrid(sweep, corpora)
-    check_axes(grid, isinstance(sweep.base.flat()[sweep.tune_axis.field], float))
+    grid = _grid_of(sweep, corpora)
     if lacking := sorted(set(load_planned(results)) - set(grid.points)):
         at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
         raise StoreError(
@@ -76,7 +74,7 @@ def run_until_settled(
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    with TrialRunner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
+    with pack_runner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
 
         def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
             return runner.run(trials, purchase, deadline)
@@ -90,56 +88,67 @@ def run_until_settled(
 T = TypeVar("T", bound=Hashable)
 
 
-class Grid(ABC, Generic[T]):
-    """Trials that a sequence may buy."""
+@dataclass(frozen=True)
+class Grid(Generic[T]):
+    """Trials that a sequence may buy.
+
+    Raises:
+        ConfigError: there are fewer scales than a verdict needs, or the hyperparameter is no real number
+            above 0.
+    """
 
     columns: Columns
     points: Mapping[float, Any]
     """Points of the scale by their measure."""
     values: Sequence[float]
     """Values of the hyperparameter to start from."""
+    is_real: bool
+    """Whether the hyperparameter is a real number."""
     compared: Mapping[str, Any]
     """Compared points by their names in the run table."""
+    trial: Callable[[Any, Any, float, int], T]
+    """Trial with a point of the scale, a compared point, a value, and a seed from 0 on; it raises ConfigError
+    for one that is not allowed."""
+    trial_id: Callable[[T], str]
+    """Name of a trial in the store."""
 
-    @abstractmethod
-    def trial(self, point: Any, compared: Any, value: float, seed: int) -> T:
-        """Trial with a point of the scale, a compared point, a value, and a seed from 0 on.
+    def __post_init__(self) -> None:
+        scale, tuned = label(self.columns.scale), self.columns.hyperparameter
+        if len(self.points) < NEEDED:
+            raise ConfigError(
+                f"the sweep has {len(self.points)} {scale}s: until_settled needs {NEEDED} at least"
+            )
+        if not min(self.points) > 0:
+            raise ConfigError(
+                f"the sweep has {scale} {min(self.points):g}: until_settled needs scales above 0"
+            )
+        if not self.is_real:
+            raise ConfigError(
+                f"tune {tuned} is a whole number: until_settled needs a real one, as learning_rate"
+            )
+        if not any(value > 0 for value in self.values):
+            raise ConfigError(f"tune {tuned} has no value above 0: until_settled needs one to start from")
 
-        Raises:
-            ConfigError: a trial does not allow these.
-        """
 
-    @abstractmethod
-    def trial_id(self, trial: T) -> str:
-        """Name of a trial in the store."""
+def _grid_of(sweep: Sweep, corpora: Corpora) -> Grid[Trial]:
+    """Grid of a sweep. Raises ConfigError and DataError as `run_until_settled` does."""
+    base, tuned = sweep.base, sweep.tune_axis
+    points = measured(sweep, corpora)
+    start = base.replace(**points[min(points)])
 
+    def trial(point: Any, compared: Any, value: float, seed: int) -> Trial:
+        return base.replace(**point, **compared, **{tuned.field: value}, seed=base.train.seed + seed)
 
-class _SweepGrid(Grid[Trial]):
-    """Grid of a sweep's trials.
-
-    Raises:
-        ConfigError: two points of the scale measure the same.
-        DataError: the corpus cannot be used.
-    """
-
-    def __init__(self, sweep: Sweep, corpora: Corpora) -> None:
-        scale, tune, compare = sweep.axes
-        self._base, self._tuned = sweep.base, sweep.tune_axis.field
-        self.points, self.values = measured(sweep, corpora), sweep.tune_axis.values
-        self.columns = Columns(scale.column, tune.column, parametrization=compare.column)
-        start = self.points[min(self.points)]
-        self.compared = {
-            str(configured(sweep.base.replace(**start, **point))[compare.column]): point
-            for point in compare.points
-        }
-        self._corpora = corpora
-
-    def trial_id(self, trial: Trial) -> str:
-        return self._corpora.trial_id(trial)
-
-    def trial(self, point: Any, compared: Any, value: float, seed: int) -> Trial:
-        tuned = {self._tuned: value}
-        return self._base.replace(**point, **compared, **tuned, seed=self._base.train.seed + seed)
+    scale, tune, compare = (axis.column for axis in sweep.axes)
+    return Grid(
+        Columns(scale, tune, parametrization=compare),
+        points,
+        tuned.values,
+        isinstance(base.flat()[tuned.field], float),
+        {str(configured(start.replace(**point))[compare]): point for point in sweep.compare_axis.points},
+        trial,
+        corpora.trial_id,
+    )
 
 
 def buy(
@@ -270,19 +279,6 @@ class Buyer(Generic[T]):
         """Values of the hyperparameter above 0, from the grid and the rows."""
         values = [*self._grid.values, *stored[self._grid.columns.hyperparameter].unique()]
         return np.array([value for value in values if value > 0], dtype=float)
-
-
-def check_axes(grid: Grid[Any], is_real: bool) -> None:
-    """Refuse fewer scales than a verdict needs, and a hyperparameter that is no real number above 0."""
-    scale, tuned = label(grid.columns.scale), grid.columns.hyperparameter
-    if len(grid.points) < NEEDED:
-        raise ConfigError(f"the sweep has {len(grid.points)} {scale}s: until_settled needs {NEEDED} at least")
-    if not min(grid.points) > 0:
-        raise ConfigError(f"the sweep has {scale} {min(grid.points):g}: until_settled needs scales above 0")
-    if not is_real:
-        raise ConfigError(f"tune {tuned} is a whole number: until_settled needs a real one, as learning_rate")
-    if not any(value > 0 for value in grid.values):
-        raise ConfigError(f"tune {tuned} has no value above 0: until_settled needs one to start from")
 
 
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:

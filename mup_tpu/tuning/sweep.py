@@ -21,7 +21,7 @@ from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import longer
 from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.trial_runner import TrialRunner
+from mup_tpu.tuning.packs import pack_runner
 
 
 def run_sweep(
@@ -57,8 +57,9 @@ def run_sweep(
     run = replace(run, tuned=sweep.tune_axis.fields)
     purchase = store.next_purchase()
     before = None if continue_to is None else sweep.base.train.steps
-    with TrialRunner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
-        return runner.run(trials, lambda trial: purchase, steps_before=before)
+    fields = sweep.scale_axis.fields
+    with pack_runner(store, corpora, fields, options, run, console, before) as runner:
+        return runner.run(trials, lambda trial: purchase)
 
 
 def _check_goes_on(sweep: Sweep, run: RunOptions) -> None:
@@ -94,7 +95,7 @@ def run_trials(
 ) -> Counter[str]:
     """Run missing trials, as `run_sweep` does; fields of `scale` tell sizes apart."""
     store = Store(results, experiment)
-    with TrialRunner(store, Corpora(trials), scale, options, run, console) as runner:
+    with pack_runner(store, Corpora(trials), scale, options, run, console) as runner:
         return runner.run(trials)
 
 

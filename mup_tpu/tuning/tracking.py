@@ -106,7 +106,7 @@ class WandB:
             project=self._experiment,
             dir=str(self._where),
             id=row["trial_id"],
-            name=f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}",
+            name=_name(row, settings),
             config={**settings, "trial_id": row["trial_id"]},
             settings=wandb.Settings(silent=True, console="off", init_timeout=30),
         )
@@ -174,6 +174,8 @@ class Tracking:
     def __init__(self, names: Sequence[TrackerName], store: Store) -> None:
         self._trackers: dict[str, Tracker] = {}
         self._told: dict[str, set[str]] = {}
+        own = store.own_columns
+        self._settings = list(CONFIGURED) if own is None else [*own, "seed"]
         for name in dict.fromkeys(names):
             with self._or_without(name):
                 self._trackers[name] = _TRACKERS[name](store.folder, store.experiment)
@@ -216,7 +218,7 @@ class Tracking:
         for row in rows:
             if row["status"] not in FINAL or not _TRIAL_ID.fullmatch(row["trial_id"]):
                 continue
-            settings = {name: row[name] for name in CONFIGURED if row.get(name) is not None}
+            settings = {name: row[name] for name in self._settings if row.get(name) is not None}
             curve = points.get(row["trial_id"], [])
             for name, tracker in list(self._trackers.items()):
                 is_told = row["trial_id"] in self._told[name]
@@ -246,6 +248,13 @@ def require_packages(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"track {name!r} needs its package: pip install 'mup_tpu[{name}]'")
+
+
+def _name(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """A trial's name for people; of a study's, all of its settings."""
+    if {"parametrization", "width", "lr"} <= settings.keys():
+        return f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
+    return " ".join(f"{key} {value}" for key, value in settings.items())
 
 
 def _loss(row: Mapping[str, Any]) -> float:

@@ -1,170 +1,213 @@
-"""Runner of missing trials; it stores each pack as it ends."""
+"""Runner of missing trials, of our networks or of anyone's function; it stores each job's rows as it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.errors import ConfigError, Preempted
+from mup_tpu.config.options import TrackerName
+from mup_tpu.errors import Preempted
 from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.job import Failed, Finished, Preparing, Split, Started
-from mup_tpu.jobs.pack_job import PackJob
-from mup_tpu.jobs.plan import describe, make_packs, missing_trials
-from mup_tpu.jobs.pools import Pools
+from mup_tpu.jobs.job import Failed, Finished, Job, Preparing, Split, Started
+from mup_tpu.jobs.plan import missing_trials
+from mup_tpu.jobs.pool import Pool
 from mup_tpu.store import Store
-from mup_tpu.training.continuation import begin
-from mup_tpu.training.report import PackResult, Report, count_statuses
-from mup_tpu.training.rows import failed_row
-from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
-from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.progress import SweepProgress
+from mup_tpu.training.report import count_statuses
+from mup_tpu.tuning.progress import TrialProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
 
+T = TypeVar("T", bound=Hashable)
+Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""Rows of trials, and points of their curves, as the store takes them."""
 
-class TrialRunner:
-    """Runner of one results folder's trials, for sweeps, sequences and transfers.
 
-    Workers stay from one `run` to the next; they end with the `with` block.
+class TrialKind(ABC, Generic[T]):
+    """Trials of one kind: how they become jobs, and results of jobs become rows.
+
+    Jobs have `trials`. Pools that it opens end with the `with` block.
+    """
+
+    kept = "its checkpoints are kept"
+    """State of a preempted job, in words."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *error: object) -> None: ...
+
+    @abstractmethod
+    def trial_id(self, trial: T) -> str:
+        """Name of a trial in the store."""
+
+    @abstractmethod
+    def size(self, trial: T) -> str:
+        """A trial's point of the scale, in words."""
+
+    @abstractmethod
+    def work(self, trial: T) -> float:
+        """Time of a trial in any unit."""
+
+    @abstractmethod
+    def name(self, job: Any) -> str:
+        """A job in a sentence."""
+
+    @abstractmethod
+    def jobs(self, missing: list[T]) -> tuple[Sequence[Job], Pool[Any]]:
+        """Jobs of missing trials in the order of their start, and the open pool that runs them.
+
+        Raises:
+            ConfigError: an option does not fit the trials, or the device or cluster is not there.
+        """
+
+    @abstractmethod
+    def rows(self, job: Any, result: Any) -> Rows:
+        """Rows and curves of a job's result."""
+
+    @abstractmethod
+    def failed(self, job: Any, reason: str) -> Any:
+        """Result of a job without one."""
+
+    @abstractmethod
+    def note(self, reports: Sequence[Any]) -> str:
+        """State of running jobs of one size, from the last report of each."""
+
+    @abstractmethod
+    def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a job after its rows are stored."""
+
+    @abstractmethod
+    def tidy(self, trials: Sequence[T], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints that a killed call left; `stored` gives the trial_ids with a row."""
+
+    def summary(self) -> str:
+        """Line about all jobs of a run; "" for none."""
+        return ""
+
+
+class TrialRunner(Generic[T]):
+    """Runner of one results folder's trials; workers stay from one `run` to the next.
+
+    Args:
+        store: place of the rows.
+        kind: kind of the trials.
+        heartbeat: seconds without a report after which a worker counts as hung.
+        halving: whether stopped trials count as run.
+        track: trackers that get a copy of each row.
+        console: place of progress and notices.
+
+    Raises:
+        ConfigError: a tracker's package is not installed.
     """
 
     def __init__(
         self,
         store: Store,
-        corpora: Corpora,
-        scale: Sequence[str],
-        options: SweepOptions,
-        run: RunOptions,
+        kind: TrialKind[T],
+        heartbeat: float,
+        halving: bool,
+        track: Sequence[TrackerName],
         console: Console,
     ) -> None:
-        require_packages(options.track)
-        self.store, self.corpora, self.scale = store, corpora, scale
-        self.options, self.run_options, self.console = options, run, console
-        self.tracking = Tracking(options.track, store)
-        self.folders = CheckpointFolders(store.folder, corpora.trial_id, run)
-        self._pools = Pools(options, str(store.folder), console)
+        require_packages(track)
+        self._store, self._kind, self._console = store, kind, console
+        self._heartbeat, self._halving = heartbeat, halving
+        self._tracking = Tracking(track, store)
+        self._outcome: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        self._pools.__enter__()
+        self._kind.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pools.__exit__(*error)
+        self._kind.__exit__(*error)
 
     def run(
         self,
-        trials: Sequence[Trial],
-        purchase: Callable[[Trial], int | None] = lambda trial: None,
+        trials: Sequence[T],
+        purchase: Callable[[T], int | None] = lambda trial: None,
         deadline: float = math.inf,
-        steps_before: int | None = None,
+        elsewhere: Collection[str] = (),
     ) -> Counter[str]:
         """Run trials without a row; returns the number of this call's trials by status.
 
         Args:
             trials: trials in any order.
             purchase: function from a trial to the number of its purchase in a sequence, or None.
-            deadline: time by `time.monotonic` at which unfinished packs are given up.
-            steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
+            deadline: time by `time.monotonic` at which unfinished jobs are given up.
+            elsewhere: ids of trials that somebody else runs.
+
+        Raises:
+            Preempted: SIGTERM ended the run.
         """
-        store, run, console = self.store, self.run_options, self.console
-        missing = missing_trials(trials, store.done(stopped=run.halving), self.corpora.trial_id)
-        console.print(
-            f"{store.experiment}: {len(trials)} trials, {len(trials) - len(missing)} stored, "
-            f"{len(missing)} to run",
+        store, kind, self._outcome = self._store, self._kind, Counter()
+        lacking = missing_trials(trials, store.done(stopped=self._halving), kind.trial_id)
+        missing = [trial for trial in lacking if kind.trial_id(trial) not in elsewhere]
+        asked = len(lacking) - len(missing)
+        self._console.print(
+            f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
+            f"{len(missing)} to run" + (f", {asked} asked for elsewhere" if asked else ""),
             highlight=False,
         )
-        if not missing:
-            return Counter()
-        if run.placement != "host" and not self.options.on_ray:
-            raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
-        for batch_size in {trial.data.batch_size for trial in missing}:
-            run.require_parts(batch_size)
-        place = self._pools.place(len(missing), run)
-        packs = make_packs(missing, place.workers, place.execution, self.options.pack_size)
-        jobs = [PackJob(pack, place.run, self.folders.of) for pack in packs]
-        with (
-            contextlib.closing(run_jobs(jobs, place.pool, self.options.heartbeat)) as events,
-            SweepProgress(missing, self.scale, console) as progress,
-        ):
-            if steps_before is not None:
-                self._begin(packs, steps_before)
-            keeper = _Keeper(
-                self, progress, {self.corpora.trial_id(trial): purchase(trial) for trial in missing}
-            )
-            for job, event in events:
-                keeper.take(job, event)
-                if time.monotonic() >= deadline:
-                    break
-        console.print(progress.summary(), highlight=False, soft_wrap=True)
-        if not keeper.outcome["failed"] and time.monotonic() < deadline:
-            self.folders.remove_done(list(trials), store.done)
-        return keeper.outcome
+        if missing:
+            jobs, pool = kind.jobs(missing)
+            with (
+                contextlib.closing(run_jobs(jobs, pool, self._heartbeat)) as events,
+                TrialProgress(missing, kind.size, kind.work, kind.note, self._console) as progress,
+            ):
+                purchases = {kind.trial_id(trial): purchase(trial) for trial in missing}
+                for job, event in events:
+                    self._take(job, event, progress, purchases)
+                    if time.monotonic() >= deadline:
+                        break
+            if summary := kind.summary():
+                self._console.print(summary, highlight=False, soft_wrap=True)
+        if not self._outcome["failed"] and time.monotonic() < deadline:
+            kind.tidy(trials, store.done)
+        return self._outcome
 
-    def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
-        """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
-        at_start = 0
-        for pack in packs:
-            shorter = [trial.replace(steps=steps_before) for trial in pack]
-            folder = self.folders.of(pack)
-            assert folder is not None
-            at_start += not begin(self.folders.root, pack, shorter, self.corpora.trial_id, folder)
-        if at_start:
-            self.console.print(
-                f"{at_start} of {len(packs)} packs have no checkpoint of {steps_before} steps or before to "
-                "go on from, and train from the start",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-class _Keeper:
-    """Taker of events: it shows progress, and stores rows."""
-
-    def __init__(self, runner: TrialRunner, progress: SweepProgress, purchase: dict[str, int | None]) -> None:
-        self._runner, self._progress, self._purchase = runner, progress, purchase
-        self.outcome: Counter[str] = Counter()
-        """Trials by how they ended."""
-
-    def take(self, job: Any, event: Any) -> None:
-        """Take an event of a pack."""
-        console = self._runner.console
+    def _take(
+        self, job: Any, event: Any, progress: TrialProgress[T], purchases: Mapping[str, int | None]
+    ) -> None:
         match event:
             case Started():
-                self._progress.started(job)
+                progress.started(job)
             case Preparing():
-                self._progress.preparing(job, event.doing)
-            case Report():
-                self._progress.reported(job, event)
+                progress.preparing(job, event.doing)
             case Split():
-                self._progress.split(job)
-                console.print(f"{event.reason}: split into {len(event.parts)} packs", highlight=False)
+                progress.split(job)
+                words = f"{event.reason}: split into {len(event.parts)} packs"
+                self._console.print(words, highlight=False)
             case Failed():
-                size = describe(job.trials[0], self._runner.scale)
-                console.print(f"a pack of {size} failed: {event.reason}", style="red", soft_wrap=True)
-                of, device = self._runner.corpora.of, self._runner.run_options.device
-                rows = [failed_row(t, of(t), event.reason, device, len(job.trials)) for t in job.trials]
-                self._store(job, PackResult(rows, [], None, None))
+                self._keep(job, self._kind.failed(job, event.reason), progress, purchases)
             case Finished():
-                self._store(job, event.result)
+                self._keep(job, event.result, progress, purchases)
+            case _:
+                progress.reported(job, event)
 
-    def _store(self, job: PackJob, result: PackResult) -> None:
-        runner = self._runner
-        rows = [{**row, "purchase": self._purchase[row["trial_id"]]} for row in result.rows]
-        runner.store.append(rows, result.curves)
-        runner.tracking.add(rows, result.curves)
-        self._progress.finished(job, result)
-        self.outcome += count_statuses(result.rows)
-        if job.was_preempted(result):
-            has_checkpoint = runner.run_options.checkpoint_every
-            kept = "its checkpoint is kept" if has_checkpoint else "without --checkpoint-every"
+    def _keep(
+        self, job: Any, result: Any, progress: TrialProgress[T], purchases: Mapping[str, int | None]
+    ) -> None:
+        rows, curves = self._kind.rows(job, result)
+        rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
+        self._store.append(rows, curves)
+        self._tracking.add(rows, curves)
+        progress.ended(job, rows)
+        statuses = count_statuses(rows)
+        self._outcome += statuses
+        if statuses["preempted"]:
             raise Preempted(
-                f"preempted in a pack of {describe(job.trials[0], runner.scale)}, {kept}; "
-                f"the rest is stored in {runner.store.folder}, and the same command goes on"
+                f"preempted in {self._kind.name(job)}, {self._kind.kept}; "
+                f"the rest is stored in {self._store.folder}, and the same command goes on"
             )
-        runner.folders.remove(job.trials)
+        for reason in dict.fromkeys(row["reason"] for row in rows if row["status"] == "failed"):
+            words = f"{self._kind.name(job)} failed: {reason}"
+            self._console.print(words, style="red", soft_wrap=True, highlight=False)
+        self._kind.stored(job, rows)

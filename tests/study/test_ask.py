@@ -144,6 +144,13 @@ def test_values_stay_in_their_words_and_no_shell_reads_them(tmp_path):
     assert load_runs(tmp_path)["loss"].tolist() == [1.5] and not (tmp_path / "made").exists()
 
 
+def test_a_program_ends_where_its_children_hold_its_output_open(tmp_path):
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [0.5]})
+    program = "import os, time; os.fork() or time.sleep(1000); print(1.5)"
+    assert study.run(f'{sys.executable} -c "{program}"', workers=1, timeout="2m") == {"finished": 1}
+    assert load_runs(tmp_path)["loss"].tolist() == [1.5]
+
+
 def test_ask_and_tell_on_the_command_line(toml, capsys):
     assert command("ask", toml, "2", "--json") == 0
     trials = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

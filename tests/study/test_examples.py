@@ -26,6 +26,17 @@ def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     plt.close("all")
 
 
+def test_the_page_shows_lines_of_its_scripts():
+    page = (ROOT / "docs" / "where_you_train.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        (script,) = re.findall(r"^\[(examples/\S+)\]", section, re.M)
+        lines = (ROOT / script).read_text().splitlines()
+        shown = [
+            line for block in re.findall(r"```python\n(.*?)```", section, re.S) for line in block.splitlines()
+        ]
+        assert [line for line in lines if line in shown] == shown and (shown or "slurm" in script)
+
+
 def test_the_numpy_example_trains(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "numpy_mlp.py"))
     study = example["study_in"](tmp_path, widths=(32, 128), exponents=(-7, -6))
@@ -52,11 +63,8 @@ def test_the_nanogpt_example_trains(monkeypatch, capsys):
     assert float(capsys.readouterr().out.split()[-1]) < 3.2, "bytes are 5.5 nat by chance"
 
 
-@pytest.mark.slow
-def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
-    script = ROOT / "examples" / "distributed.py"
-    losses = output(script, f"file://{tmp_path}/rendezvous")
-    example = runpy.run_path(str(script))
+def plain_loop(example):
+    """Errors of the last batch as it came, and of the first one in the end, of plain torch on 20 batches."""
     torch.manual_seed(0)
     mup = example["parametrize"](example["build"], width=256, base_width=64)
     model = mup.init_(example["build"](256))
@@ -68,9 +76,25 @@ def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
 
     for x in inputs:
         optimizer.zero_grad()
-        loss(x).backward()
+        last = loss(x)
+        last.backward()
         optimizer.step()
-    assert losses == pytest.approx([loss(inputs[0]).item()] * 2, rel=1e-4)
+    return last.item(), loss(inputs[0]).item()
+
+
+@pytest.mark.slow
+def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
+    script = ROOT / "examples" / "distributed.py"
+    losses = output(script, f"file://{tmp_path}/rendezvous")
+    _, first = plain_loop(runpy.run_path(str(script)))
+    assert losses == pytest.approx([first] * 2, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_lightning_trains_as_a_plain_loop_does():
+    example = runpy.run_path(str(ROOT / "examples" / "lightning_module.py"))
+    last, _ = plain_loop(example)
+    assert example["train"]() == pytest.approx(last, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -3,21 +3,23 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pandas as pd
 import psutil
 import pytest
 import trainers
+from killing import start, starts, table, wait_for_functions
 from rich.console import Console
 
 import mup_tpu
 from mup_tpu import Study, octaves
 from mup_tpu.analysis import load_table
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.files import Folder
 from mup_tpu.store import Store, load_curves, load_runs
 from mup_tpu.study import Trial
 
@@ -44,11 +46,6 @@ def one_trial(folder, how, lr=(0.5,), **options):
     runs = load_runs(folder).set_index("how")
     assert runs.loc["is well", "status"] == "finished" and runs.loc["is well", "loss"] == 2.5
     return outcome, runs.loc[how]
-
-
-def table(folder):
-    runs = load_runs(folder)
-    return runs.drop(columns=["wall_time_s", "finished_at"])
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +81,17 @@ def test_rows_hold_the_values_under_their_own_names(whole):
         trial = by_id[row["trial_id"]]
         assert (row["width"], row["lr"], row["rule"]) == (trial.width, trial.lr, trial.rule)
         assert row["loss"] == trainers.valley(trial)
+
+
+def test_trackers_get_stored_trials_with_the_studys_own_names(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "valley")
+    valley_study(folder).run(trainers.valley, track=("tensorboard",), console=QUIET)
+    told = load_table(folder / "tensorboard", Columns(parametrization="hparams/rule")).runs
+    key, runs = ["compared", "scale", "x", "seed"], load_table(folder).runs
+    both = [table.sort_values(key)[[*key, "loss"]].reset_index(drop=True) for table in (told, runs)]
+    pd.testing.assert_frame_equal(*both, check_dtype=False, rtol=1e-6)
+    with pytest.raises(ConfigError, match="track 'nothing' needs its package"):
+        valley_study(folder).run(trainers.valley, track=("nothing",), console=QUIET)
 
 
 def test_the_same_lines_again_run_nothing_and_more_values_run_alone(whole, tmp_path):
@@ -207,40 +215,6 @@ def test_trials_far_behind_stop_early(tmp_path):
     assert set(load_runs(tmp_path)["status"]) == {"finished"}
 
 
-SCRIPT = """
-import sys
-import mup_tpu as mt, trainers
-study = mt.Study(sys.argv[1], scale={"width": [256, 512]}, tune={"lr": mt.octaves(-7, -5)},
-                 compare={"rule": ["stays"]}, settings={"pause": 0.04}, name="killed")
-study.run(trainers.resumable, workers=2)
-"""
-
-
-def start(folder):
-    """A driver of the script's study, and what it prints."""
-    script = folder.parent / "script.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, script, folder]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def starts(folder):
-    """Step, process and parent of each start of a function."""
-    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
-    return [tuple(map(int, line.split())) for line in lines]
-
-
-def wait_for_functions(driver, folder, are_there):
-    """Function and worker of the newest start that runs, once there is one; or wait for the end of all."""
-    deadline = time.monotonic() + 60
-    while True:
-        alive = [(function, worker) for _, function, worker in starts(folder) if psutil.pid_exists(function)]
-        if bool(alive) == are_there:
-            return alive[-1] if alive else None
-        assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
-        time.sleep(0.02)
-
-
 def kill(whom, driver, folder):
     """Kill in the middle of a trial."""
     while True:
@@ -286,9 +260,8 @@ def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
 
 
 def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):
-    from mup_tpu.study.runner import only_driver
-
-    with only_driver(str(whole)), pytest.raises(StoreError, match=r"is being run by process \d+ of"):
+    lock = Folder(str(whole)).locked("driver.lock")
+    with lock, pytest.raises(StoreError, match=r"is being run by process \d+ of"):
         valley_study(whole).run(trainers.valley, console=QUIET)
     before = table(whole)
     with pytest.raises(StoreError, match="holds a study of lr by width, comparing rule, not of lr by depth"):

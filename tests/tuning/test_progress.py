@@ -12,8 +12,11 @@ from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.in_process import InProcess
 from mup_tpu.jobs.job import Finished, Preparing, Started
 from mup_tpu.jobs.pack_job import PackJob
+from mup_tpu.store import Store
 from mup_tpu.training.report import Report
-from mup_tpu.tuning.progress import SweepProgress
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.packs import Packs
+from mup_tpu.tuning.progress import TrialProgress
 
 
 def terminal() -> Console:
@@ -29,7 +32,10 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
     packs = [[tiny.replace(width=width, seed=s) for s in range(2)] for width in (32, 64)]
     options = RunOptions(threads=os.cpu_count() or 1, log_every=5)
     console, found = terminal(), []
-    progress = SweepProgress([trial for pack in packs for trial in pack], ("width",), console)
+    trials = [trial for pack in packs for trial in pack]
+    store = Store(str(tmp_path_factory.mktemp("results")), "shown")
+    kind = Packs(store, Corpora(), ("width",), SweepOptions(), options, console)
+    progress = TrialProgress(trials, kind.size, kind.work, kind.note, console)
     jobs = [PackJob(pack, options) for pack in packs]
     with InProcess(None) as pool:
         for job, event in run_jobs(jobs, pool, SweepOptions.heartbeat):
@@ -41,7 +47,7 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
                 case Report():
                     progress.reported(job, event)
                 case Finished():
-                    progress.finished(job, event.result)
+                    progress.ended(job, event.result.rows)
             with console.capture() as captured:
                 console.print(progress)
             found.append((event, captured.get().splitlines()))

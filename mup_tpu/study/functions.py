@@ -1,0 +1,153 @@
+"""Calls of a training function, for the runner of trials: pools, jobs and rows of a study."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from mup_tpu.files import Folder
+from mup_tpu.jobs.forked import Forked
+from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.this_machine import cores, visible_gpus
+from mup_tpu.study.attempt import Outcome
+from mup_tpu.study.function_job import FunctionJob, How
+from mup_tpu.study.report import Reported
+from mup_tpu.study.space import Space, Trial
+from mup_tpu.tuning.trial_runner import Rows, TrialKind
+
+OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
+
+
+class Functions(TrialKind[Trial]):
+    """Trials of a study, a call of its function each.
+
+    Args:
+        space: the study.
+        payload: pickled training function.
+        how: how each trial is run.
+        pool: opener of the pool that they run on.
+    """
+
+    def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool) -> None:
+        self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
+        self._at_end = contextlib.ExitStack()
+        self._pool: Pool[Any] | None = None
+
+    def __exit__(self, *error: object) -> None:
+        with self._at_end:
+            self._pool = None
+
+    def trial_id(self, trial: Trial) -> str:
+        """Name of a trial in the store."""
+        return trial.id
+
+    def size(self, trial: Trial) -> str:
+        """A trial's point of the scale: "width 256"."""
+        return self._space.size(trial)
+
+    def work(self, trial: Trial) -> float:
+        """Measure of a trial's scale."""
+        return float(trial.values[self._space.measured_by])
+
+    def name(self, job: FunctionJob) -> str:
+        """A job in a sentence: its trial."""
+        return str(job.trial)
+
+    def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
+        """Jobs of missing trials, the largest first."""
+        self._pool = self._pool or self._at_end.enter_context(self._open_pool())
+        missing = sorted(missing, key=self.work, reverse=True)
+        return [FunctionJob(self._payload, t, self._how, self._group(t)) for t in missing], self._pool
+
+    def _group(self, trial: Trial) -> str:
+        """Name of the trials that this one differs from in the hyperparameter alone."""
+        values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
+        return Trial(self._space.name, values).id
+
+    def rows(self, job: FunctionJob, result: Outcome) -> Rows:
+        """Row and curve of a trial."""
+        return as_rows(job.trial, result)
+
+    def failed(self, job: FunctionJob, reason: str) -> Outcome:
+        """Outcome of a trial whose workers were lost."""
+        return Outcome("failed", math.nan, reason)
+
+    def note(self, reports: Sequence[Reported]) -> str:
+        """State of the running trial that is furthest."""
+        last = max(reports, key=lambda report: report.step)
+        of = f"/{last.steps}" if last.steps else ""
+        loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""
+        return f"step {last.step}{of}{loss}"
+
+    def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove checkpoints of a trial with a result; those of a failed one stay."""
+        if rows[0]["status"] != "failed":
+            (Folder(self._how.folder) / "work").remove(job.trial.id)
+
+    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints of stored trials: a driver killed after it stored a row leaves them."""
+        work = Folder(self._how.folder) / "work"
+        if names := work.names():
+            work.remove(*{*names} & {*stored()})
+
+
+def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
+    """Row and curve of a trial, as the store takes them."""
+    own = {name: value for name, value in trial.values.items() if name != "seed"}
+    row = {
+        **trial.values,
+        "trial_id": trial.id,
+        "loss": ended.loss,
+        "status": ended.status,
+        "reason": ended.reason,
+        "wall_time_s": ended.seconds,
+        "steps_done": ended.step,
+        "purchase": purchase,
+        "versions": json.dumps(
+            {"python": platform.python_version(), "mup_tpu": importlib.metadata.version("mup_tpu")}
+        ),
+        "config": json.dumps(own, sort_keys=True),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    curve = [
+        {"trial_id": trial.id, "step": step, "tokens": None, "split": "train", "loss": loss}
+        for step, loss in ended.points
+    ]
+    return [row], curve
+
+
+def pool_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
+    """Number of workers on this machine, and the opener of their pool.
+
+    By default one worker a GPU, which sees no other, or one a core on a machine without.
+    """
+    gpus = visible_gpus()
+    count = workers or len(gpus) or cores()
+    parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
+    return count, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
+
+
+@contextlib.contextmanager
+def pool_on_ray(
+    folder: str, address: str | None, resources: dict[str, float], console: Console
+) -> Iterator[Pool[Any]]:
+    """Pool of Ray actors with the resources of one trial each; without an address it starts a cluster.
+
+    Raises:
+        ConfigError: there is no such cluster, or no node has the resources.
+    """
+    from mup_tpu.jobs.cluster import ray_cluster, slots_with
+    from mup_tpu.jobs.ray_actors import RayActors
+
+    look = functools.partial(slots_with, resources)
+    with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
+        yield pool

@@ -1,0 +1,147 @@
+"""Packs of our own networks, for the runner of trials."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+
+from mup_tpu.config import RunOptions, SweepOptions, Trial
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.pack_job import PackJob
+from mup_tpu.jobs.plan import describe, make_packs, work
+from mup_tpu.jobs.pool import Pool
+from mup_tpu.jobs.pools import Pools
+from mup_tpu.store import Store
+from mup_tpu.training.continuation import begin
+from mup_tpu.training.report import PackResult, Rates, Report
+from mup_tpu.training.rows import failed_row
+from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.trial_runner import Rows, TrialKind, TrialRunner
+
+
+class Packs(TrialKind[Trial]):
+    """Trials of our networks, several of one shape a job.
+
+    Args:
+        store: store of the rows; checkpoints and logs lie beside it.
+        corpora: data of the trials.
+        scale: fields that tell sizes apart.
+        options: where they run.
+        run: how each trial is run.
+        console: place of notices.
+        steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        corpora: Corpora,
+        scale: Sequence[str],
+        options: SweepOptions,
+        run: RunOptions,
+        console: Console,
+        steps_before: int | None = None,
+    ) -> None:
+        self._corpora, self._scale, self._steps_before = corpora, scale, steps_before
+        self._options, self._run, self._console = options, run, console
+        self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
+        self._pools = Pools(options, str(store.folder), console)
+        self._began = 0.0
+        self._rates: list[Rates] = []
+        """Rates of each ended pack, over all of its training."""
+        self.kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
+
+    def __exit__(self, *error: object) -> None:
+        self._pools.__exit__(*error)
+
+    def trial_id(self, trial: Trial) -> str:
+        return self._corpora.trial_id(trial)
+
+    def size(self, trial: Trial) -> str:
+        return describe(trial, self._scale)
+
+    def work(self, trial: Trial) -> float:
+        return work(trial)
+
+    def name(self, job: PackJob) -> str:
+        return f"a pack of {self.size(job.trials[0])}"
+
+    def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
+        if self._run.placement != "host" and not self._options.on_ray:
+            raise ConfigError(f"placement {self._run.placement!r} needs Ray: add --ray or --address")
+        for batch_size in {trial.data.batch_size for trial in missing}:
+            self._run.require_parts(batch_size)
+        place = self._pools.place(len(missing), self._run)
+        packs = make_packs(missing, place.workers, place.execution, self._options.pack_size)
+        if self._steps_before is not None:
+            self._begin(packs, self._steps_before)
+        self._began, self._rates = time.monotonic(), []
+        return [PackJob(pack, place.run, self._folders.of) for pack in packs], place.pool
+
+    def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
+        """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
+        at_start = 0
+        for pack in packs:
+            shorter = [trial.replace(steps=steps_before) for trial in pack]
+            folder = self._folders.of(pack)
+            assert folder is not None
+            at_start += not begin(self._folders.root, pack, shorter, self.trial_id, folder)
+        if at_start:
+            self._console.print(
+                f"{at_start} of {len(packs)} packs have no checkpoint of {steps_before} steps or before to "
+                "go on from, and train from the start",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def rows(self, job: PackJob, result: PackResult) -> Rows:
+        self._rates += [result.rates] if result.rates else []
+        return result.rows, result.curves
+
+    def failed(self, job: PackJob, reason: str) -> PackResult:
+        of, device = self._corpora.of, self._run.device
+        rows = [failed_row(t, of(t), reason, device, len(job.trials)) for t in job.trials]
+        return PackResult(rows, [], None, None)
+
+    def note(self, reports: Sequence[Report]) -> str:
+        return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
+
+    def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._folders.remove(job.trials)
+
+    def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+        self._folders.remove_done(list(trials), stored)
+
+    def summary(self) -> str:
+        """One line about packs of all hosts: tokens, total rate, rate of a device, MFU, input wait."""
+        tokens = sum(r.tokens for r in self._rates)
+        rate = tokens / max(time.monotonic() - self._began, 1e-9)
+        parts = [f"{tokens:,} tokens in this call, {rate:,.0f} tokens/s in all"]
+        if self._rates:
+            per_device = mean(r.overall_tokens_per_second / r.devices for r in self._rates)
+            parts.append(f"{per_device:,.0f} a device while it trained")
+            known = [r.mfu for r in self._rates if not math.isnan(r.mfu)]
+            parts += [f"MFU {mean(known):.1%}"] if known else []
+            waits = [r.input_wait for r in self._rates]
+            parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
+        return " · ".join(parts)
+
+
+def pack_runner(
+    store: Store,
+    corpora: Corpora,
+    scale: Sequence[str],
+    options: SweepOptions,
+    run: RunOptions,
+    console: Console,
+    steps_before: int | None = None,
+) -> TrialRunner[Trial]:
+    """Runner of packs; arguments as of `Packs`."""
+    packs = Packs(store, corpora, scale, options, run, console, steps_before)
+    return TrialRunner(store, packs, options.heartbeat, run.halving, options.track, console)

@@ -1,0 +1,51 @@
+"""Drivers of a study that tests kill, and the table that they come to."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from mup_tpu.store import load_runs
+
+SCRIPT = """
+import sys
+import mup_tpu as mt, trainers
+study = mt.Study(sys.argv[1], scale={"width": [256, 512]}, tune={"lr": mt.octaves(-7, -5)},
+                 compare={"rule": ["stays"]}, settings={"pause": 0.04}, name="killed")
+study.run(trainers.resumable, workers=2, **eval(sys.argv[2]))
+"""
+
+
+def start(folder, **options):
+    """A driver of the script's study, and what it prints."""
+    folder.parent.mkdir(exist_ok=True)
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, script, folder, repr(options)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def starts(folder):
+    """Step, process and parent of each start of a function."""
+    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def alive(folder):
+    """Functions that run, each with its worker."""
+    return [(function, worker) for _, function, worker in starts(folder) if psutil.pid_exists(function)]
+
+
+def wait_for_functions(driver, folder, are_there):
+    """Function and worker of the newest start that runs, once there is one; or wait for the end of all."""
+    deadline = time.monotonic() + 60
+    while bool(found := alive(folder)) != are_there:
+        assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
+        time.sleep(0.02)
+    return found[-1] if found else None
+
+
+def table(folder):
+    """Rows without what differs from run to run."""
+    return load_runs(folder).drop(columns=["wall_time_s", "finished_at"])
