@@ -80,6 +80,7 @@ class SweepProgress:
         self._bars.stop()
 
     def started(self, job: PackJob) -> None:
+        """Show a pack that has started."""
         self._running[job] = _Running(job.trials)
         self._refresh(describe(job.trials[0], self._scale))
 
@@ -90,6 +91,7 @@ class SweepProgress:
         self._refresh(describe(running.pack[0], self._scale))
 
     def reported(self, job: PackJob, report: Report) -> None:
+        """Show a pack's report."""
         running = self._running[job]
         running.report = report
         self._refresh(describe(running.pack[0], self._scale))
@@ -99,6 +101,7 @@ class SweepProgress:
         self._refresh(describe(self._running.pop(job).pack[0], self._scale))
 
     def finished(self, job: PackJob, result: PackResult) -> None:
+        """Count a pack that has ended."""
         pack = self._running.pop(job).pack
         size, statuses = describe(pack[0], self._scale), count_statuses(result.rows)
         self.done[size] += len(pack)
