@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 from rich.panel import Panel
@@ -12,6 +12,9 @@ from rich.panel import Panel
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
 from mup_tpu.config.paths import Folder
+
+if TYPE_CHECKING:
+    from mup_tpu.data.shard_folder import ShardFolder
 
 app = tyro.extras.SubcommandApp()
 
@@ -59,8 +62,8 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
 
     console = Console()
     about: dict[str, Any]
-    if shards.is_prepared(data.corpus):
-        folder = shard_folder.ShardFolder(data.corpus)
+    folder = shard_folder.ShardFolder(data.corpus) if shards.is_prepared(data.corpus) else None
+    if folder is not None:
         about, tokenizer = dataclasses.asdict(folder.index), folder.tokenizer
         held_out = list(folder.samples(folder.index.validation.shards[0])[:texts])
     else:
@@ -82,8 +85,8 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         console.print(f"{subject:>16}  {line}")
     for sequence in held_out:
         console.print(Panel(tokenizer.decode(sequence)))
-    if verify and shards.is_prepared(data.corpus):
-        _verify(data.corpus, console)
+    if verify and folder is not None:
+        _verify(folder, console)
     elif verify:
         with console.status("reading the whole text"):
             size = cache.verify(data)
@@ -101,11 +104,10 @@ def _split_line(split: dict[str, Any]) -> str:
     return f"{line}; {count:,} shards of {each:,} sequences"
 
 
-def _verify(corpus: str, console: Console) -> None:
+def _verify(folder: ShardFolder, console: Console) -> None:
     """Read every shard, several at a time; a shard that contradicts the index is an error."""
-    from mup_tpu.data import shard_folder, stream
+    from mup_tpu.data import stream
 
-    folder = shard_folder.ShardFolder(corpus)
     every = [*folder.index.train.shards, *folder.index.validation.shards]
     with ThreadPoolExecutor(stream.READERS) as pool, console.status("reading all shards"):
         sequences = sum(len(samples) for samples in pool.map(folder.samples, every))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.errors import TableError, reason
+from mup_tpu.errors import ConfigError, TableError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
 
@@ -29,6 +29,21 @@ def write_file(what: str, path: Path | str, content: str | bytes) -> None:
         place.write(name, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise TableError(f"{what} cannot be written: {reason(error)}") from None
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises:
+        ConfigError: it is there, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"out {str(path)!r} is there already: give another --out") from None
+    except OSError as error:
+        raise ConfigError(f"out {str(path)!r} cannot be written: {reason(error)}") from None
 
 
 def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.output import to_json
+from mup_tpu.cli.output import to_json, write_new
 from mup_tpu.config import RunOptions, Sweep, Trial
 from mup_tpu.config.paths import File
 from mup_tpu.config.toml import read_toml, sweep_of
-from mup_tpu.errors import ConfigError, reason
+from mup_tpu.errors import ConfigError
 
 
 def plan(
@@ -55,13 +55,7 @@ def plan(
     found = make(goal, paid, sweep, table, speed)
     written = out or (None if json else File("plan.toml"))
     if written is not None:
-        try:
-            with written.open("x", encoding="utf-8") as opened:
-                opened.write(found.toml())
-        except FileExistsError:
-            raise ConfigError(f"out {str(written)!r} is there already: give another --out") from None
-        except OSError as error:
-            raise ConfigError(f"out {str(written)!r} cannot be written: {reason(error)}") from None
+        write_new(written, found.toml())
     console = Console()
     if json:
         console.write(to_json(found.to_dict()))

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from mup_tpu.cli.console import Console
+from mup_tpu.cli.output import write_new
 from mup_tpu.config.paths import File
-from mup_tpu.errors import ConfigError, reason
 
 Kind = Literal["sweep", "search", "ladder", "study"]
 _COMMANDS = {
@@ -30,14 +30,7 @@ def init(kind: Annotated[Kind, tyro.conf.Positional] = "sweep", out: File | None
         out: The file; by default KIND.toml here. An existing file is never overwritten.
     """
     path = Path(f"{kind}.toml") if out is None else out
-    text = (
-        importlib.resources.files("mup_tpu").joinpath("templates", f"{kind}.toml").read_text(encoding="utf-8")
-    )
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace(f" {kind}.toml ", f" {path} "))
-    except FileExistsError:
-        raise ConfigError(f"out {str(path)!r} is there already: give another --out") from None
-    except OSError as error:
-        raise ConfigError(f"out {str(path)!r} cannot be written: {reason(error)}") from None
+    template = importlib.resources.files("mup_tpu").joinpath("templates", f"{kind}.toml")
+    text = template.read_text(encoding="utf-8")
+    write_new(path, text.replace(f" {kind}.toml ", f" {path} "))
     Console().print(f"wrote {path}; next: {_COMMANDS[kind].format(path)}")

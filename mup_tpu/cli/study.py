@@ -85,7 +85,7 @@ def ask(
         print(json_format.dumps(values) if json else words)
     if not trials:
         nothing = "nothing to give: missing trials are asked for already, or no verdict is open"
-        Console(stderr=True).print(nothing, highlight=False)
+        Console(stderr=True).print(nothing)
 
 
 def tell(
@@ -110,7 +110,7 @@ def tell(
             raise ConfigError(f"loss {loss!r} is not a number") from None
     trial = _study(path).tell(trial_id, value, failed=failed)
     said = f"loss {value:g}" if value is not None else f"failed: {failed}"
-    Console().print(f"{trial}: {said}", highlight=False, soft_wrap=True)
+    Console().print(f"{trial}: {said}")
 
 
 def _study(path: str) -> Study:

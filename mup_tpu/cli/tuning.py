@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import GridOptions
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.tables import TableOptions
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.config.toml import read_toml
@@ -121,6 +120,8 @@ def run_and_show(
     if dry.dry_run or dry.dry_run_on:
         if continue_to is not None:
             raise ConfigError("continue_to and dry_run were both given: give one of them")
+        from mup_tpu.cli.dry_run import say_what_would_run
+
         say_what_would_run(sweep, folder, where, run, until, dry)
         return
     if not Path(folder, "store.json").exists():  # else all trials may be stored already
@@ -142,59 +143,6 @@ def run_and_show(
         console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}")
     rows = () if continue_to is None else (f"steps_planned={continue_to}",)
     show_and_judge(outcome, folder, lambda: replay.show(folder, TableOptions(where=rows)))
-
-
-def say_what_would_run(
-    sweep: Sweep,
-    folder: str,
-    where: SweepOptions,
-    run: RunOptions,
-    until: SequenceOptions,
-    dry: DryRunOptions,
-) -> None:
-    """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
-    from mup_tpu.training.report import format_seconds
-    from mup_tpu.tuning import forecast
-    from mup_tpu.tuning.sweep import what_is_missing
-
-    console, total = Console(), len(sweep.trials())
-    missing, corpora = what_is_missing(sweep, folder)
-    console.print(
-        f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}", highlight=False
-    )
-    if not missing:
-        return
-    if dry.dry_run_on:
-        from mup_tpu.tpu_compiler import target
-
-        machine = forecast.tpu(target(dry.dry_run_on))
-    else:
-        machine = forecast.this_machine(missing, run)
-
-    def vocab_size(trial: Trial) -> int:
-        return corpora.of(trial).vocab_size
-
-    sizes = forecast.forecast(
-        missing, sweep.scale_axis.fields, vocab_size, machine, dry.mfu, where, run.micro_batches
-    )
-    each = " on each device" if machine.devices > 1 else ""
-    table = Table("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
-    for row in sizes:
-        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
-        if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
-        counts = map(str, (row.size, row.trials, row.packs))
-        table.add_row(*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds))
-    console.print(table)
-    seconds = format_seconds(sum(row.seconds for row in sizes))
-    flops = sum(row.flops * row.trials for row in sizes)
-    console.print(
-        f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "
-        f"{dry.mfu:.0%} of {machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation "
-        "and evaluation"
-    )
-    if until.until_settled:
-        console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
 
 
 def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:

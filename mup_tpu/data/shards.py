@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
@@ -171,15 +171,6 @@ def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
 
 def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
     """Make missing shards in processes, and write them in threads: a process lacks memory://."""
-    made: dict[str, Shard] = {}
-    bar = Progress(
-        TextColumn("writing shards"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not progress,
-    )
     workers = min(workers, len(jobs))
     there = set(folder.names())
 
@@ -193,18 +184,15 @@ def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) ->
         folder.write(f"{job.name}.sha256", f"{shard.sha256}  {job.name}\n".encode())
         return shard
 
-    with bar, _in_processes(workers) as shard_bytes, ThreadPoolExecutor(workers) as threads:
-        task = bar.add_task("", total=len(jobs))
-        futures: list[Future[Shard]] = [threads.submit(make, job) for job in jobs]
+    with _in_processes(workers) as shard_bytes, ThreadPoolExecutor(workers) as threads:
+        ended = as_completed([threads.submit(make, job) for job in jobs])
+        console = Console(stderr=True)
+        bar = track(ended, "writing shards", len(jobs), console=console, disable=not progress)
         try:
-            for future in as_completed(futures):
-                shard = future.result()
-                made[shard.name] = shard
-                bar.advance(task)
+            return {shard.name: shard for shard in (future.result() for future in bar)}
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    return made
 
 
 @contextmanager

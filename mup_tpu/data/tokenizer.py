@@ -43,6 +43,7 @@ class ByteTokenizer:
     separator = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Bytes of each text."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -133,9 +134,11 @@ class SubwordTokenizer:
         return [np.asarray(e.ids, np.uint32) for e in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
+        """Text of tokens, special ones left out."""
         return self._tokenizer.decode(np.asarray(tokens).tolist())
 
     def to_json(self) -> str:
+        """The library's own JSON."""
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:

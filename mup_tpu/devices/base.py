@@ -99,12 +99,15 @@ class OneDevice:
         return self
 
     def place_members(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device."""
         return tensor.to(self.torch_device)
 
     def read(self, tensor: Tensor) -> Tensor:
+        """A tensor's values on the CPU."""
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself: there is one shard."""
         return function
 
     def end_step(self) -> None:

@@ -33,9 +33,11 @@ class CpuDevice(OneDevice):
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
+        """The stack, as it is."""
         return stack.to(self.torch_device)
 
     def repeated(self, step: Step) -> Repeated:
+        """The step, called once an item."""
         return one_by_one(step)
 
     def synchronize(self) -> None:

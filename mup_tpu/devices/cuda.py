@@ -39,9 +39,11 @@ class CudaDevice(OneDevice):
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step) -> Repeated:
+        """The step as replays of one graph."""
         return GraphSteps(step, self.recorder, inductor())
 
     def synchronize(self) -> None:
+        """Wait for all streams."""
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
@@ -50,6 +52,7 @@ class CudaDevice(OneDevice):
         return torch.cuda.mem_get_info(self.torch_device)[0] + held
 
     def peak_memory_bytes(self) -> int:
+        """Most bytes that torch's allocator has handed out."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 

@@ -77,6 +77,7 @@ class XlaDevice:
         )
 
     def place_members(self, tensor: Tensor) -> Tensor:
+        """A stacked tensor, its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
@@ -179,6 +180,7 @@ class XlaDevice:
         torch_xla.sync()
 
     def synchronize(self) -> None:
+        """Hand over all operations, and wait for them."""
         import torch_xla
 
         torch_xla.sync(wait=True)

@@ -26,6 +26,7 @@ class Scale(nn.Module):
         self.register_buffer("factor", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The input, multiplied."""
         return x * self.factor
 
 
@@ -38,6 +39,7 @@ class FastGelu(nn.Module):
     """`_SigmoidGelu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """GELU of each element."""
         return _SigmoidGelu.apply(x)
 
 
@@ -83,6 +85,7 @@ class OnePassLayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x_ND: Tensor) -> Tensor:
+        """Rows with mean 0 and variance 1, times gain, plus bias."""
         return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
 
 
@@ -128,6 +131,7 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
+        """Output (N, outputs)."""
         return torch.addmm(self.bias, x_NI, self.weight)
 
 
@@ -144,6 +148,7 @@ class Readout(nn.Module):
         self.weight = weight
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
+        """Logits (N, V)."""
         return functional.linear(hidden_ND, self.weight)
 
 

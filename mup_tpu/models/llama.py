@@ -27,6 +27,7 @@ class Llama(Transformer):
     branches = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
+        """Token embedding; positions are rotations."""
         tokens = Parameter((vocab_size, width), "token_embedding", vocab_size, width)
         return {"model.embed_tokens.weight": tokens}
 
@@ -50,6 +51,7 @@ class Llama(Transformer):
         return weights(gated(config.width, mlp_width(config.width), branch, "mlp"))
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
+        """Gain of an RMS norm."""
         return {"weight": _gain(width, in_block)}
 
     def query(self, config: ModelConfig) -> str:
@@ -57,6 +59,7 @@ class Llama(Transformer):
         return "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
+        """Numbers measured with Llama's layers."""
         # In turns: inputs of norms and matrices; queries, keys and values by head and side by side; the MLP's
         # product and both slopes. With the rest it came to GPT-2's number. Under vmap, elementary operations
         # of norms and rotations add temporary tensors. XLA's numbers are GPT-2's except for the vectors of QK

@@ -24,6 +24,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
+        """Output (N, outputs)."""
         return functional.linear(x_NI, self.weight)
 
 
@@ -35,6 +36,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The input over its root mean square, times gain."""
         # Projections in bf16 return bf16, too coarse for the mean square.
         return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
 
@@ -43,6 +45,7 @@ class OnePassRMSNorm(RMSNorm):
     """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """As `RMSNorm`, in one operation."""
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
 
 
@@ -80,6 +83,7 @@ class BlockRMSNorm(RMSNorm):
     """RMS norm for CPUs, some rows at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """As `RMSNorm`, in blocks of rows."""
         return _BlockRMSNorm.apply(x.to(self.weight.dtype), self.weight)
 
 

@@ -45,6 +45,7 @@ class Transformer(Architecture):
         """Numbers that a layer keeps, as measured."""
 
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
+        """Parameters, probes and sizes of the model."""
         width = config.width
         blocks = tuple(f"{self.blocks}.{i}" for i in range(config.depth))
         parameters = self.embeddings(width, vocab_size, sequence_length)
@@ -69,6 +70,7 @@ class Transformer(Architecture):
         )
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
+        """Buffers of factors: α of the configuration times the rule's."""
         return {
             f"{self.embedding_scale}.factor": config.alpha_in * scaling.embeddings,
             "attention_factor": config.alpha_attn * scaling.attention,

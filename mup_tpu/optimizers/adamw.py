@@ -24,6 +24,7 @@ class AdamW(UpdateRule):
     name = "adamw"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        """Both moments."""
         return ("exp_avg", "exp_avg_sq")
 
     def learning_rate(self, config: OptimizerConfig) -> float:
@@ -32,9 +33,11 @@ class AdamW(UpdateRule):
         return config.learning_rate * ratio
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
+        """β₁ and β₂ with the rule's factors."""
         return Betas(_scaled(config, "beta1", moments.beta1), _scaled(config, "beta2", moments.beta2))
 
     def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
+        """β₁, β₂ and ε."""
         return {"beta1": constants.first, "beta2": constants.second, "eps": config.eps * scaling.eps}
 
     def update_member(self, group: Group, constants: Betas, learning_rate: float) -> None:

@@ -53,6 +53,7 @@ class Muon(UpdateRule):
     name = "muon"
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
+        """The momentum's buffer."""
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
@@ -60,6 +61,7 @@ class Muon(UpdateRule):
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
+        """Whether it is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden" and len(parameter.shape) == 2
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:

@@ -22,9 +22,11 @@ class SGD(UpdateRule):
         return ("momentum_buffer",) if config.momentum else ()
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
+        """The momentum."""
         return config.momentum
 
     def update_member(self, group: Group, constants: float, learning_rate: float) -> None:
+        """Update by torch's fused function."""
         from torch.optim.sgd import sgd
 
         gradients = [gradient for leaf in group.leaves if (gradient := leaf.grad) is not None]

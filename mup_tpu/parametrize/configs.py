@@ -89,12 +89,9 @@ def from_config(
         return grown
 
     def build(width: int) -> nn.Module:
-        if model_class is None:
-            from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-            made: nn.Module = AutoModelForCausalLM.from_config(at(width))
-            return made
-        made = model_class(at(width))
+        made: nn.Module = (model_class or AutoModelForCausalLM.from_config)(at(width))
         return made
 
     called = getattr(config, "attribute_map", {})

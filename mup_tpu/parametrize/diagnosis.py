@@ -54,7 +54,7 @@ def sentences(
             step, when, lacks = 0, "at init", _lacking(first["layer"], own, mup, ("init", "logits"))
         elif first := next((row for row in after if _grows(row)), None):
             step, when = last, f"after {last} steps"
-            lacks = _lacking(first["layer"], own, mup, ("logits", "learning rate", "init"))
+            lacks = _lacking(first["layer"], own, mup)
         else:
             found.append(f"{rule}: {_flat(after)}")
             found += [f"{rule}: {said}" for row in after if (said := _shrinks(row, own, mup, widest))][:1]
@@ -91,7 +91,7 @@ def _elsewhere(
 ) -> str:
     """Reason outside of a layer that grows with μP's factors: its inputs and gradients come from others."""
     for layer in dict.fromkeys(table["layer"]):
-        if lacks := _lacking(layer, own, mup, ("logits", "learning rate", "init")):
+        if lacks := _lacking(layer, own, mup):
             return f"its own factors are μP's, but {layer} has others: {lacks} at width {widest}"
     return (
         "all factors are μP's, so look at its forward pass (a sum over the width in place of a mean, "
@@ -119,7 +119,7 @@ def _lacking(
     layer: str,
     own: ModuleParametrization,
     mup: ModuleParametrization,
-    kinds: tuple[str, ...],
+    kinds: tuple[str, ...] = ("logits", "learning rate", "init"),
     too_small: bool = False,
 ) -> str | None:
     """First factor of a layer that is larger than μP's (or smaller), with both values."""

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.coord_check import coordinate_check_figure, coordinate_check_figures
 from mup_tpu.plots.losses import best_loss_figure, learning_curves_figure, scaling_law_figure
+from mup_tpu.plots.names import label, name, ordered, point
 from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
 from mup_tpu.plots.prediction import prediction_figure
 from mup_tpu.plots.referee import referee_figure
 from mup_tpu.plots.search import search_figure
-from mup_tpu.plots.style import STYLE, beside, label, name, ordered, point, save_figure, stacked
+from mup_tpu.plots.style import STYLE, beside, save_figure, stacked
 from mup_tpu.plots.verdict import ablations_figure, known_looks, regret_figure, sequence_figure
 
 __all__ = [

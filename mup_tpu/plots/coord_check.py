@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.config import columns
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import styled
 
 CHECKED = {
@@ -35,7 +35,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
     """
     scale = scale_of(table)
     fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
-    parametrizations = style.ordered(table["parametrization"].unique())
+    parametrizations = names.ordered(table["parametrization"].unique())
     last = table[table["step"] == table["step"].max()]
     layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
     measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
@@ -50,15 +50,15 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             _draw_layers(ax, chosen, scale, slope_of)
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
-            names = [columns.write(scale, p) for p in points]
-            ax.set_xticks(points, names, **style.turned(names, _WIDTH))
+            written = [columns.write(scale, p) for p in points]
+            ax.set_xticks(points, written, **ticks.turned(written, _WIDTH))
             ax.minorticks_off()
-            ax.set_title(f"{style.label(parametrization)}: {title}")
+            ax.set_title(f"{names.label(parametrization)}: {title}")
         row[0].set_ylabel(f"{size} after {last['step'].max()} steps")
         low, high = row[0].get_ylim()
         row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
     for ax in axes[-1]:
-        ax.set_xlabel(style.title(scale))
+        ax.set_xlabel(names.title(scale))
     keys = [
         max(style.panel_key(ax, _WIDTH - 0.6, 0.55 if is_last else 0.15, "slope") for ax in row)
         for row, is_last in zip(axes, [*[False] * (len(axes) - 1), True], strict=True)
@@ -74,6 +74,6 @@ def _draw_layers(ax: Axes, chosen: pd.DataFrame, scale: str, slope_of: dict[str,
         line = line[line > 0]
         if not line.empty:
             ax.plot(
-                line.index, line, label=f"{style.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
+                line.index, line, label=f"{names.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
                 marker=style.MARKERS[i % 9], ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
             )  # fmt: skip

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import INK, LOSS, styled
 
 
@@ -29,7 +29,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
         analysis: from `mup_tpu.analysis.analyze`.
         ax: axes to draw in, one a panel; one alone has the panel against scale. A new figure by default.
     """
-    results = style.results_of(analysis)
+    results = names.results_of(analysis)
     known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
     if isinstance(ax, Axes):
         known = []
@@ -38,21 +38,20 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     for i, result in enumerate(results):
         handles += _draw_best_losses(axes[0], result, analysis, i)
     scales = sorted({o.scale for r in results for o in r.optima})
-    style.scale_axis(axes[0], analysis.scale, scales, 4.9)
+    ticks.scale_axis(axes[0], analysis.scale, scales, 4.9)
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
-    style.loss_axis(axes[0], losses)
+    ticks.loss_axis(axes[0], losses)
     axes[0].set_ylabel(LOSS)
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
-    style.key_below(style.figure_of(axes), handles, ax=ax)
-    return style.figure_of(axes)
+    return style.with_key(axes, handles, ax=ax)
 
 
 def _draw_best_losses(
     ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
 ) -> list[Artist]:
     color, marker = style.categorical(index), style.MARKERS[index % len(style.MARKERS)]
-    name = style.label(result.compared, analysis.compares)
+    name = names.label(result.compared, analysis.compares)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
     tuned = any(o.is_bracketed for o in result.optima)
     own = f"{name}, own optimum" if tuned else name
@@ -66,7 +65,7 @@ def _draw_best_losses(
     if moved and first is not None:
         handles += ax.plot(
             list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {style.at(analysis.scale, first)}",
+            label=f"{name}, optimum of {names.at(analysis.scale, first)}",
         )  # fmt: skip
     return handles
 
@@ -74,24 +73,24 @@ def _draw_best_losses(
 def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAnalysis) -> list[Artist]:
     """Losses and laws against parameters, or against compute where parameters do not grow."""
     handles: list[Artist] = []
-    results = style.results_of(analysis)
+    results = names.results_of(analysis)
     grows = any(len(set(r.law.params)) > 1 for r in known)
     for result in known:
         i, points = results.index(result), result.law
-        color, name = style.categorical(i), style.label(result.compared, analysis.compares)
+        color, name = style.categorical(i), names.label(result.compared, analysis.compares)
         params, tokens = np.array(points.params), np.array(points.tokens)
         sizes = params if grows else 6 * params * tokens
         ax.plot(sizes, points.losses, style.MARKERS[i % len(style.MARKERS)], color=color)
         if points.law is not None and grows:
             along = np.geomspace(params.min(), 2 * params.max(), 64)
             law = (
-                f"{name}: {points.law.irreducible:.2f} + A·N$^{{{style.exponent(-points.law.exponents[0])}}}$"
+                f"{name}: {points.law.irreducible:.2f} + A·N$^{{{names.exponent(-points.law.exponents[0])}}}$"
             )
             losses = [points.law.loss(n) for n in along]
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=law)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
-    style.size_axis(ax.xaxis, low, high)
+    ticks.size_axis(ax.xaxis, low, high)
     lengths = {t for r in known for t in r.law.tokens}
     if not grows:
         ax.set_xlabel("compute 6·N·D (FLOP; N without embeddings)")
@@ -100,7 +99,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
     if len(lengths) == 1:
         flop = 6 * lengths.pop()
         upper = ax.secondary_xaxis("top", functions=(_times(flop), _times(1 / flop)))
-        style.size_axis(upper.xaxis, low * flop, high * flop)
+        ticks.size_axis(upper.xaxis, low * flop, high * flop)
         upper.tick_params(labelsize=8)
         upper.set_xlabel("compute 6·N·D (FLOP)", fontsize=8)
     return handles
@@ -126,7 +125,7 @@ def scaling_law_figure(
     (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
     grid = np.geomspace(params[0], params[-1], 60)
     predictions = [law.predict(n) for n in grid]
-    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{style.exponent(-law.exponents[0])}}}$"
+    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{names.exponent(-law.exponents[0])}}}$"
     handles: list[Artist] = []
     handles += panel.plot(grid, [p.loss for p in predictions], "-", color=style.categorical(0), label=fit)
     low, high = [p.low for p in predictions], [p.high for p in predictions]
@@ -140,12 +139,11 @@ def scaling_law_figure(
             params[seen:], losses[seen:], "*", color=style.categorical(1), ms=13, label="held out"
         )
     panel.set_xscale("log")
-    style.size_axis(panel.xaxis, *panel.get_xlim())
+    ticks.size_axis(panel.xaxis, *panel.get_xlim())
     panel.set_xlabel("parameters without embeddings, N")
     panel.set_ylabel(LOSS)
-    panel.yaxis.set_major_formatter(style.PlainTicks())
-    style.key_below(style.figure_of([panel]), handles, ax=ax)
-    return style.figure_of([panel])
+    panel.yaxis.set_major_formatter(ticks.PlainTicks())
+    return style.with_key([panel], handles, ax=ax)
 
 
 @styled
@@ -156,7 +154,7 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
         analysis: from `mup_tpu.analysis.analyze`.
         ax: axes to draw in, one a parametrization with curves; a new figure by default.
     """
-    results = [r for r in style.results_of(analysis) if r.learning_curves]
+    results = [r for r in names.results_of(analysis) if r.learning_curves]
     axes = style.panels(len(results), 4.6, 3.6, ax=ax)
     scales = sorted({c.scale for r in results for c in r.learning_curves})
     shown: list[float] = []
@@ -165,26 +163,25 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
             color = style.sequential(scales, curve.scale)
             panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             shown += curve.losses
-        panel.set_title(style.label(result.compared, analysis.compares))
+        panel.set_title(names.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     for panel in axes if ax is not None else axes[:1]:
-        style.loss_axis(panel, shown)
+        ticks.loss_axis(panel, shown)
     for panel in style.first_of_rows(axes):
         panel.set_ylabel("training loss (nat per token)")
     entries: list[Artist] = []
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
-        values = [f"$2^{{{x:g}}}$" if x is not None else "–" for x in taken]
+        values = [names.power(x) if x is not None else "–" for x in taken]
         values = values[:1] if len(set(values)) == 1 else values
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
-    tuned = style.column_label(analysis.hyperparameter)
+    tuned = names.column_label(analysis.hyperparameter)
     compared = (
-        f" ({', '.join(style.label(r.compared, analysis.compares) for r in results)})"
+        f" ({', '.join(names.label(r.compared, analysis.compares) for r in results)})"
         if len(results) > 1
         else ""
     )
     lacks = "; –: no curve" if any("–" in entry.get_label() for entry in entries) else ""  # type: ignore[operator]
-    title = f"{style.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
-    style.key_below(style.figure_of(axes), entries, title, ax=ax)
-    return style.figure_of(axes)
+    title = f"{names.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
+    return style.with_key(axes, entries, title, ax=ax)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from mup_tpu.analysis.line import Line
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.prediction import Predictions, RulePrediction
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import INK, styled
 
 _FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))
@@ -21,10 +21,10 @@ _FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))
 @styled
 def prediction_figure(predictions: Predictions) -> Figure:
     """Optima, their line with 50 and 95 % intervals out to the targets, and predictions; a panel a rule."""
-    names = style.ordered(predictions.lines, predictions.analysis.compares)
-    axes = style.panels(len(names), 4.6, 3.9)
+    rules = names.ordered(predictions.lines, predictions.analysis.compares)
+    axes = style.panels(len(rules), 4.6, 3.9)
     results = {result.compared: result for result in predictions.analysis.results}
-    for ax, name in zip(axes, names, strict=True):
+    for ax, name in zip(axes, rules, strict=True):
         found = [p for p in predictions.predictions if p.compared == name]
         optima, line = results[name].optima, predictions.lines[name]
         color = style.categorical(0)
@@ -38,21 +38,18 @@ def prediction_figure(predictions: Predictions) -> Figure:
             )  # fmt: skip
         run = max(o.scale for o in optima)
         ax.axvline(run, color=INK, lw=0.9, ls=":", zorder=0)
-        ax.set_title(style.label(name, predictions.analysis.compares))
+        ax.set_title(names.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in found)})
-        style.scale_axis(ax, predictions.scale, scales, 4.6)
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:g}}}$"))
+        ticks.scale_axis(ax, predictions.scale, scales, 4.6)
+        ticks.log2_heights(ax)
     for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"best {style.title(predictions.hyperparameter)}")
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
-    _draw_key(figure, predictions)
-    return figure
+        ax.set_ylabel(f"best {names.title(predictions.hyperparameter)}")
+    return style.with_key(axes, _key(predictions))
 
 
-def _draw_key(figure: Figure, predictions: Predictions) -> None:
+def _key(predictions: Predictions) -> list[Artist]:
     color = style.categorical(0)
-    entries = [
+    entries: list[Artist] = [
         style.mark("o", "optimum, measured (95 %)", color=INK),
         style.mark("D", "predicted (95 %)", mfc="white", mew=1.5, color=color),
         Patch(color=color, alpha=0.4, lw=0, label="50 % of optima"),
@@ -60,7 +57,7 @@ def _draw_key(figure: Figure, predictions: Predictions) -> None:
     ]
     if not all(p.bears for p in predictions.predictions):
         entries.insert(2, style.mark("D", "more than the table bears", mfc="white", mew=1.5, color=INK))
-    style.key_below(figure, entries)
+    return entries
 
 
 def _draw_fan(ax: Axes, line: Line, found: list[RulePrediction], first: float, color: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.verdict import DELTA
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style
 from mup_tpu.plots.style import INK, styled
 
 _REACH = 1.5
@@ -28,8 +27,8 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
         found: from `mup_tpu.analysis.referee.rulings`.
     """
     entries = [e for way, of_way in groupby(_sorted(found), lambda r: r.scale) for e in (way, *of_way)]
-    names = [style.plain(e) if isinstance(e, str) else _named(e) for e in entries]
-    longest = min(4.0, 0.072 * max(map(len, names), default=0))
+    written = [names.plain(e) if isinstance(e, str) else _named(e) for e in entries]
+    longest = min(4.0, 0.072 * max(map(len, written), default=0))
     figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
     ax = figure.subplots()
     rows = np.arange(len(entries))[::-1]
@@ -40,16 +39,14 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
             _draw(ax, row, entry)
     ax.axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
-    ax.set_yticks(rows, names, fontsize=8.5)
+    ax.set_yticks(rows, written, fontsize=8.5)
     for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
         tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
     ax.set_ylim(-0.7, len(entries) - 0.3)
     ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
     ax.set_xlabel("drift exponent α, 95 % interval")
     key = style.verdict_key(r.decision for r in found)
-    band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {DELTA:g} does not matter")
-    style.key_below(figure, [*key, band])
-    return figure
+    return style.with_key([ax], [*key, style.shade(f"|α| < {DELTA:g} does not matter")])
 
 
 def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
@@ -57,7 +54,7 @@ def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
     places = {key: i for i, key in enumerate(dict.fromkeys((r.scale, r.compares) for r in found))}
 
     def place(ruling: Ruling) -> tuple[int, int, str]:
-        rules = style.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
+        rules = names.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
         return places[ruling.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
 
     return sorted(found, key=place)
@@ -88,5 +85,5 @@ def _named(ruling: Ruling) -> str:
     made = (ruling.architecture, ruling.update_rule, ruling.tuned)
     unusual = dict.fromkeys(name for name, common in zip(made, usual, strict=True) if name != common)
     beside = ", ".join(unusual)
-    rule = style.label(ruling.rule, ruling.compares) + (f" ({beside})" if unusual else "")
-    return f"{rule}: {ruling.span}, {style.plain(ruling.sweep)}"
+    rule = names.label(ruling.rule, ruling.compares) + (f" ({beside})" if unusual else "")
+    return f"{rule}: {ruling.span}, {names.plain(ruling.sweep)}"

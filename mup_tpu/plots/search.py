@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mup_tpu.config import columns
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import INK, LOSS, styled
 
 
@@ -41,8 +41,8 @@ def search_figure(trials: pd.DataFrame) -> Figure:
         if len(diverged):
             ax.plot(x[diverged.index], np.full(len(diverged), rail), "x", ms=5, color=style.categorical(1))
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
-        ax.set_xlabel(style.title(name))
-        ax.yaxis.set_major_formatter(style.PlainTicks())
+        ax.set_xlabel(names.title(name))
+        ax.yaxis.set_major_formatter(ticks.PlainTicks())
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(LOSS)
     marks = (
@@ -54,11 +54,9 @@ def search_figure(trials: pd.DataFrame) -> Figure:
         ),
         (diverged, "x", f"diverged ({len(diverged)})", {"color": style.categorical(1), "ms": 5}),
     )  # fmt: skip
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
-    entries = [style.mark(marker, text, **look) for of, marker, text, look in marks if len(of)]
-    style.key_below(figure, entries)
-    return figure
+    return style.with_key(
+        axes, [style.mark(marker, text, **look) for of, marker, text, look in marks if len(of)]
+    )
 
 
 def is_logarithmic(values: pd.Series, name: str) -> bool:
@@ -73,7 +71,7 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
     if not is_logarithmic(values, name):
         return values
     if columns.COLUMNS[name].as_power:
-        style.log2_axis(ax)
+        ticks.log2_axis(ax)
         logarithms: pd.Series = np.log2(values)
         return logarithms
     ax.set_xscale("log", base=2)

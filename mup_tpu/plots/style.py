@@ -1,4 +1,4 @@
-"""The one style of all figures: colours, names, panels, axes, keys, and texts that fit their room."""
+"""Style of all figures: colours, panels, keys, and texts that fit their room."""
 
 from __future__ import annotations
 
@@ -13,28 +13,16 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.text import Text
-from matplotlib.ticker import (
-    EngFormatter,
-    FixedLocator,
-    Formatter,
-    FuncFormatter,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
 from PIL import Image
 
-from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.config import columns
 from mup_tpu.errors import ConfigError
 
 P = ParamSpec("P")
@@ -52,37 +40,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
 }
 """matplotlib's settings, under which every figure is drawn and saved."""
-_LABELS = {
-    "mup": "μP",
-    "sp": "SP",
-    "sp_embedding": "SP, embeddings × m",
-    "completep": "CompleteP",
-    "completep_half": "CompleteP, α = ½",
-    "completep_zero": "CompleteP, α = 0",
-    "completedp": "Complete(d)P",
-    "mup_sqrt_attention": "μP, attention / √d",
-    "mup_unscaled_readout": "μP, unscaled readout",
-    "mup_hidden_embedding": "μP, embedding as hidden",
-    "mup_lost_multipliers": "μP, lost multipliers",
-    "all": "all runs",
-}
-"""Parametrization -> its name for people, in the order of all figures."""
-_RULES = {
-    "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
-    "token_rule": {
-        "none": "no token rule",
-        "lr_0.32": "lr × tokens^−0.32",
-        "lr_0.5": "lr × tokens^−0.5",
-    },
-    "decay_rule": {
-        "parametrization": "decay of the parametrization",
-        "constant": "decay constant",
-        "sqrt": "decay × √width",
-        "linear": "decay × width",
-        "timescale": "decay of one timescale",
-    },
-}
-"""Column -> its values' names for people, the baseline first."""
 INK = "#333333"
 MARKERS = "osD^v<>Ph"
 LOSS = "loss (nat per token)"
@@ -124,86 +81,6 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.set_layout_engine(None)
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
-
-
-def name(compared: str, column: str = "parametrization") -> str:
-    """Name of a compared value for people: "μP", "lr × √batch", "batch size 16".
-
-    Args:
-        compared: the value, as text.
-        column: column of the value.
-    """
-    if (number := _number(compared)) is not None:
-        return f"{columns.label(column)} {columns.write(column, number)}"
-    return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)
-
-
-def label(compared: str, column: str = "parametrization") -> str:
-    """Name of a compared value for matplotlib; arguments as of `name`."""
-    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(name(compared, column)))
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def plain(name: str) -> str:
-    """A name without formulas: matplotlib reads text between two $ as one."""
-    return name.replace("$", r"\$")
-
-
-def title(name: str) -> str:
-    """Label and unit of a column."""
-    return plain(columns.title(name))
-
-
-def column_label(name: str) -> str:
-    """Label of a column."""
-    return plain(columns.label(name))
-
-
-def point(scale: str, value: float) -> str:
-    """A point of a scale, named: "width 64"."""
-    return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
-
-
-def at(scale: str, value: float) -> str:
-    """A point of a scale for matplotlib."""
-    return plain(point(scale, value))
-
-
-def exponent(value: float) -> str:
-    """An exponent with two digits, never −0.00."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
-
-
-def alpha(result: TransferResult) -> str:
-    """The drift exponent with its interval, or that it is not known; "" at one scale."""
-    drift = result.drift
-    if not drift.is_told:
-        return "α not known" if len(result.optima) > 1 else ""
-    text = f"α = {exponent(drift.alpha)} [{exponent(drift.low)}, {exponent(drift.high)}]"
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def ordered(names: Iterable[str], column: str = "parametrization") -> list[str]:
-    """Compared values in the order of all figures: the baseline, μP, SP, then the others; numbers ascend."""
-    first = [*_RULES.get(column, {}), *_LABELS]
-
-    def place(name: str) -> tuple[int, float, str]:
-        return first.index(name) if name in first else len(first), _number(name) or 0.0, name
-
-    return sorted(names, key=place)
-
-
-def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
-    """The results in the order of `ordered`."""
-    by_name = {result.compared: result for result in analysis.results}
-    return [by_name[name] for name in ordered(by_name, analysis.compares)]
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
@@ -292,12 +169,6 @@ def first_of_rows(axes: Sequence[Axes]) -> list[Axes]:
     return [ax for ax, spec in zip(axes, specs, strict=True) if spec is None or spec.colspan.start == 0]
 
 
-def lie_together(ranges: Sequence[tuple[float, float]]) -> bool:
-    """Whether panels may share an axis: no range would be less than a third of it."""
-    span = max(high for _, high in ranges) - min(low for low, _ in ranges)
-    return all(high - low > span / 3 for low, high in ranges) or span == 0
-
-
 def figure_of(axes: Sequence[Axes]) -> Figure:
     """The figure of panels."""
     figure = axes[0].get_figure(root=True)
@@ -305,25 +176,28 @@ def figure_of(axes: Sequence[Axes]) -> Figure:
     return figure
 
 
-def key_below(figure: Figure, handles: Sequence[Artist], title: str | None = None, ax: Given = None) -> None:
-    """Draw a key below all panels, in as many columns as fit; the figure grows by its further lines.
+def with_key(
+    axes: Sequence[Axes], handles: Sequence[Artist], title: str | None = None, ax: Given = None
+) -> Figure:
+    """Figure of panels, with a key below them in as many columns as fit; it grows by the key's further lines.
 
-    In axes of the caller's it is the legend of the last one.
+    In axes of the caller's the key is the legend of the last one.
     """
+    figure = figure_of(axes)
     if not handles:
-        return
+        return figure
     if ax is not None:
-        last = ax if isinstance(ax, Axes) else ax[-1]
-        last.legend(handles=list(handles), title=title, fontsize=8)
-        return
+        axes[-1].legend(handles=list(handles), title=title, fontsize=8)
+        return figure
     legend = _fitted(
         lambda ncols: figure.legend(
             handles=list(handles), title=title, ncols=ncols, fontsize=9, loc="outside lower center"
         ),
-        [plain_label(handle) for handle in handles],
+        [str(handle.get_label()) for handle in handles],
         0.96 * figure.get_figwidth(),
     )
     figure.set_figheight(figure.get_figheight() + max(0.0, _inches(legend)[1] - 0.3))
+    return figure
 
 
 def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
@@ -349,11 +223,6 @@ def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
         labels, width,
     )  # fmt: skip
     return _inches(legend)[1]
-
-
-def plain_label(artist: Artist) -> str:
-    """Label of a line."""
-    return str(artist.get_label())
 
 
 def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) -> Legend:
@@ -386,6 +255,11 @@ def mark(marker: str, text: str, **style: Any) -> Line2D:
     """An entry of a key for a marker, or with "" for a line."""
     usual = {"color": INK, "ls": "" if marker else "-", "ms": 6}
     return Line2D([], [], marker=marker or "none", label=text, **{**usual, **style})
+
+
+def shade(text: str) -> Patch:
+    """An entry of a key for a shaded range."""
+    return Patch(color=INK, alpha=0.12, lw=0, label=text)
 
 
 def _break_texts(figure: Figure) -> None:
@@ -427,101 +301,3 @@ def broken(written: str, most: int) -> list[str]:
             line = ""
         line += piece
     return [*lines, line.rstrip()]
-
-
-class PlainTicks(Formatter):
-    """Ticks with the digits that tell them apart, and no offset: 2.32581, or 1.04e−6."""
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        """One tick alone."""
-        return self.format_ticks([value])[0]
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """All ticks of an axis."""
-        gaps = np.diff(np.unique(values))
-        step = float(gaps.min()) if len(gaps) else max(map(abs, values), default=1.0)
-        largest = max(map(abs, values), default=0.0)
-        kind = "f" if largest == 0 or 1e-3 <= largest < 1e5 else "e"
-        written: list[str] = []
-        for digits in range(12):
-            written = [f"{value:.{digits}{kind}}" for value in values]
-            if all(abs(float(w) - v) <= 0.02 * step for w, v in zip(written, values, strict=True)):
-                break
-        return [_tidied(text) if value else "0" for text, value in zip(written, values, strict=True)]
-
-
-def _tidied(number: str) -> str:
-    """A number for people: 1.04e−6 for 1.04e-06."""
-    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number).replace("-", "−")
-
-
-def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
-    """Format the vertical axis of losses: logarithmic where they differ by more than a factor of 3."""
-    if is_wide(losses):
-        ax.set_yscale("log")
-        low, high = ax.get_ylim()
-        ax.yaxis.set_major_locator(FixedLocator(log_ticks(low, high, least=5)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tidied(f"{value:g}")))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.minorticks_off()
-    else:
-        ax.yaxis.set_major_formatter(PlainTicks())
-
-
-def is_wide(losses: Iterable[float]) -> bool:
-    """Whether losses differ by more than a factor of 3, and so need a logarithmic axis."""
-    known = np.array([value for value in losses if np.isfinite(value)])
-    return bool(len(known) and known.min() > 0 and known.max() > 3 * known.min())
-
-
-def log_ticks(low: float, high: float, least: int) -> list[float]:
-    """Round values on a logarithmic axis: at least `least`, or all."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
-        if len(ticks) >= least:
-            break
-    return ticks
-
-
-def size_axis(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis of parameters or FLOP: 50k, 2M, 1T."""
-    axis.set_major_locator(FixedLocator(log_ticks(low, high, least=3)))
-    axis.set_major_formatter(EngFormatter(sep="", useOffset=False))
-    axis.set_minor_locator(NullLocator())
-
-
-def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
-    """A logarithmic axis with a tick at each point of a scale, upright where there is no room.
-
-    Args:
-        ax: the panel.
-        scale: column of the scale.
-        scales: its points.
-        width: of the panel, inches.
-    """
-    ax.set_xscale("log", base=2)
-    names = [columns.write_scale(scale, s) for s in scales]
-    ax.set_xticks(scales, names, **turned(names, width))
-    ax.minorticks_off()
-    ax.set_xlabel(title(scale))
-
-
-def turned(names: Sequence[str], width: float) -> dict[str, Any]:
-    """Text properties of ticks: upright where they would touch each other."""
-    is_crowded = max(map(len, names), default=0) + 1 > 12 * (width - 1) / max(1, len(names))
-    return {"rotation": 90} if is_crowded else {}
-
-
-def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
-    """Format an axis of log2 as powers of 2, with 0 at its edge where it is drawn."""
-
-    def tick(v: float, _: object) -> str:
-        is_power = zero_x is None or v > zero_x + 0.5
-        return f"$2^{{{v:g}}}$" if is_power else ""
-
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    ax.xaxis.set_major_formatter(FuncFormatter(tick))
-    if zero_x is not None:
-        ax.set_xticks([zero_x], ["0"], minor=True)
-        ax.tick_params(axis="x", which="minor", length=3.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -16,7 +15,7 @@ from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import INK, styled
 
 _REACH = 1.5
@@ -41,7 +40,7 @@ _SAID = {
 @styled
 def regret_figure(analysis: TransferAnalysis) -> Figure:
     """Heat map of the regret of each smaller scale's optimum at each larger one, nat per token."""
-    results = style.results_of(analysis)
+    results = names.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     written = [_written(r) for result in results for r in result.regrets]
     has_room = len(scales) <= _MOST_INTERVALS
@@ -52,8 +51,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     size = max(0.45, 2.0 / len(scales), longest)
     width = size * len(scales)
     axes = style.panels(len(results), width + 1.1, width + 1.1)
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
+    figure = style.figure_of(axes)
     figure.set_figwidth(figure.get_figwidth() + style.BAR)
     norm = BoundaryNorm([analysis.epsilon * step for step in _STEPS], _COLORS.N)
     for ax, result in zip(axes, results, strict=True):
@@ -69,18 +67,18 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
             if below:
                 ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
         image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
-        names = [columns.write_scale(analysis.scale, s) for s in scales]
-        ax.set_xticks(range(len(scales)), names, **style.turned(names, width + 1))
-        ax.set_yticks(range(len(scales)), names)
-        ax.set_xlabel(f"trained at {style.column_label(analysis.scale)}")
-        ax.set_title(style.label(result.compared, analysis.compares))
+        points = [columns.write_scale(analysis.scale, s) for s in scales]
+        ax.set_xticks(range(len(scales)), points, **ticks.turned(points, width + 1))
+        ax.set_yticks(range(len(scales)), points)
+        ax.set_xlabel(f"trained at {names.column_label(analysis.scale)}")
+        ax.set_title(names.label(result.compared, analysis.compares))
         ax.grid(False)
     for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"tuned at {style.column_label(analysis.scale)}")
+        ax.set_ylabel(f"tuned at {names.column_label(analysis.scale)}")
     share = 0.2 / figure.get_figwidth()
     bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
     bar.set_ticks([analysis.epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(style.PlainTicks())
+    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
     bar.ax.tick_params(labelsize=8)
     bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
     bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
@@ -88,8 +86,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     said = [text for status, text in _SAID.items() if status in used]
     said += ["small: 95 % interval"] if any(intervals) else []
     said += [] if has_room else ["95 % intervals: table of the report"]
-    style.key_below(figure, [style.mark("", text, ls="") for text in said])
-    return figure
+    return style.with_key(axes, [style.mark("", text, ls="") for text in said])
 
 
 def _interval(r: Regret) -> str:
@@ -122,7 +119,7 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
 @styled
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
-    shown = [result for result in style.results_of(analysis) if known_looks(result)]
+    shown = [result for result in names.results_of(analysis) if known_looks(result)]
     axes = style.panels(len(shown), 4.6, 3.6)
     decisions = []
     for ax, result in zip(axes, shown, strict=True):
@@ -147,19 +144,15 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
                     ax.plot(spent, bound, arrow, color=style.categorical(0), ms=5)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
-        ax.set_title(f"{style.label(result.compared, analysis.compares)}: {result.verdict.decision}")
+        ax.set_title(f"{names.label(result.compared, analysis.compares)}: {result.verdict.decision}")
     for ax in axes:
         ax.set_xlim(left=0)
     for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"α, exponent of {style.column_label(analysis.scale)} (95 %)")
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
+        ax.set_ylabel(f"α, exponent of {names.column_label(analysis.scale)} (95 %)")
     color = style.categorical(0)
-    band = matplotlib.patches.Patch(color=INK, alpha=0.12, lw=0, label=f"|α| < {analysis.delta:g}")
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
     entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in decisions]
-    style.key_below(figure, [band, *entries])
-    return figure
+    return style.with_key(axes, [style.shade(f"|α| < {analysis.delta:g}"), *entries])
 
 
 @styled
@@ -206,15 +199,11 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
             ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
-    names = ["\n".join(style.broken(style.label(name).replace("_", " "), 40)) for name in table["name"]]
-    axes[0].set_yticks(rows, names)
+    written = [names.label(name).replace("_", " ") for name in table["name"]]
+    axes[0].set_yticks(rows, ["\n".join(style.broken(name, 40)) for name in written])
     axes[0].set_ylim(-0.7, len(table) - 0.3)
     if 0 < len(baselines) < len(table):
         for ax in axes:
             ax.axhline(len(table) - len(baselines) - 0.5, color=INK, lw=0.6)
-    entries = style.verdict_key(table["verdict"])
-    band = matplotlib.patches.Patch(
-        color=INK, alpha=0.12, lw=0, label=f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat"
-    )
-    style.key_below(figure, [*entries, band])
-    return figure
+    band = style.shade(f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat")
+    return style.with_key(axes, [*style.verdict_key(table["verdict"]), band])

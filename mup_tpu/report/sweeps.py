@@ -16,7 +16,7 @@ from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
-from mup_tpu.plots.style import results_of
+from mup_tpu.plots.names import results_of
 from mup_tpu.report.page import (
     Block,
     Box,

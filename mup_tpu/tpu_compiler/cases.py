@@ -29,6 +29,7 @@ class Case:
     collectives: Counter[str]
 
     def compile(self, chips: Target) -> Compiled:
+        """The pack, compiled for chips."""
         members = self.members(chips.devices)
         trials = [self.trial.replace(seed=seed) for seed in range(members)]
         return compile_pack(trials, _VOCAB_SIZE, chips, self.mesh.format(n=chips.devices))

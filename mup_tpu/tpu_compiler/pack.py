@@ -21,6 +21,8 @@ from mup_tpu.tpu_compiler.compiled import Compiled
 
 STEPS = 100
 """Steps of the compiled stretch; they are a loop in the program."""
+_TIMEOUT_S = 1800.0
+"""Longest time of each process."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,7 @@ def target(accelerator_type: str) -> Target:
     return TARGETS[accelerator_type]
 
 
-def compile_pack(
-    trials: Sequence[Trial], vocab_size: int, chips: Target, mesh: str = "auto", timeout_s: float = 1800.0
-) -> Compiled:
+def compile_pack(trials: Sequence[Trial], vocab_size: int, chips: Target, mesh: str = "auto") -> Compiled:
     """A pack's training compiled for chips that need not be here.
 
     Args:
@@ -65,12 +65,11 @@ def compile_pack(
         vocab_size: tokens of the vocabulary.
         chips: chips to compile for.
         mesh: as `RunOptions.mesh`.
-        timeout_s: most seconds of each process.
 
     Raises:
         ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
     """
-    return compile_program(hand_over(trials, vocab_size, chips.devices, mesh, timeout_s), chips, timeout_s)
+    return compile_program(hand_over(trials, vocab_size, chips.devices, mesh), chips)
 
 
 def hand_over(
@@ -78,7 +77,6 @@ def hand_over(
     vocab_size: int,
     devices: int,
     mesh: str = "auto",
-    timeout_s: float = 1800.0,
     forms: Mapping[str, Any] = {},
 ) -> str:
     """The program of a stretch of a pack's training that torch_xla hands over to XLA.
@@ -102,7 +100,7 @@ def hand_over(
             command = [sys.executable, "-m", "mup_tpu.tpu_compiler.program"]
             process = subprocess.Popen(command, stdin=pack, stderr=errors, stdout=errors, env=environment)
             try:
-                deadline = time.monotonic() + timeout_s
+                deadline = time.monotonic() + _TIMEOUT_S
                 while time.monotonic() < deadline:
                     ended = process.poll() is not None
                     for path in folder.glob("*.before_optimizations.txt"):
@@ -113,13 +111,13 @@ def hand_over(
                         why = _why((folder / "errors").read_text())
                         raise ConfigError(f"the pack's program could not be made: {why}")
                     time.sleep(0.2)
-                raise ConfigError(f"the pack's program was not made within {timeout_s:.0f} s")
+                raise ConfigError(f"the pack's program was not made within {_TIMEOUT_S:.0f} s")
             finally:
                 process.kill()
                 process.wait()
 
 
-def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> Compiled:
+def compile_program(program: str, chips: Target) -> Compiled:
     """Compile a program that `hand_over` made for the same number of devices."""
     with scratch_folder() as folder:
         given, out = folder / "program.txt", folder / "compiled.txt"
@@ -129,7 +127,7 @@ def compile_program(program: str, chips: Target, timeout_s: float = 1800.0) -> C
             [*command, str(given), chips.topology, str(chips.devices), str(out)],
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=_TIMEOUT_S,
             env=os.environ | _own_modules(),
         )
         if result.returncode:

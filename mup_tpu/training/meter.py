@@ -83,6 +83,7 @@ class Meter:
         return self._rates(self._recent, steps_left)
 
     def overall(self) -> Rates:
+        """Rates over the whole run so far."""
         return self._rates(self._all, 0)
 
     def _rates(self, over: _Sums, steps_left: int) -> Rates:

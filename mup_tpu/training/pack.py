@@ -159,6 +159,7 @@ class Pack:
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
+        """Most steps to hand over at once, by a batch's bytes."""
         return self.device.longest_stretch(batch_bytes) if self._execution.is_stacked else 1
 
     def read(self, losses_R: Tensor) -> Tensor:

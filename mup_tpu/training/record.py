@@ -35,9 +35,11 @@ class MemberRecord:
 
     @property
     def runs(self) -> bool:
+        """Whether the member still trains."""
         return self.status == "running"
 
     def end(self, status: str, step: int, reason: str = "") -> None:
+        """End the member after this number of steps."""
         self.status, self.ended_at, self.reason = status, step, reason
 
     def loss(self, trained: list[float], final: float) -> float:
@@ -64,9 +66,11 @@ class Records:
 
     @property
     def statuses(self) -> tuple[str, ...]:
+        """Status of each member."""
         return tuple(member.status for member in self.members)
 
     def trial_ids(self) -> list[str]:
+        """trial_id of each member."""
         return [member.trial.trial_id(self._dataset.fingerprint) for member in self.members]
 
     def end_diverged(self, done: int) -> list[int]:

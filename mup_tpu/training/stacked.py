@@ -46,6 +46,7 @@ class Stacked(Members):
         self._evaluations = device.repeated(self._evaluation)
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        """Train on a stretch; losses (S, R) before each update."""
         numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
         return self._steps(
             (self.parameters, self.state),
@@ -69,6 +70,7 @@ class Stacked(Members):
         return losses_R
 
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        """Mean held-out loss of each row (R)."""
         fixed, batches = (self.parameters, self.buffers), (tokens_NBT1,)
         return self._evaluations((), fixed, batches, len(tokens_NBT1)).mean(0)
 

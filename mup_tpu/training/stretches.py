@@ -24,6 +24,7 @@ class Looks:
     """Single steps, the last one among them."""
 
     def falls_on(self, step: int) -> bool:
+        """Whether losses are read after this step."""
         return step in self.at or any(falls_on(every, step) for every in self.every)
 
     def stretches(self, start: int, end: int, longest: int, step_s: float) -> list[range]:

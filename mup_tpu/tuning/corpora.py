@@ -20,6 +20,7 @@ class Corpora:
             self.of(trial)
 
     def of(self, trial: Trial) -> data.TokenDataset:
+        """Dataset of a trial, loaded if it is new."""
         if trial.data not in self._datasets:
             self._datasets[trial.data] = data.load(trial.data)
         return self._datasets[trial.data]

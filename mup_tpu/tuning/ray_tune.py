@@ -34,6 +34,7 @@ class TuneSearch:
         return trial.trial_id in getattr(self._scheduler, "halted", ())
 
     def tuner(self, count: int, scratch: str, callbacks: Sequence[tune.Callback]) -> tune.Tuner:
+        """Ray Tune's tuner of this number of trials."""
         # Progress is shown by this package, and Tune's loggers would write every row again.
         os.environ |= {
             "RAY_AIR_NEW_OUTPUT": "0",

@@ -51,14 +51,17 @@ class SearchProgress(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        """Show a trial's last loss."""
         self._update(trial, "running", result)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Count a trial that has ended."""
         self._ended += 1
         self._update(trial, "ended", trial.last_result)
         self._line(trial, "ended")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Count a trial that has failed."""
         self._ended += 1
         self._update(trial, "failed", trial.last_result)
         self._line(trial, "failed")

@@ -55,12 +55,15 @@ class TensorBoard:
         self._folder = folder / "tensorboard"
 
     def known(self) -> set[str]:
+        """Folders of trials."""
         return {name for name in self._folder.names() if (self._folder / name).names()}
 
     def forget(self, trial_id: str) -> None:
+        """Remove the trial's folder."""
         self._folder.remove(trial_id)
 
     def tell(self, row: Mapping[str, Any], settings: Mapping[str, Any], curve: Curve) -> None:
+        """Write a file of events: curve, final loss, hyperparameters."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import summary_v2
@@ -133,6 +136,7 @@ class MLflow:
         self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
 
     def known(self) -> set[str]:
+        """Tags of the experiment's runs."""
         told, page = set[str](), None
         while page is None or page:
             runs = self._client.search_runs([self._experiment], page_token=page)
@@ -141,6 +145,7 @@ class MLflow:
         return told
 
     def forget(self, trial_id: str) -> None:
+        """Delete the trial's runs."""
         for run in self._client.search_runs([self._experiment], f"tags.trial_id = '{trial_id}'"):
             self._client.delete_run(run.info.run_id)
 

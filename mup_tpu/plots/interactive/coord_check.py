@@ -9,9 +9,10 @@ import pandas as pd
 
 from mup_tpu.analysis.coord_check import scale_of, slopes
 from mup_tpu.config import columns
-from mup_tpu.plots import style
+from mup_tpu.plots import names, style
 from mup_tpu.plots.coord_check import CHECKED
-from mup_tpu.plots.interactive.panel import MARKERS, Entry, Panel, Panels, about, named_ticks, power_ticks
+from mup_tpu.plots.interactive.panel import MARKERS, Entry, Panel, Panels, named_ticks, power_ticks
+from mup_tpu.plots.interactive.tooltips import about
 
 _LINES = ("-", "--", ":")
 
@@ -25,7 +26,7 @@ def coordinate_check_panels(table: pd.DataFrame) -> Panels:
     scale = scale_of(table)
     last = table[table["step"] == table["step"].max()]
     fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in slopes(table).to_dict("records")}
-    parametrizations = style.ordered(table["parametrization"].unique())
+    parametrizations = names.ordered(table["parametrization"].unique())
     panels = Panels(across=len(parametrizations))
     for i, layer in enumerate(dict.fromkeys(table["layer"])):
         panels.entry(layer, style.categorical(i), MARKERS[i % len(MARKERS)], _LINES[i // 8 % len(_LINES)])
@@ -38,7 +39,7 @@ def coordinate_check_panels(table: pd.DataFrame) -> Panels:
             low, high = (low + high - 1) / 2, (low + high + 1) / 2
         for parametrization in parametrizations:
             panel = Panel(
-                panels, f"{style.name(parametrization)}: {title}", columns.title(scale),
+                panels, f"{names.name(parametrization)}: {title}", columns.title(scale),
                 f"{size} after {last['step'].max()} steps", (low - 0.3, high + 0.3),
             )  # fmt: skip
             own = measured[measured["parametrization"] == parametrization]
@@ -70,7 +71,7 @@ def _draw_layer(panel: Panel, entry: Entry, own: pd.DataFrame, scale: str, slope
         runs = [f"seed {seed:g}: {rms:.4g}" for seed, rms in seeds]
         points.append(float(np.log2(point)))
         heights.append(float(np.log2(mean)))
-        texts.append(about(f"{entry.name}, {style.point(scale, point)}", f"rms {mean:.4g}", slope, *runs))
+        texts.append(about(f"{entry.name}, {names.point(scale, point)}", f"rms {mean:.4g}", slope, *runs))
     if points:
         panel.line(entry, points, heights, dash=_LINES[index // 8 % len(_LINES)])
         panel.marks(entry, points, heights, MARKERS[index % len(MARKERS)])

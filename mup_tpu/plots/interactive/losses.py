@@ -6,17 +6,9 @@ import pandas as pd
 
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config import columns
-from mup_tpu.plots import style
-from mup_tpu.plots.interactive.panel import (
-    Panel,
-    Panels,
-    about,
-    hexed,
-    loss_text,
-    named_ticks,
-    room_for,
-    run_names,
-)
+from mup_tpu.plots import names, style, ticks
+from mup_tpu.plots.interactive.panel import Panel, Panels, named_ticks, room_for
+from mup_tpu.plots.interactive.tooltips import about, loss_text, run_names
 from mup_tpu.plots.markup import power
 
 _POINTS = 120
@@ -30,24 +22,24 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         analysis: what to draw.
         runs: of the checked table that it was made from; points name them.
     """
-    results = [r for r in style.results_of(analysis) if r.learning_curves]
+    results = [r for r in names.results_of(analysis) if r.learning_curves]
     scales = sorted({c.scale for r in results for c in r.learning_curves})
     losses = [loss for r in results for c in r.learning_curves for loss in c.losses]
-    is_log = style.is_wide(losses)
+    is_log = ticks.is_wide(losses)
     low, high = room_for(losses, is_log)
     panels = Panels()
     for scale in scales:
-        panels.entry(style.point(analysis.scale, scale), hexed(style.sequential(scales, scale)), dash="-")
+        panels.entry(names.point(analysis.scale, scale), style.sequential(scales, scale), dash="-")
     for result in results:
         panel = Panel(
-            panels, style.name(result.compared, analysis.compares), "step", "training loss (nat per token)",
+            panels, names.name(result.compared, analysis.compares), "step", "training loss (nat per token)",
             (low, high), log_y=is_log,
         )  # fmt: skip
         if is_log:
-            named_ticks(panel.figure.yaxis, {t: f"{t:g}" for t in style.log_ticks(low, high, least=5)})
+            named_ticks(panel.figure.yaxis, {t: f"{t:g}" for t in ticks.log_ticks(low, high, least=5)})
         own = runs[runs["compared"] == result.compared]
         for curve in result.learning_curves:
-            entry = panels.entries[style.point(analysis.scale, curve.scale)]
+            entry = panels.entries[names.point(analysis.scale, curve.scale)]
             here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]
             panel.line(entry, curve.steps, curve.losses)
             head = f"{entry.name}, {columns.label(analysis.hyperparameter)} {power(curve.x)}"

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from bokeh.models import (
     BooleanFilter,
     CDSView,
@@ -27,7 +26,6 @@ from bokeh.plotting import figure
 from matplotlib.colors import to_hex
 
 from mup_tpu.plots import style
-from mup_tpu.plots.markup import powers
 
 HEIGHT = 330
 """Height of a panel, pixels; its width is the page's."""
@@ -35,8 +33,6 @@ _REACH = 14
 """Diameter in which the pointer finds a point, pixels."""
 _AT_ONCE = 4
 """Most points in one tooltip."""
-_RUNS = 6
-"""Most runs that a tooltip names one by one."""
 _DASHES = {"-": "", "--": "6 4", ":": "2 3"}
 _SHAPES = {
     "circle": '<circle cx="14" cy="7" r="3.5"/>',
@@ -79,17 +75,18 @@ class Panels:
     """Points of each panel that the pointer finds; column `curve` of their source names their entry."""
 
     def entry(
-        self, name: str, color: str, marker: str = "", dash: str | None = None, hollow: bool = False
+        self, name: str, color: Any, marker: str = "", dash: str | None = None, hollow: bool = False
     ) -> Entry:
         """Entry of the key by its name; made if new.
 
         Args:
             name: what it says.
-            color: of its swatch.
+            color: of matplotlib, for its swatch.
             marker: of its points; "" for none.
             dash: "-", "--" or ":" where it has a line.
             hollow: whether its points are.
         """
+        color = to_hex(color)
         return self.entries.setdefault(name, Entry(name, color, _swatch(color, marker, dash, hollow)))
 
 
@@ -155,7 +152,9 @@ class Panel:
         """Draw the points in a view of a source, at its columns x and "y"."""
         drawn = self.figure.scatter(
             x, "y", source=source, view=view, marker=marker, size=size,
-            line_color=_edge(entry.color, marker, hollow), line_width=1.5 if hollow or marker == "x" else 0.5,
+            # A white edge sets a star off from curves.
+            line_color="white" if marker == "star" and not hollow else entry.color,
+            line_width=1.5 if hollow or marker == "x" else 0.5,
             fill_color=None if hollow else entry.color,
             nonselection_alpha=0.25,
         )  # fmt: skip
@@ -236,59 +235,6 @@ def named_ticks(axis: Any, names: Mapping[float, str]) -> None:
     """Set the ticks of an axis, by place and name."""
     axis.ticker = FixedTicker(ticks=list(names))
     axis.major_label_overrides = dict(names)
-
-
-def hexed(color: Any) -> str:
-    """A colour of matplotlib in hexadecimal digits, for browsers."""
-    return to_hex(color)
-
-
-def about(*lines: str) -> str:
-    """HTML of a tooltip; its first line is a heading."""
-    head, *rest = (powers(line) for line in lines if line)
-    return "<br>".join([f"<b>{head}</b>", *rest])
-
-
-def loss_text(loss: float, error: float | None = None) -> str:
-    """A loss with its standard error, to the six digits that float32 carries."""
-    return f"loss {loss:.6g}" + ("" if error is None else f" ± {error:.2g}")
-
-
-def run_lines(runs: pd.DataFrame) -> list[str]:
-    """A line a run: seed, loss, and trial where known."""
-    lines = []
-    for run in runs.sort_values("seed").head(_RUNS).to_dict("records"):
-        loss = loss_text(run["loss"]) if np.isfinite(run["loss"]) else _ended(run)
-        lines.append(", ".join([f"seed {_name(run['seed'])}: {loss}", *_trial(run)]))
-    if len(runs) > _RUNS:
-        lines.append(f"and {len(runs) - _RUNS} more")
-    return lines
-
-
-def run_names(runs: pd.DataFrame) -> str:
-    """Runs of a mean, in one line."""
-    named = runs.sort_values("seed").head(_RUNS).to_dict("records")
-    more = ", …" if len(runs) > _RUNS else ""
-    runs_of = "; ".join(", ".join([f"seed {_name(run['seed'])}", *_trial(run)]) for run in named)
-    return runs_of + more
-
-
-def _name(seed: Any) -> str:
-    return seed if isinstance(seed, str) else f"{seed:g}"
-
-
-def _trial(run: dict[Any, Any]) -> list[str]:
-    """Name of a run's trial, where known."""
-    return [f"trial {run['trial_id']}"] if pd.notna(run.get("trial_id")) and run["trial_id"] != "" else []
-
-
-def _ended(run: dict[Any, Any]) -> str:
-    return "stopped early" if run.get("stopped") else "diverged"
-
-
-def _edge(color: str, marker: str, hollow: bool) -> str:
-    """Colour of a mark's edge: white sets a star off from curves."""
-    return "white" if marker == "star" and not hollow else color
 
 
 def _swatch(color: str, marker: str, dash: str | None, hollow: bool) -> str:

@@ -9,16 +9,9 @@ import pandas as pd
 from bokeh.models import CDSView, ColumnDataSource, IndexFilter
 
 from mup_tpu.config import columns
-from mup_tpu.plots import style
-from mup_tpu.plots.interactive.panel import (
-    Panel,
-    Panels,
-    about,
-    loss_text,
-    named_ticks,
-    power_ticks,
-    room_for,
-)
+from mup_tpu.plots import style, ticks
+from mup_tpu.plots.interactive.panel import Panel, Panels, named_ticks, power_ticks, room_for
+from mup_tpu.plots.interactive.tooltips import about, loss_text
 from mup_tpu.plots.search import is_logarithmic
 
 _KINDS = (
@@ -92,5 +85,5 @@ def _ticks(panel: Panel, values: pd.Series, column: str) -> None:
     if columns.COLUMNS[column].as_power:
         power_ticks(panel.figure.xaxis, low, high)
         return
-    ticks = style.log_ticks(float(values.min()), float(values.max()), least=3)
-    named_ticks(panel.figure.xaxis, {float(np.log2(t)): f"{t:g}" for t in ticks})
+    places = ticks.log_ticks(float(values.min()), float(values.max()), least=3)
+    named_ticks(panel.figure.xaxis, {float(np.log2(t)): f"{t:g}" for t in places})
