@@ -196,15 +196,16 @@ def test_command_line_help_imports_no_training_library():
     assert heavy_modules_after(*codes) == [[]] * len(codes)
 
 
-def test_package_runs_as_a_module():
+def test_package_runs_as_a_module_and_its_help_needs_no_scipy():
     result = subprocess.run(
-        [sys.executable, "-m", "mup_tpu", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "mup_tpu", "--help"],
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
+    assert "pandas" in result.stderr and "scipy" not in result.stderr
     for command in ("train", "sweep", "search", "analyze", "plot", "coord-check", "doctor"):
         assert command in result.stdout
 
