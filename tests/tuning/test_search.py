@@ -386,7 +386,7 @@ def a_worker_killed_at_its_first_checkpoint(results):
 
 @pytest.mark.slow
 def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tmp_path):
-    base = tiny.replace(steps=450)
+    base = tiny.replace(steps=250)
     search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
     options = SearchOptions(num_samples=1, evaluations=15, max_failures=1)
     with a_worker_killed_at_its_first_checkpoint(tmp_path):
