@@ -50,7 +50,7 @@ def test_what_rules_are_compared_on_grows_and_they_answer(scale):
 ONE_TRIAL = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experiment_script_runs_one_width(tmp_path):
     """The script as a user runs it, on a few trials of its own grid."""
     command = [sys.executable, "experiments/quickstart.py", *ONE_TRIAL, "--results", tmp_path / "results"]

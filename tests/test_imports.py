@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,33 +55,40 @@ LIGHT = (
 )
 """Packages of the replay that take longest to import."""
 
-FORKED = """
+FORKS = """
 import importlib, json, os, sys
-names, heavy, codes = json.loads(sys.argv[1])
-for name in names:
+light, heavy = json.loads(sys.argv[1])
+for name in light:
     importlib.import_module(name)
-for code in codes:
+for line in sys.stdin:
+    code = json.loads(line)
     child = os.fork()
     if not child:
+        answer = os.dup(1)
+        os.dup2(2, 1)
         exec(code, {"__name__": "__main__", "sys": sys})
-        print("heavy:", *[name for name in heavy if name in sys.modules], flush=True, file=sys.stderr)
+        os.write(answer, json.dumps([name for name in heavy if name in sys.modules]).encode())
         os._exit(0)
-    os.waitpid(child, 0)
+    print("", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def heavy_modules_after(*codes: str) -> list[list[str]]:
-    """Training libraries that each code leaves imported, run in its own fork of an interpreter that has
-    imported light packages.
+@pytest.fixture(scope="module")
+def heavy_modules_after() -> Iterator[Callable[[str], list[str]]]:
+    """Training libraries that a code leaves imported, run in a fork of an interpreter that has imported light
+    packages.
     """
-    asked = json.dumps([LIGHT, HEAVY, codes])
-    result = subprocess.run(
-        [sys.executable, "-c", FORKED, asked], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stderr
-    found = [line.split()[1:] for line in result.stderr.splitlines() if line.startswith("heavy:")]
-    assert len(found) == len(codes), result.stderr
-    return found
+    start = [sys.executable, "-c", FORKS, json.dumps([LIGHT, HEAVY])]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(start, cwd=PACKAGE.parent, text=True, **pipes) as server:  # type: ignore[call-overload]
+
+        def heavy_modules_after(code: str) -> list[str]:
+            print(json.dumps(code), file=server.stdin, flush=True)
+            found, _, exit_code = server.stdout.readline().rpartition(" ")
+            assert exit_code == "0\n", "the code failed: see stderr"
+            return json.loads(found)
+
+        yield heavy_modules_after
 
 
 def room_sources(room: str) -> list[Path]:
@@ -132,8 +140,9 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(found)]
 
 
-def test_the_detector_sees_a_heavy_import():
-    assert heavy_modules_after("import optuna", "import numpy") == [["optuna"], []]
+def test_the_detector_sees_a_heavy_import(heavy_modules_after):
+    assert heavy_modules_after("import optuna") == ["optuna"]
+    assert heavy_modules_after("import numpy") == []
 
 
 def test_the_import_reader_sees_relative_and_nested_imports(tmp_path, monkeypatch):
@@ -156,23 +165,18 @@ def test_the_circle_finder_sees_circles():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
-def test_replay_rooms_import_no_training_library():
-    modules = {room: [dotted_name(path) for path in room_sources(room)] for room in LIGHT_ROOMS}
-    assert all(modules.values()), f"mup_tpu has not all of {LIGHT_ROOMS}"
-    found = heavy_modules_after(
-        *("\n".join(f"import {name}" for name in names) for names in modules.values())
-    )
-    assert dict(zip(LIGHT_ROOMS, found, strict=True)) == {room: [] for room in LIGHT_ROOMS}
+@pytest.mark.parametrize("room", LIGHT_ROOMS)
+def test_replay_rooms_import_no_training_library(room, heavy_modules_after):
+    modules = [dotted_name(path) for path in room_sources(room)]
+    assert modules and heavy_modules_after("\n".join(f"import {name}" for name in modules)) == []
 
 
-def test_a_driver_leaves_torch_to_its_workers():
-    for found in heavy_modules_after(
-        "import mup_tpu.tuning.sweep", "import mup_tpu.tuning.search", "import mup_tpu.study"
-    ):
-        assert set(found) <= {"ray"}
+@pytest.mark.parametrize("module", ["tuning.sweep", "tuning.search", "study"])
+def test_a_driver_leaves_torch_to_its_workers(module, heavy_modules_after):
+    assert set(heavy_modules_after(f"import mup_tpu.{module}")) <= {"ray"}
 
 
-def test_training_starts_without_transformers_and_torchs_compiler():
+def test_training_starts_without_transformers_and_torchs_compiler(heavy_modules_after):
     """Each takes longer to import than torch. Torch's optimizers and layers import its compiler."""
     code = (
         "import torch\nfrom mup_tpu.config import Trial\nfrom mup_tpu.devices import get_device\n"
@@ -183,28 +187,29 @@ def test_training_starts_without_transformers_and_torchs_compiler():
         "    Pack([trial], 16, get_device('cpu')).step(torch.zeros(2, 9, dtype=torch.int64))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
-    assert heavy_modules_after(code) == [["torch", "mup"]]
+    assert heavy_modules_after(code) == ["torch", "mup"]
 
 
-def test_command_line_help_imports_no_training_library():
-    codes = [
+@pytest.mark.parametrize("command", [[], ["runs"], ["analyze"], ["plot"]], ids=str)
+def test_command_line_help_imports_no_training_library(command, heavy_modules_after):
+    code = (
         "from mup_tpu.cli import main\n"
         f"sys.argv = ['mup-tpu', *{command!r}, '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
-        for command in ([], ["runs"], ["analyze"], ["plot"])
-    ]
-    assert heavy_modules_after(*codes) == [[]] * len(codes)
+    )
+    assert heavy_modules_after(code) == []
 
 
-def test_package_runs_as_a_module():
+def test_package_runs_as_a_module_and_its_help_needs_no_scipy():
     result = subprocess.run(
-        [sys.executable, "-m", "mup_tpu", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "mup_tpu", "--help"],
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
+    assert "pandas" in result.stderr and "scipy" not in result.stderr
     for command in ("train", "sweep", "search", "analyze", "plot", "coord-check", "doctor"):
         assert command in result.stdout
 
@@ -239,7 +244,7 @@ def test_every_room_has_its_arrows():
     assert rooms - {"__init__", "__main__", "cli"} <= MAY_IMPORT.keys()
 
 
-def test_modules_that_moved_are_found_under_their_old_names():
+def test_modules_that_moved_are_found_under_their_old_names(heavy_modules_after):
     code = (
         "import warnings\nwarnings.simplefilter('ignore')\n"
         "from mup_tpu._moved import MOVED\nimport importlib\n"
@@ -250,5 +255,4 @@ def test_modules_that_moved_are_found_under_their_old_names():
         "from mup_tpu.parametrization import PARAMETRIZATIONS\n"
         "import mup_tpu\nassert mup_tpu.analyze.__name__ == 'analyze'"
     )
-    (found,) = heavy_modules_after(code)
-    assert "ray" not in found
+    assert "ray" not in heavy_modules_after(code)

@@ -1,23 +1,32 @@
-"""Run tables to verdicts: optimum, transfer, scaling law, coordinate check. Needs no torch and no ray."""
+"""Run tables to verdicts: optimum, transfer, scaling law, coordinate check. Needs no torch and no ray.
 
-from mup_tpu.analysis.drift import Drift, WiderIsBetter
-from mup_tpu.analysis.ingest.table import check_table
-from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.load import load_table
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
-from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
-from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
-from mup_tpu.analysis.transfer import (
-    AtZero,
-    FittedLaw,
-    LearningCurve,
-    TransferAnalysis,
-    TransferResult,
-    analyze,
-)
-from mup_tpu.analysis.verdict import Verdict
+Each name is imported when it is first used: scipy takes half a second, and commands that train need none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.drift import Drift, WiderIsBetter
+    from mup_tpu.analysis.ingest.table import check_table
+    from mup_tpu.analysis.ingest.table_columns import Columns
+    from mup_tpu.analysis.load import load_table
+    from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+    from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
+    from mup_tpu.analysis.regret import Regret
+    from mup_tpu.analysis.run_table import RunTable
+    from mup_tpu.analysis.scaling_law import Prediction, ScalingLaw, fit_scaling_law
+    from mup_tpu.analysis.transfer import (
+        AtZero,
+        FittedLaw,
+        LearningCurve,
+        TransferAnalysis,
+        TransferResult,
+        analyze,
+    )
+    from mup_tpu.analysis.verdict import Verdict
 
 __all__ = [
     "AtZero",
@@ -44,3 +53,25 @@ __all__ = [
     "load_table",
     "predict",
 ]
+
+_FROM = {
+    "drift": ("Drift", "WiderIsBetter"),
+    "ingest.table": ("check_table",),
+    "ingest.table_columns": ("Columns",),
+    "load": ("load_table",),
+    "optimum": ("LossCurve", "Noise", "Optimum"),
+    "prediction": ("Predictions", "RulePrediction", "predict"),
+    "regret": ("Regret",),
+    "run_table": ("RunTable",),
+    "scaling_law": ("Prediction", "ScalingLaw", "fit_scaling_law"),
+    "transfer": ("AtZero", "FittedLaw", "LearningCurve", "TransferAnalysis", "TransferResult", "analyze"),
+    "verdict": ("Verdict",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module."""
+    for module, names in _FROM.items():
+        if name in names:
+            return getattr(importlib.import_module(f"mup_tpu.analysis.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import pytest
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
     command = [
         "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,
-        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4,
+        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
     ]  # fmt: skip
     code, out, err = outcome(*command, "--widths", 32, 64)
     assert code == 0, err

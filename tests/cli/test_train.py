@@ -153,8 +153,8 @@ def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, outcome, small):
 @pytest.mark.slow
 def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small):
     command = [
-        "train", *small[:-2], "--steps", "300", "--corpus", corpus,
-        "--checkpoints", tmp_path / "c", "--checkpoint-every", "50", "--results", tmp_path / "r",
+        "train", *small[:-2], "--steps", "120", "--corpus", corpus,
+        "--checkpoints", tmp_path / "c", "--checkpoint-every", "10", "--results", tmp_path / "r",
     ]  # fmt: skip
     command = [str(part) for part in command]
     run = [sys.executable, "-m", "mup_tpu", *command]

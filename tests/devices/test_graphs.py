@@ -10,7 +10,7 @@ from mup_tpu.devices import get_device
 from mup_tpu.devices.graphs import GraphSteps, Recorder
 from mup_tpu.training.pack import Pack
 
-STEPS = 8
+STEPS = 4
 
 
 class Refusing(Recorder):

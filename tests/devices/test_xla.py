@@ -21,7 +21,7 @@ from mup_tpu.models import ARCHITECTURES
 from mup_tpu.training.loop import PackResult, PackRun, run_to_end
 
 sys.path.insert(0, str(Path(__file__).parent))
-from xla_program import STEPS, STRETCH, trials
+from xla_trials import STEPS, STRETCH, trials
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
@@ -160,7 +160,11 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
     ("pjrt_device", "sentence"),
     [
         (None, "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"),
-        ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
+        pytest.param(
+            "TPU",
+            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjrt_device, sentence):

@@ -154,6 +154,7 @@ def test_workers_use_their_chips_unless_their_host_or_the_driver_sets_a_device(c
         assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
 
 
+@pytest.mark.nightly
 def test_trials_of_a_search_have_the_same_environment(cluster, tiny, tmp_path, monkeypatch):
     class Seen(TrialTrainable):
         def step(self):

@@ -93,6 +93,8 @@ DRAWN = {
     "far apart": ("transfer", "collapse", "optimum"),
 }
 """Figures that a table is hard on; all of the other tables."""
+NIGHTLY = ("twelve scales", "twelve scales in one panel", "huge losses", "small losses")
+"""Tables with many scales, or whose ticks are tested below as numbers."""
 
 
 def faults(figure):
@@ -150,7 +152,7 @@ def marks_outside(ax):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "twelve scales" else ()) for n in TABLES]
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n in NIGHTLY else ()) for n in TABLES]
 )
 def test_everything_in_a_figure_of_transfer_can_be_read(name):
     columns = Columns(scale=TABLES[name].get("scale", "width"))

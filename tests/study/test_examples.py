@@ -49,13 +49,6 @@ def test_the_numpy_example_trains(tmp_path):
     assert wide["mup"] < wide["standard"] - 0.003, "too small a rate costs the standard rule more"
 
 
-def output(*words):
-    """Numbers in the last line that an example prints."""
-    run = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return [float(word) for word in run.stdout.split("\n")[-2].split()]
-
-
 def test_the_nanogpt_example_trains(monkeypatch, capsys):
     script = str(ROOT / "examples" / "nanogpt.py")
     monkeypatch.setattr(sys, "argv", [script, "--steps", "30", "--lr", "0.016"])
@@ -82,7 +75,7 @@ def plain_loop(example):
     return last.item(), loss(inputs[0]).item()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
     script = ROOT / "examples" / "distributed.py"
     losses = output(script, f"file://{tmp_path}/rendezvous")
@@ -98,12 +91,15 @@ def test_lightning_trains_as_a_plain_loop_does():
 
 
 @pytest.mark.slow
-def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path):
+def test_the_trainer_of_hugging_face_takes_the_groups(tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     from transformers import AutoModelForCausalLM
 
     tokens = torch.randint(0, 32, (4, 32), generator=torch.Generator().manual_seed(0))
-    losses = output(ROOT / "examples" / "hf_trainer.py", tmp_path)
+    script = str(ROOT / "examples" / "hf_trainer.py")
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path)])
+    runpy.run_path(script, run_name="__main__")
+    losses = map(float, capsys.readouterr().out.split("\n")[-2].split())
     for name, trained in zip(("gpt2", "llama"), losses, strict=True):
         assert trained < 4.5, "5.5 by chance"
         loss = AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens, labels=tokens).loss.item()
@@ -130,7 +126,7 @@ sys.exit(3) if lr == "0.5" else print(float(width) * float(lr))
 STUDY = """
 experiment = "array"
 scale = {width = [64]}
-tune = {learning_rate = [0.25, 0.5, 1.0]}
+tune = {learning_rate = [0.5, 1.0]}
 [settings]
 steps = 1
 """
@@ -147,7 +143,7 @@ def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     script = ROOT / "examples" / "slurm.sh"
-    assert subprocess.run([sys.executable, "sbatch.py", "--array=0-3", script, "study.toml"]).returncode == 0
+    assert subprocess.run([sys.executable, "sbatch.py", "--array=0-2", script, "study.toml"]).returncode == 0
     runs = load_runs("results/array").set_index("learning_rate")
-    assert runs["loss"].to_dict() == {0.25: 16.0, 1.0: 64.0, 0.5: pytest.approx(float("nan"), nan_ok=True)}
+    assert runs["loss"].to_dict() == {1.0: 64.0, 0.5: pytest.approx(float("nan"), nan_ok=True)}
     assert runs.loc[0.5, "reason"] == "train.py ended with exit code 3"

@@ -311,7 +311,7 @@ def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for step in range(1, 5):
+            for step in (1, 2):
                 save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
         ended.set()

@@ -79,7 +79,7 @@ def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tin
     trial = tiny.replace(
         architecture="llama", steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own
     )  # fmt: skip
-    scale = Axis("width", (32, 64, 128, 256))
+    scale = Axis("width", (32, 64, 128))
     *_, table = measure(trial, scale, ("sp", "sp_embedding", "mup", "completep"), 1)
     largest = slopes(table).groupby("parametrization")["slope"].max()
     assert largest["mup"] < 0.2 and largest["completep"] < 0.2
@@ -92,7 +92,7 @@ def test_llama_is_flat_along_the_depth_under_completep_and_not_in_mup(tiny):
     α = 1 as they do where it is ½ (Dey et al. 2025, section 6)."""
     names = ("mup", "completep", "completep_half", "completedp")
     trial = deep(tiny).replace(architecture="llama", qk_norm=True)
-    *_, table = measure(trial, Axis("depth", (2, 4, 8, 16)), names, 1)
+    *_, table = measure(trial, Axis("depth", (2, 4, 16)), names, 1)
     fitted = slopes(table).set_index(["parametrization", "quantity", "layer"])["slope"]
     stream = {name: fitted[name, "update", "last residual"] for name in names}
     assert 0.7 < stream["mup"] < 1.1
@@ -249,7 +249,7 @@ def test_muon_s_updates_change_layers_alike_at_every_width_with_mup_s_factor_alo
         steps=4, warmup=0.0, schedule="constant", optimizer="muon", muon_scale=scale, learning_rate=2.0**-5,
         adamw_lr_ratio=1e-9,
     )  # fmt: skip
-    *_, table = measure(trial, Axis("width", (32, 64, 128, 256)), (name,), 1)
+    *_, table = measure(trial, Axis("width", (32, 64, 128)), (name,), 1)
     found = slopes(table).query("quantity == 'update'").set_index("layer")["slope"]
     # Attention's softmax and the readout, whose weights do not learn here, have exponents of their own.
     exponents = found[[layer for layer in found.index if layer.startswith(("mlp", "residual"))]]

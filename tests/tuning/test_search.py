@@ -297,11 +297,13 @@ def checkpoints(results):
     return list((results / "checkpoints").glob("search-*/step-*/meta.json"))
 
 
-@pytest.mark.slow
-def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(search_file, tmp_path):
+TWO_TRIALS = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "30")
+
+
+@pytest.mark.nightly
+def test_ctrl_c_twice_ends_at_once(search_file, tmp_path):
     results = tmp_path / "results"
-    options = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "30")
-    process = start_search(search_file, results, *options)
+    process = start_search(search_file, results, *TWO_TRIALS)
     wait_for(process, lambda: checkpoints(results))
     os.kill(process.pid, signal.SIGINT)
     for line in process.stdout:  # two signals at once would count as one
@@ -312,11 +314,14 @@ def test_ctrl_c_twice_ends_at_once_and_once_checkpoints_and_says_how_to_go_on(se
     assert process.returncode == 130, output
     assert "go on with" not in output
     assert "Traceback" not in output
-    proposed = SearchLog(Folder(results)).proposals
 
-    began = time.time()
-    process = start_search(search_file, results, *options, "--resume")
-    wait_for(process, lambda: any(path.stat().st_mtime > began for path in checkpoints(results)))
+
+@pytest.mark.slow
+def test_ctrl_c_checkpoints_and_says_how_to_go_on(search_file, tmp_path):
+    results = tmp_path / "results"
+    process = start_search(search_file, results, *TWO_TRIALS)
+    wait_for(process, lambda: checkpoints(results))
+    proposed = SearchLog(Folder(results)).proposals
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
@@ -381,7 +386,7 @@ def a_worker_killed_at_its_first_checkpoint(results):
 
 @pytest.mark.slow
 def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tmp_path):
-    base = tiny.replace(steps=450)
+    base = tiny.replace(steps=250)
     search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
     options = SearchOptions(num_samples=1, evaluations=15, max_failures=1)
     with a_worker_killed_at_its_first_checkpoint(tmp_path):
@@ -413,7 +418,7 @@ def full_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
     local_ray, search_file, full_disk, capfd
 ):

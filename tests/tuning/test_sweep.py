@@ -31,7 +31,7 @@ NOT_RESULTS = ["wall_time_s", "finished_at", "pack_size", "threads", "git_commit
 
 
 def small_sweep(tiny: Trial) -> Sweep:
-    return Sweep("small", tiny, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30))
+    return Sweep("small", tiny, widths=(32, 64), learning_rates=(0.01, 1e30))
 
 
 def results_of(path) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def in_process(tiny, tmp_path_factory):
     path = tmp_path_factory.mktemp("in_process")
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
     outcome = run_sweep(sweep, str(path), SweepOptions(), ALONE, Console(quiet=True))
-    assert outcome == {"finished": 8, "diverged": 4}
+    assert outcome == {"finished": 4, "diverged": 4}
     return path
 
 
@@ -56,7 +56,7 @@ def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
     sweep = small_sweep(tiny.replace(grad_clip=0.0))
     options = SweepOptions(ray=ray)
     outcome = run_sweep(sweep, str(tmp_path), options, RunOptions(threads=1), Console(quiet=True))
-    assert sum(outcome.values()) == 12
+    assert sum(outcome.values()) == 8
     pd.testing.assert_frame_equal(results_of(tmp_path), results_of(in_process))
     pd.testing.assert_frame_equal(load_curves(tmp_path), load_curves(in_process))
     assert not run_sweep(sweep, str(tmp_path), options, RunOptions(), Console(quiet=True))
@@ -121,7 +121,7 @@ def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
         "import sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sweep import run_sweep\nimport json\n"
         f"base = from_dict(Trial, json.loads({json.dumps(tiny.replace(grad_clip=0.0).to_dict())!r}))\n"
-        "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.003, 0.01, 1e30))\n"
+        "sweep = Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30))\n"
         "options = SweepOptions(pack_size=2)\n"
         "run = RunOptions(checkpoint_every=10, threads=1)\n"
         "run_sweep(sweep, sys.argv[1], options, run, Console(quiet=True))\n"
@@ -135,7 +135,7 @@ def test_killed_sweep_resumes_to_the_same_table(tiny, in_process, tmp_path):
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
     stored = len(load_runs(results))
-    assert 0 < stored < 12
+    assert 0 < stored < 8
     sweep, options = small_sweep(tiny.replace(grad_clip=0.0)), SweepOptions(pack_size=2)
     run_sweep(sweep, str(results), options, RunOptions(checkpoint_every=10, threads=1), Console(quiet=True))
     assert load_runs(results)["trial_id"].is_unique

@@ -18,7 +18,8 @@ class Count(Job):
         name: of its file; files `NAME.pids` hold the processes that ran it.
         steps: numbers to report.
         then: what happens at the half, once: "die", "hang"; always: "raise", "refuse", "too large",
-            "die always"; "wait" counts on until the file `go` is there.
+            "die always"; "wait" counts on until the file `go` is there; "follower dies": the second host of a
+            slice, once.
     """
 
     def __init__(self, folder: Path, name: str, steps: int = 4, then: str = "") -> None:
@@ -36,6 +37,8 @@ class Count(Job):
     def run(self, here):
         if not here.writes:  # it follows the first host of a slice
             yield from range(self.steps)
+            if self.then == "follower dies" and len(self.pids()) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             return None
         with (self.folder / f"{self.name}.pids").open("a") as file:
             file.write(f"{os.getpid()}\n")
@@ -48,6 +51,9 @@ class Count(Job):
             if is_due and (first == 0 or "always" in self.then):
                 self.fall(self.then)
         while self.then == "wait" and not (self.folder / "go").exists():
+            yield self.steps
+            time.sleep(0.05)
+        while self.then == "follower dies" and len(self.pids()) == 1:
             yield self.steps
             time.sleep(0.05)
         return f"{self.name} from {first}"
