@@ -18,6 +18,7 @@ from mup_tpu.analysis.transfer import (
     analyze,
 )
 from mup_tpu.analysis.verdict import Verdict
+from mup_tpu.analysis.worth import Worth
 
 __all__ = [
     "AtZero",
@@ -38,6 +39,7 @@ __all__ = [
     "TransferResult",
     "Verdict",
     "WiderIsBetter",
+    "Worth",
     "analyze",
     "check_table",
     "fit_scaling_law",
