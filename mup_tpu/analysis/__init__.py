@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         analyze,
     )
     from mup_tpu.analysis.verdict import Verdict
+    from mup_tpu.analysis.worth import Worth
 
 __all__ = [
     "AtZero",
@@ -47,6 +48,7 @@ __all__ = [
     "TransferResult",
     "Verdict",
     "WiderIsBetter",
+    "Worth",
     "analyze",
     "check_table",
     "fit_scaling_law",
@@ -66,6 +68,7 @@ _FROM = {
     "scaling_law": ("Prediction", "ScalingLaw", "fit_scaling_law"),
     "transfer": ("AtZero", "FittedLaw", "LearningCurve", "TransferAnalysis", "TransferResult", "analyze"),
     "verdict": ("Verdict",),
+    "worth": ("Worth",),
 }
 
 

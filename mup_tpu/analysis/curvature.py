@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.transfer import TransferResult
+from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis.transfer import TransferResult
 
 _NEAR = 2.0
 """Octaves on either side of an optimum that tell its curvature."""
@@ -38,15 +41,20 @@ class Valley:
 
 
 def valley_at(result: TransferResult, optimum: Optimum) -> Valley | None:
-    """Curvature of a rule's curve at a scale; None where too few points of it are finite."""
+    """Curvature of a rule's curve at the scale of an optimum."""
     curve = next(c for c in result.curves if c.scale == optimum.scale)
+    return valley_of(curve, result.noise, optimum)
+
+
+def valley_of(curve: LossCurve, noise: Noise, optimum: Optimum) -> Valley | None:
+    """Curvature of a curve at its optimum; None where too few points of it are finite."""
     u_G = curve.x_G - optimum.x
     reach = max(_NEAR, 1.5 * curve.step)
     used = np.isfinite(curve.mean_G) & (np.abs(u_G) <= reach)
     if used.sum() < 3:
         return None
     u_W, rise_W = u_G[used], curve.mean_G[used] - optimum.loss
-    error_W = np.maximum(result.noise.errors_G(curve)[used], _LEAST_ERROR)
+    error_W = np.maximum(noise.errors_G(curve)[used], _LEAST_ERROR)
     variance_W = error_W**2 + (_MODEL_ERROR * np.maximum(rise_W, 0)) ** 2
     design_W3 = np.column_stack([np.ones_like(u_W), u_W**2 / 2, u_W**3 / 6])
     usual = max(float((rise_W * u_W**2).sum() / (u_W**4 / 2).sum()), 1e-4)

@@ -15,6 +15,7 @@ from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import score
 from mup_tpu.analysis.transfer import TransferResult, analyze
+from mup_tpu.analysis.worth import HEADINGS, Worth
 from mup_tpu.config import columns
 from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
@@ -47,6 +48,13 @@ sweep's page.
 
 {usual}. `docs/rules.md` explains
 the rules."""
+
+_WORTH = """\
+## Is a transfer worth it?
+For rules with four known optima or more, whose loss falls as the scale n grows: what the transfer costs, as a
+share of what growing gains; how loss gap (n^-a) and optimum (n^-b) approach their limits; the robustness κ;
+the penalty R(∞). A transfer is *useful* where b > a/2; *not told*: the intervals leave it open
+([what these are](../docs/statistics.md#is-a-transfer-worth-it))."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class Ruling:
     """Whether the interval of each kept prediction held the optimum that its scale's rows show."""
     compares: str = _FIRST
     """Column of the rule."""
+    worth: Worth = Worth()
 
     @property
     def span(self) -> str:
@@ -160,6 +169,7 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
         regret=result.headline_regret,
         decision=result.verdict.decision,
         compares=compared,
+        worth=result.worth,
         looks=result.sequence.looks[-1].number if result.sequence else 0,
         runs=len(of_rule),
         hours=float(of_rule["wall_time_s"].sum() / 3600) if "wall_time_s" in of_rule else math.nan,
@@ -203,6 +213,8 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    if told := [r for r in found if r.worth.kappa.is_known]:
+        lines += ["", *_worths(told)]
     if scored := [r for r in found if r.inside]:
         held, count = sum(sum(r.inside) for r in scored), sum(len(r.inside) for r in scored)
         folders = ", ".join(dict.fromkeys(f"[{r.sweep}]({r.sweep}/README.md)" for r in scored))
@@ -211,6 +223,13 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
         lines += ["", f"Not in the tables: {others}."]
     return "\n".join(lines) + "\n"
+
+
+def _worths(told: list[Ruling]) -> list[str]:
+    """The table of what transfers are worth as a scale grows without end."""
+    heads = ("rule", "from, to", *HEADINGS, "sweep")
+    rows = ((f"`{r.rule}`", r.growing, *r.worth.cells, f"[{r.sweep}]({r.sweep}/README.md)") for r in told)
+    return [_WORTH, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
 
 
 def _setting(ruling: Ruling) -> tuple[str, str, str]:

@@ -23,6 +23,7 @@ from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.verdict import DELTA, Verdict
+from mup_tpu.analysis.worth import Worth, with_penalties, worth
 from mup_tpu.errors import TableError
 
 
@@ -112,6 +113,8 @@ class TransferResult:
     learning_curves: tuple[LearningCurve, ...]
     """Of each scale at the grid point nearest to its optimum, where the table knows them."""
     verdict: Verdict
+    worth: Worth = Worth()
+    """What the transfer is worth as the scale grows without end."""
     next_batch: Batch | None = None
     """What to run next; None where the verdict is settled."""
     at_zero: tuple[AtZero, ...] = ()
@@ -147,6 +150,7 @@ class TransferResult:
             "wider_is_better": asdict(self.wider_is_better) | {"share": self.wider_is_better.share},
             "collapse_exponent": self.collapse_exponent,
             "law": self.law.to_dict(),
+            "worth": self.worth.to_dict(),
             "learning_curves": [asdict(c) for c in self.learning_curves],
             "next": self.next_batch.to_dict() if self.next_batch else None,
             **({"at_zero": [asdict(z) for z in self.at_zero]} if self.at_zero else {}),
@@ -226,6 +230,8 @@ def analyze(
         results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
             notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
+    worths = with_penalties([r.worth for r in results])
+    results = [replace(r, worth=w) for r, w in zip(results, worths, strict=True)]
     columns = table.columns
     return TransferAnalysis(
         table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta,
@@ -265,6 +271,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         law=law,
         learning_curves=learning_curves(optima, table.history),
         verdict=Verdict(last.decision, last.sentence, remedy),
+        worth=worth(evidence.estimates, evidence.noise, _headline(optima, regrets)),
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
         at_scale_0=_at_scale_0(table.at_scale_0, evidence.noise, question),

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu import plots
+from mup_tpu.analysis import worth
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
@@ -48,6 +49,14 @@ _RULE = (
     "DRIFTS for two looks in a row unless it is plain. Intervals are 95 %, from a parametric bootstrap."
 )
 
+_WORTH = (
+    "What the smallest scale's optimum costs at the largest, as a share of what growing gains; then, as the "
+    "scale n grows without end: the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
+    "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of so many octaves costs n^κ more against "
+    "the loss gap, and R(∞) is what the rule's irreducible loss exceeds the lowest of the others by "
+    "(Kalra & Barkeshli 2026). Intervals are 95 %."
+)
+
 
 def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
     """Report of a sweep: verdicts, figures, optima, regrets, and how predictions did.
@@ -73,6 +82,9 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
             f"Loss at a larger {scale} with a smaller one's optimum, less the loss with its own."
         )
         sections.append(Section("Regret", [said_first, *regrets]))
+        worths = [(name, *result.worth.cells) for name, result in results]
+        heads = (label(analysis.compares), *worth.HEADINGS)
+        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), Table(heads, worths, "")]))
     if scores:
         sections.append(Section("Predictions", [Text(f"{said(one.sentence())}.") for one in scores]))
     if table.stored is not None:

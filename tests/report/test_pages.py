@@ -226,7 +226,7 @@ def test_how_runs_were_made_leaves_out_what_is_the_default():
 def test_a_page_has_links_to_its_parts_and_pictures_in_the_size_of_type_of_its_panels(sweep_html):
     (nav,) = re.findall(r"<nav.*?</nav>", sweep_html)
     anchors = re.findall(r'href="#([^"]+)"', nav)
-    assert anchors == ["figures", "optima", "regret", "how-the-runs-were-made"]
+    assert anchors == ["figures", "optima", "regret", "is-a-transfer-worth-it", "how-the-runs-were-made"]
     assert all(f'<h2 id="{anchor}">' in sweep_html for anchor in anchors)
     widths = [int(width) for width in re.findall(r'<img [^>]*width="(\d+)"', sweep_html)]
     assert len(widths) == 5 and max(widths) <= 1060, "none is shrunk by more than a few percent"

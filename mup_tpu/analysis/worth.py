@@ -1,0 +1,236 @@
+"""Whether a transfer is worth it as a scale n grows without end: rates of loss, optimum and curvature.
+
+- Ghosh, Wu & Bietti 2026 (arXiv:2512.22768, definitions 1 and 2, theorem 1): the loss gap falls as n^-a, the
+  optimum's distance from its limit as n^-b. Transfer is *fast*, and *useful* for a given compute, if and only
+  if b > a/2: what it costs then vanishes faster than the loss gap.
+- Kalra & Barkeshli 2026 (arXiv:2605.21486; formulas as in their code, github.com/dayal-kalra,
+  quantifying-hparam-transfer): κ = α − 2β + γ for a loss gap n^-α, an optimum n^-β and a curvature n^γ over
+  the hyperparameter itself. Over its logarithm, curvature grows as n^(γ − 2β), so κ is a plus that exponent:
+  an error of so many octaves costs n^κ more against the loss gap, and κ < 0 is robust. R(∞) is a difference
+  of irreducible losses; here it is the rule's less the lowest of the other rules in its table.
+
+Exponents and limits are profile likelihoods of y = limit + B·n^-p with the standard errors of the bootstrap;
+sums of them have the intervals of Zou & Donner 2008 (MOVER).
+
+Shapes: S scales, P exponents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mup_tpu.analysis.curvature import valley_of
+from mup_tpu.analysis.optimum import Estimate, Noise
+from mup_tpu.analysis.regret import Regret
+
+NEEDED = 4
+"""Scales with a known optimum that a limit and an exponent need."""
+_EXPONENTS = np.geomspace(0.02, 5.0, 400)
+"""Exponents that are weighed: below the first there is no limit, beyond the last it is reached at once."""
+_CHI2 = 3.84
+_SCATTER = 0.1
+"""Usual scatter of optima about a smooth line, octaves: the median of ten stored sweeps."""
+_LEAST_ERROR = 1e-6
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number with its 95 % interval; nan where it is not known."""
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a number."""
+        return math.isfinite(self.value)
+
+    def times(self, factor: float) -> Interval:
+        """Scaled, for a negative factor turned over."""
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Interval(self.value * factor, low, high)
+
+    def plus(self, other: Interval) -> Interval:
+        """Sum with an independent number."""
+        value = self.value + other.value
+        low = value - math.hypot(self.value - self.low, other.value - other.low)
+        return Interval(value, low, value + math.hypot(self.high - self.value, other.high - other.value))
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "not known"
+        ends = f"{self.low:.2f} to {self.high:.2f}".replace("inf", "∞")
+        return (ends if math.isinf(self.high) else f"{self.value:.2f} ({ends})").replace("-", "−")
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain values."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+UNKNOWN = Interval()
+HEADINGS = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
+"""Of `Worth.cells`."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a rule's transfer is worth along a scale."""
+
+    loss_exponent: Interval = UNKNOWN
+    """a: the loss at the optimum exceeds its limit by n^-a."""
+    irreducible: Interval = UNKNOWN
+    """That limit, nat per token."""
+    optimum_exponent: Interval = UNKNOWN
+    """b: log2 of the optimum is n^-b from its limit; 0 where it has none."""
+    kappa: Interval = UNKNOWN
+    """Exponent with which a fixed error, in octaves, costs more against the loss gap."""
+    penalty: Interval = UNKNOWN
+    """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
+    share: Interval = UNKNOWN
+    """What the smallest scale's optimum costs at the largest, over what growing gains."""
+    why_not: str = ""
+    """Why the exponents are not known; "" where they are."""
+
+    @property
+    def useful(self) -> str:
+        """Whether b > a/2 by their intervals: "useful", "not useful" or "not told"."""
+        margin = self.optimum_exponent.plus(self.loss_exponent.times(-0.5))
+        return "useful" if margin.low > 0 else "not useful" if margin.high < 0 else "not told"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Numbers for a row of a table."""
+        numbers = (self.share, self.loss_exponent, self.optimum_exponent, self.kappa, self.penalty)
+        return (*map(str, numbers), self.why_not or self.useful)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        intervals = {k: v.to_dict() for k, v in vars(self).items() if isinstance(v, Interval)}
+        return intervals | {"useful": self.useful, "why_not": self.why_not}
+
+
+def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) -> Worth:
+    """Worth of one rule's transfer, but for R(∞), which takes the other rules.
+
+    Args:
+        estimates: of each scale, ascending.
+        noise: of the runs.
+        headline: regret of the smallest known optimum at the largest scale.
+    """
+    known = [e for e in estimates if e.optimum.is_bracketed]
+    share = _share(known, headline)
+    if len(known) < NEEDED:
+        return Worth(share=share, why_not=f"{len(known)} known optima, and {NEEDED} are needed")
+    scales = np.array([e.optimum.scale for e in known])
+    losses, loss_errors = np.array([e.optimum.loss for e in known]), [_loss_error(e) for e in known]
+    if np.polyfit(np.log(scales), losses, 1)[0] >= 0:
+        return Worth(share=share, why_not="the loss at the optima does not fall as the scale grows")
+    irreducible, loss_exponent = approach(scales, losses, np.array(loss_errors), floor=0.0)
+    optima, errors = np.array([e.optimum.x for e in known]), np.array([e.optimum.se for e in known])
+    _, optimum_exponent = approach(scales, optima, np.hypot(errors, _SCATTER))
+    kappa = loss_exponent.plus(_curvature_exponent(known, noise))
+    return Worth(loss_exponent, irreducible, optimum_exponent, kappa, share=share)
+
+
+def with_penalties(rules: Sequence[Worth]) -> list[Worth]:
+    """The rules of one table with R(∞), against the lowest irreducible loss of the others."""
+    found = []
+    for i, own in enumerate(rules):
+        others = [r.irreducible for k, r in enumerate(rules) if k != i and r.irreducible.is_known]
+        best = min(others, key=lambda limit: limit.value, default=UNKNOWN)
+        found.append(replace(own, penalty=own.irreducible.plus(best.times(-1.0))))
+    return found
+
+
+def approach(
+    scales: np.ndarray, values: np.ndarray, errors: np.ndarray, floor: float = -math.inf
+) -> tuple[Interval, Interval]:
+    """Limit and exponent p of values = limit + B·scale^-p, each by its profile likelihood.
+
+    Examples:
+        >>> n = np.array([64.0, 128.0, 256.0, 512.0])
+        >>> limit, exponent = approach(n, 1.5 + 8 * n**-0.5, np.full(4, 1e-3))
+        >>> print(f"{limit.value:.2f}, {exponent.value:.2f}")
+        1.50, 0.50
+
+    Args:
+        scales: (S,), four or more.
+        values: (S,).
+        errors: (S,), standard errors of the values.
+        floor: least limit.
+
+    Returns:
+        Limit and exponent. An interval of the exponent that reaches the ends of what is weighed goes on to 0
+        or ∞. Where values miss every such curve, errors count as larger, as their χ² says.
+    """
+    exponents_P = _EXPONENTS
+    for _ in range(2):  # then once more, on a finer grid of those that are not ruled out
+        limit_P, error_P, chi2_P = _profile(exponents_P, scales, values, errors, floor)
+        best = int(np.argmin(chi2_P))
+        inflation = max(1.0, float(chi2_P[best]) / (len(scales) - 3))
+        room_P = _CHI2 - (chi2_P - chi2_P[best]) / inflation
+        inside = np.flatnonzero(room_P >= 0)
+        reach = error_P[inside] * np.sqrt(inflation * room_P[inside])
+        ends = (limit_P[inside] - reach).min(), (limit_P[inside] + reach).max()
+        limit = Interval(*(max(float(end), floor) for end in (limit_P[best], *ends)))
+        least, most = (float(exponents_P[i]) for i in (inside[0], inside[-1]))
+        low = 0.0 if least == _EXPONENTS[0] else least
+        exponent = Interval(float(exponents_P[best]), low, math.inf if most == _EXPONENTS[-1] else most)
+        before, after = max(inside[0] - 1, 0), min(inside[-1] + 1, len(exponents_P) - 1)
+        exponents_P = np.geomspace(exponents_P[before], exponents_P[after], len(_EXPONENTS))
+    return limit, exponent
+
+
+def _profile(
+    exponents_P: np.ndarray, scales: np.ndarray, values: np.ndarray, errors: np.ndarray, floor: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Limit, its standard error, and χ² of the best curve of each exponent (P,)."""
+    log_S = np.log(scales / scales.max())
+    weight_S = np.maximum(errors, _LEAST_ERROR) ** -2.0
+    basis_PS = -np.expm1(-exponents_P[:, None] * log_S) / exponents_P[:, None]
+    design_PS2 = np.stack([np.ones_like(basis_PS), basis_PS], axis=-1)
+    weighted_P2S = (design_PS2 * weight_S[:, None]).swapaxes(1, 2)
+    covariance_P22 = np.linalg.inv(weighted_P2S @ design_PS2)
+    beta_P2 = np.einsum("pij,pjs,s->pi", covariance_P22, weighted_P2S, values)
+    left_PS = values - np.einsum("psi,pi->ps", design_PS2, beta_P2)
+    to_limit_P2 = np.column_stack([np.ones_like(exponents_P), 1 / exponents_P])
+    limit_P = np.einsum("pi,pi->p", to_limit_P2, beta_P2)
+    error_P = np.sqrt(np.einsum("pi,pij,pj->p", to_limit_P2, covariance_P22, to_limit_P2))
+    below_P = np.minimum(0.0, limit_P - floor) / error_P
+    return limit_P, error_P, (weight_S * left_PS**2).sum(axis=1) + below_P**2
+
+
+def _loss_error(estimate: Estimate) -> float:
+    """Standard error of the loss at an optimum, nat."""
+    loss_R = estimate.draws.loss_R
+    return float(loss_R[np.isfinite(loss_R)].std())
+
+
+def _curvature_exponent(known: Sequence[Estimate], noise: Noise) -> Interval:
+    """Exponent of the curvature over log2 of the hyperparameter."""
+    valleys = [(e.optimum.scale, valley_of(e.curve, noise, e.optimum)) for e in known]
+    found = [(scale, valley) for scale, valley in valleys if valley is not None]
+    if len(found) < 2:
+        return UNKNOWN
+    log_n = np.log([scale for scale, _ in found])
+    log_c = np.log([valley.curvature for _, valley in found])
+    weight = np.array([valley.log_error**-2 for _, valley in found])
+    away = log_n - np.average(log_n, weights=weight)
+    information = float((weight * away**2).sum())
+    slope, reach = float((weight * away * log_c).sum()) / information, math.sqrt(_CHI2 / information)
+    return Interval(slope, slope - reach, slope + reach)
+
+
+def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
+    """Headline regret over what growing gains; unknown where the largest optimum is, or nothing is gained."""
+    if headline is None or headline.status != "estimated":
+        return UNKNOWN
+    gain = known[0].optimum.loss - known[-1].optimum.loss
+    cost = Interval(headline.value, headline.low, headline.high)
+    return cost.times(1 / gain) if gain > 0 else UNKNOWN
