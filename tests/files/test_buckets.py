@@ -458,14 +458,17 @@ class Unauthenticated(Quiet):
 
 
 def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry):
-    """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
+    """At once, for shards too. Of gs:// they are those of a token that has expired: the emulator asks for none."""
     nowhere = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
         "AWS_CONFIG_FILE": str(tmp_path / "none"),
     }
     unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     url = moto.url()
-    assert_one_sentence(command(moto, "runs", url, **nowhere, **unset), url, "redentials")
+    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
+        ended = command(moto, *words, **nowhere, **unset)
+        assert_one_sentence(ended, url, "Unable to locate credentials")
+        assert "try 2 of" not in ended.stderr
     url = gcs_emulator.url()
     with server_of(Unauthenticated) as endpoint:
         assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")
