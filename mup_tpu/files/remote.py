@@ -61,7 +61,8 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
 
 def as_oserror(error: Exception) -> OSError:
     """An error of an fsspec file system as a disk would raise it: missing rights and credentials are a
-    PermissionError."""
+    PermissionError.
+    """
     first, _, rest = str(error).strip().partition("\n")
     if isinstance(error, FSTimeoutError):
         return ConnectionError("no answer in time")
