@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
@@ -33,6 +34,26 @@ def open_own(path: str | os.PathLike[str]) -> TextIO:
         OSError: the file cannot be opened, or is a link or not regular.
     """
     return open(_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a", encoding="utf-8")
+
+
+def lock(path: str | os.PathLike[str], wait: bool = False) -> TextIO:
+    """A local file that no other process locks until it is closed, or this process ends.
+
+    Args:
+        path: the file, created if it is not there.
+        wait: whether to wait for a process that holds it.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: the file cannot be opened, or is a link or not regular.
+    """
+    file = open_own(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _regular(path: str | os.PathLike[str], flags: int) -> int:

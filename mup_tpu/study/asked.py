@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.errors import StoreError, reason
-from mup_tpu.files import Folder
+from mup_tpu.errors import StoreError, raised_as, reason
+from mup_tpu.files import Folder, lock
 from mup_tpu.study.space import Trial
 
 PATIENCE_S = 24 * 3600.0
@@ -54,9 +53,11 @@ class AskedTrials:
         if not self._root.is_local:
             yield
             return
-        Path(str(self._root)).mkdir(parents=True, exist_ok=True)
-        with open(Path(str(self._root), "asked.lock"), "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path = Path(self._root.path, "asked.lock")
+        with raised_as(StoreError, f"{path} cannot be opened"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = lock(path, wait=True)
+        with file:
             yield
 
     def all(self) -> dict[str, Asked]:

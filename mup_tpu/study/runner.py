@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import importlib.metadata
 import json
@@ -19,7 +18,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from mup_tpu.errors import Preempted, StoreError
+from mup_tpu.errors import Preempted, StoreError, raised_as
+from mup_tpu.files import lock
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.forked import Forked
 from mup_tpu.jobs.job import Failed, Finished, Started
@@ -204,16 +204,17 @@ def only_driver(folder: str) -> Iterator[None]:
     if "://" in folder:
         yield
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder, "driver.lock"), "a+") as file:
+    path = Path(folder, "driver.lock")
+    with raised_as(StoreError, f"{path} cannot be opened"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = lock(path)
         except BlockingIOError:
-            file.seek(0)
-            who = file.read().strip() or "another process"
+            who = path.read_text().strip() or "another process"
             raise StoreError(
                 f"results folder {folder} is being run by {who}: wait for it, or let both ask and tell"
             ) from None
+    with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} of {platform.node()}")
         file.flush()

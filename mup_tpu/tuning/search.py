@@ -25,7 +25,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import ConfigError, StoreError, raised_as
-from mup_tpu.files import Folder, open_own
+from mup_tpu.files import Folder, lock
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import FINAL, Store
@@ -196,15 +196,12 @@ def _only_one(folder: Folder) -> Iterator[None]:
     if not folder.is_local:
         yield
         return
-    import fcntl
-
     with raised_as(StoreError, f"{folder}/search.lock cannot be opened"):
-        lock = open_own(Path(folder.path, "search.lock"))
-    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = lock(Path(folder.path, "search.lock"))
         except BlockingIOError:
             raise StoreError(
                 f"results folder {folder} is being written by another search; wait for it, or stop it"
             ) from None
+    with held:
         yield

@@ -304,6 +304,21 @@ def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path)
     pd.testing.assert_frame_equal(table(whole), before)
 
 
+@pytest.mark.parametrize("name", ["driver.lock", "asked.lock"])
+@pytest.mark.parametrize("there", ["a link", "a named pipe"])
+def test_a_lock_is_opened_through_no_link_and_no_pipe(name, there, tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "valley"
+    victim.write_text("mine")
+    folder.mkdir()
+    (folder / name).symlink_to(victim) if there == "a link" else os.mkfifo(folder / name)
+    with pytest.raises(StoreError, match=f"{name} cannot be opened"):
+        if name == "driver.lock":
+            valley_study(folder).run(trainers.valley, console=QUIET)
+        else:
+            valley_study(folder).ask()
+    assert victim.read_text() == "mine"
+
+
 def test_other_settings_are_refused(tmp_path):
     def study(steps):
         return valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, settings={"steps": steps})
