@@ -30,9 +30,13 @@ def open_own(path: str | os.PathLike[str]) -> TextIO:
     """A local file to lock or append to, created if it is not there, and never emptied.
 
     Raises:
-        OSError: the file cannot be opened, or is a link or not regular.
+        OSError: the file cannot be opened, is a link or not regular, or has another name elsewhere.
     """
-    return open(_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a", encoding="utf-8")
+    descriptor = _regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError("it has another name elsewhere")
+    return open(descriptor, "a", encoding="utf-8")
 
 
 def _regular(path: str | os.PathLike[str], flags: int) -> int:

@@ -22,6 +22,12 @@ PATIENCE_S = 300.0
 _UNREACHABLE = {"ClientConnectionError", "HTTPClientError", "ConnectionError", "TimeoutError"}
 """Errors of aiohttp and botocore that mean no answer, by name: neither package need be installed."""
 
+_NOT_ALLOWED = {
+    *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "SSOError", "TokenRetrievalError"),
+    *("DefaultCredentialsError", "RefreshError"),
+}
+"""Errors of botocore, then of google.auth, that mean missing or expired credentials, by name."""
+
 _log = logging.getLogger(__name__)
 
 # gcsfs logs a traceback besides raising, and Python prints it unless logging is set up.
@@ -54,16 +60,20 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
 
 
 def as_oserror(error: Exception) -> OSError:
-    """An error of an fsspec file system as a disk would raise it: missing rights are a PermissionError."""
+    """An error of an fsspec file system as a disk would raise it: missing rights and credentials are a
+    PermissionError.
+    """
     first, _, rest = str(error).strip().partition("\n")
     if isinstance(error, FSTimeoutError):
         return ConnectionError("no answer in time")
-    if _UNREACHABLE.intersection(kind.__name__ for kind in type(error).__mro__):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _UNREACHABLE:
         return ConnectionError(reason(error))
     if isinstance(error, OSError):
         # Text of gcsfs for a 403: the address on the first line, the service's reason below.
         return PermissionError(reason(OSError(rest or first))) if first.startswith("Forbidden: ") else error
-    return (PermissionError if getattr(error, "code", None) == 401 else OSError)(reason(error))
+    is_refused = kinds & _NOT_ALLOWED or getattr(error, "code", None) == 401
+    return (PermissionError if is_refused else OSError)(reason(error))
 
 
 @contextlib.contextmanager

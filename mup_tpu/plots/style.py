@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from PIL import Image
 
+from mup_tpu.config.visible import visible
 from mup_tpu.errors import ConfigError
 
 P = ParamSpec("P")
@@ -52,15 +53,18 @@ _ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel.
+    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel, and
+    control characters become escapes: no SVG may hold them.
 
-    In a figure of the caller's they stay as they are: its layout is the caller's.
+    In a figure of the caller's lines stay as they are: its layout is the caller's.
     """
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
+            for text in figure.findobj(Text):
+                text.set_text(visible(text.get_text()))  # type: ignore[attr-defined]
             if kwargs.get("ax") is None:
                 _break_texts(figure)
             return figure

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
+from mup_tpu.config.visible import visible
 from mup_tpu.errors import TableError, reason
 from mup_tpu.plots.markup import powers
 
@@ -140,13 +141,14 @@ def render(page: Page) -> str:
     blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
     shown = [block.panels for block in blocks if isinstance(block, Interactive)]
     library, script, places = _embedded(shown) if shown else ("", "", {})
-    return environment.get_template("page.html.j2").render(
+    written = environment.get_template("page.html.j2").render(
         page=page,
         library=Markup(library),
         script=Markup(script),
         place=lambda figure: Markup(places[figure.id]),
         version=version("mup_tpu"),
     )
+    return visible(written)
 
 
 def interactive() -> Any:

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,14 +112,17 @@ def assert_one_sentence(ended: Ended | subprocess.CompletedProcess, *parts: str)
 # Folders
 
 
-def test_of_two_drivers_that_start_at_once_in_a_new_bucket_folder_one_begins_it(s3):
-    """The emulator of gs:// takes an object that is there already, which the service refuses."""
-    folder = Folder(s3.url())
-    mine, other = Header("mine"), Header("other")
-    assert create_header(folder, mine) == mine
-    assert create_header(folder, other) == read_header(folder) == mine
-    with pytest.raises(StoreError, match="holds experiment 'mine', not 'other'"):
-        Store(str(folder), "other")
+def test_of_drivers_that_start_at_once_in_a_new_bucket_folder_one_begins_it(cloud):
+    url = cloud.url()
+    with server_of(as_exclusive_as_the_service(cloud)) as front, cloud.reached(front):
+        folder, headers = Folder(url), [Header(f"driver {number}") for number in range(8)]
+        with ThreadPoolExecutor(len(headers)) as drivers:
+            found = list(drivers.map(lambda mine: create_header(folder, mine), headers))
+        begun = read_header(folder)
+        assert begun in headers and found == [begun] * len(headers)
+        assert create_header(folder, Header("late")) == begun
+        with pytest.raises(StoreError, match=f"holds experiment '{begun.experiment}', not 'other'"):
+            Store(url, "other")
 
 
 def test_what_others_write_is_listed_and_removed(cloud):
@@ -378,6 +383,33 @@ def cut_above(cloud: Any, most: int, times: float) -> type[Quiet]:
     return Proxy
 
 
+def as_exclusive_as_the_service(cloud: Any) -> type[Quiet]:
+    """What writes one object after another, as the services do, in front of a cloud.
+
+    The emulator of gs:// takes an object that is there although it must not be; the service refuses it.
+    """
+    lock = threading.Lock()
+
+    class Proxy(Quiet):
+        def answer(self, length: int) -> None:
+            with lock:
+                if self.command == "POST" and "ifGenerationMatch=0" in self.path:
+                    content = self.rfile.read(length)
+                    self.rfile = io.BytesIO(content)
+                    bucket = re.search("/b/([^/]+)/o", self.path)[1]
+                    name = json.loads(re.search(rb'\{.*"name".*\}', content)[0])["name"]
+                    if self.is_there(f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}"):
+                        return self.reply(412, [("Content-Length", "0")], b"")
+                self.hand_on(cloud, length)
+
+        def is_there(self, path: str) -> bool:
+            with contextlib.suppress(urllib.error.HTTPError):
+                return urllib.request.urlopen(cloud.endpoint + path).status == 200
+            return False
+
+    return Proxy
+
+
 def without_logs(cloud: Any, ended: threading.Event) -> type[Quiet]:
     """What takes logs and is silent until the end; all else it hands on to a cloud."""
 
@@ -458,14 +490,17 @@ class Unauthenticated(Quiet):
 
 
 def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_in_a_hurry):
-    """Of gs:// they are those of a token that has expired, since the emulator asks for none."""
+    """At once, for shards too. Of gs:// they are an expired token's, since the emulator asks for none."""
     nowhere = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
         "AWS_CONFIG_FILE": str(tmp_path / "none"),
     }
     unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     url = moto.url()
-    assert_one_sentence(command(moto, "runs", url, **nowhere, **unset), url, "redentials")
+    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
+        ended = command(moto, *words, **nowhere, **unset)
+        assert_one_sentence(ended, url, "Unable to locate credentials")
+        assert "try 2 of" not in ended.stderr
     url = gcs_emulator.url()
     with server_of(Unauthenticated) as endpoint:
         assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mup_tpu.files import Folder
@@ -108,14 +109,17 @@ def script(tmp_path, base, ray):
 @pytest.mark.slow
 @pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_temporary_folders_of_a_killed_sweep_are_removed_by_the_next(ray, temporary, tiny, tmp_path):
-    """And those of the standard library that are not ours stay."""
+    """And those of the standard library that are not ours stay. No process outlives a killed driver."""
     others = temporary / "pymp-other"
     others.mkdir()
     command = [sys.executable, str(script(tmp_path, tiny.replace(steps=2000), ray)), str(tmp_path / "long")]
     driver = subprocess.Popen(command, start_new_session=True)
     wait_for(driver, lambda: list((tmp_path / "long" / "logs").glob("*")))  # a worker trains
     left = {path.name for path in temporary.iterdir()} - {others.name}
+    started = psutil.Process(driver.pid).children(recursive=True)
     kill(driver)
+    _, alive = psutil.wait_procs(started, timeout=45)
+    assert not alive, "two processes of Ray would try for a minute to reach a third"
     ours = {name for name in left if (temporary / name).is_dir()}
     assert {re.match("[a-z]*", name)[0] for name in ours} >= {"mup" if ray else "pymp"}
     command = [sys.executable, str(script(tmp_path, tiny.replace(steps=2), ray)), str(tmp_path / "short")]

@@ -1,11 +1,13 @@
 """No figure loses a text, a mark or a key, whatever the names, losses and scales of a table are."""
 
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot
+from matplotlib.text import Text
 
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
@@ -267,3 +269,13 @@ def test_figures_can_be_drawn_into_axes_of_ones_own():
     with pytest.raises(ConfigError, match="ax holds 1 axes, and this figure has 2 panels"):
         plots.transfer_figure(analysis, ax=axes[0])
     pyplot.close("all")
+
+
+def test_control_characters_of_names_leave_an_svg_that_can_be_read(tmp_path):
+    """XML allows none; a program that draws an SVG would refuse it."""
+    analysis = analyze(check_table(swept(names=("mup", "\x1b[2J\x07red"), steps=(200,))))
+    for name, draw in plots.drawings(analysis).items():
+        figure = draw(analysis)
+        _, file = plots.save_figure(figure, tmp_path, name)
+        ElementTree.parse(file)
+        assert any("\\x1b[2J\\x07red" in text.get_text().replace("\n", "") for text in figure.findobj(Text))

@@ -253,3 +253,10 @@ def test_names_of_rules_stand_in_sentences():
     assert of_tokens("lr_0.32: DRIFTS") == "lr × tokens^−0.32: DRIFTS"
     assert said("16: DRIFTS", compares="batch_size") == "batch size 16: DRIFTS"
     assert said("none: DRIFTS") == "none: DRIFTS", "a name in somebody's own table"
+
+
+def test_control_characters_of_a_table_are_escapes_in_a_page():
+    page = report.Page("\x1b[2J", [], [], "\u202egnp.exe \x07")
+    text = report.render(page)
+    assert "\\x1b[2J" in text and "\\u202egnp.exe \\x07" in text
+    assert not set(text) & set("\x1b\x07\u202e")

@@ -277,6 +277,22 @@ def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path)
     pd.testing.assert_frame_equal(table(whole), before)
 
 
+@pytest.mark.parametrize("name", ["driver.lock", "asked/asked.lock"])
+@pytest.mark.parametrize("there", ["a link", "a named pipe", "another name of a file"])
+def test_a_lock_is_opened_only_if_it_is_ours(name, there, tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "valley"
+    victim.write_text("mine")
+    (folder / name).parent.mkdir(parents=True)
+    make = {"a link": (folder / name).symlink_to, "another name of a file": (folder / name).hardlink_to}
+    make[there](victim) if there in make else os.mkfifo(folder / name)
+    with pytest.raises(StoreError, match=f"{name} cannot be opened"):
+        if name == "driver.lock":
+            valley_study(folder).run(trainers.valley, console=QUIET)
+        else:
+            valley_study(folder).ask()
+    assert victim.read_text() == "mine"
+
+
 def test_other_settings_are_refused(tmp_path):
     def study(steps):
         return valley_study(tmp_path, scale={"width": [256]}, tune={"lr": [1.0]}, settings={"steps": steps})
