@@ -6,15 +6,12 @@ Shapes: G grid points, W points near the optimum, R draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
-
-if TYPE_CHECKING:
-    from mup_tpu.analysis.transfer import TransferResult
 
 _NEAR = 2.0
 """Octaves on either side of an optimum that tell its curvature."""
@@ -40,10 +37,9 @@ class Valley:
         return self.curvature * np.exp(shocks_R - self.log_error**2 / 2)
 
 
-def valley_at(result: TransferResult, optimum: Optimum) -> Valley | None:
+def valley_at(curves: Sequence[LossCurve], noise: Noise, optimum: Optimum) -> Valley | None:
     """Curvature of a rule's curve at the scale of an optimum."""
-    curve = next(c for c in result.curves if c.scale == optimum.scale)
-    return valley_of(curve, result.noise, optimum)
+    return valley_of(next(c for c in curves if c.scale == optimum.scale), noise, optimum)
 
 
 def valley_of(curve: LossCurve, noise: Noise, optimum: Optimum) -> Valley | None:

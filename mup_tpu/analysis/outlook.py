@@ -62,7 +62,7 @@ class Assumed:
         result = next((r for r in analysis.results if r.compared == rule), analysis.results[0])
         usual = priors_of(analysis.scale, rule)
         line = fit_line(result.optima, np.random.default_rng(0), usual)
-        valley = valley_at(result, line.known[-1]) if line else None
+        valley = valley_at(result.curves, result.noise, line.known[-1]) if line else None
         if line is None or valley is None:
             raise TableError(
                 f"from {analysis.name!r}: a plan needs two {analysis.scale}s with a known optimum of "

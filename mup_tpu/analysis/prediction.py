@@ -188,7 +188,7 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
             continue
         lines[result.compared] = line
         law, why = _law(result)
-        valley = valley_at(result, line.known[-1])
+        valley = valley_at(result.curves, result.noise, line.known[-1])
         for target in targets:
             generator = np.random.default_rng([seed, 1])
             found.append(_predict(result, line, valley, law, why, target, analysis.epsilon, generator))

@@ -198,7 +198,7 @@ def test_a_power_goes_on_to_the_target_with_its_cost_and_loss():
 
 def test_curvature_is_the_second_derivative_at_the_optimum():
     result = analyze(valley_runs(curvature=0.08)).results[0]
-    valley = valley_at(result, result.optima[-1])
+    valley = valley_at(result.curves, result.noise, result.optima[-1])
     assert valley.curvature == pytest.approx(0.08, rel=0.1)
 
 
