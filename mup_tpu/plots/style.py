@@ -64,7 +64,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
             for text in figure.findobj(Text):
-                text.set_text(visible(text.get_text()))  # type: ignore[attr-defined]
+                text.set_text(visible(text.get_text()))
             if kwargs.get("ax") is None:
                 _break_texts(figure)
             return figure
