@@ -40,7 +40,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
 STARTS = re.compile(r"(mup-tpu|python|pip|scripts/\w[\w/]*|\.\.\.)(?= |$)")
 NAMED = re.compile(r"mup-tpu( [a-z-]+){0,2}")
 """Name of a command in prose, without arguments."""
-ELSEWHERE = ("git", "cd", "source", "gcloud")
+ELSEWHERE = ("git", "cd", "source", "gcloud", "sbatch")
 """Other projects' programs: their lines are not checked."""
 
 

@@ -40,10 +40,7 @@ class Console(rich.console.Console):
     def print(self, *objects: Any, wrap: bool = True, **options: Any) -> None:
         """Print lines of text, and tables within the terminal's width.
 
-        Args:
-            objects: what is printed.
-            wrap: whether lines of text may break between words; no for commands, which people copy.
-            options: of Rich's own print.
+        Without `wrap` lines stay whole, for commands, which people copy.
         """
         if wrap and self.is_terminal:
             objects = tuple(_wrapped(o, self.width) if isinstance(o, str) else o for o in objects)
@@ -102,11 +99,7 @@ def _wrapped(text: str, width: int) -> str:
 def table(*headings: str, title: str, left: Collection[str] = (), whole: Collection[str] = ()) -> Table:
     """An empty table that fits 80 columns: numbers at the right, cells folded and never cut.
 
-    Args:
-        headings: of the columns.
-        title: of the table.
-        left: headings of columns of text.
-        whole: headings of columns whose cells stay on one line.
+    Columns in `left` are text; cells of columns in `whole` stay on one line.
     """
     made = Table(
         title=title,
@@ -123,7 +116,7 @@ def table(*headings: str, title: str, left: Collection[str] = (), whole: Collect
 
 
 class Bar:
-    """Bar with what is done now, its share, and the time left; shown on a terminal alone."""
+    """Bar with the present work, the share that is done, and the time left; on terminals alone."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -148,7 +141,7 @@ class Bar:
         self._progress.stop()
 
     def update(self, doing: str, share: float) -> None:
-        """Show what is done now, and the share of all work that is done."""
+        """Show the present work, and the share that is done."""
         self._progress.update(self._task, description=doing, completed=share)
 
 

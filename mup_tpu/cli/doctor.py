@@ -199,7 +199,7 @@ def _cuda() -> Finding:
 
 
 def _ray(note: Path, address: str | None) -> Finding:
-    """Finding about the cluster that --address auto means here."""
+    """Finding about the cluster of --address auto."""
     address = address or own_note(note) or None
     if address is None:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")

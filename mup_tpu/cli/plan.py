@@ -70,7 +70,7 @@ def plan(
 
 
 def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
-    """The sweep of a file, and the target and budget that stand in it."""
+    """Sweep of a file, with its target and budget."""
     if file is None:
         return Sweep("plan", Trial()), {}
     values = read_toml(file)

@@ -57,7 +57,7 @@ def sweep(
 
     if study.trainer is not None or not _OF_A_STUDY.isdisjoint(read_toml(file)):
         if grid != GridOptions() or continue_to is not None:
-            raise ConfigError("a study's grid is that of its file: change it there")
+            raise ConfigError("a study's grid stands in its file: change it there")
         is_dry = dry.dry_run or dry.dry_run_on is not None
         run_study(file, results, study, run, where, until, is_dry)
         return
@@ -75,7 +75,7 @@ def run_study(
     until: SequenceOptions,
     dry: bool,
 ) -> None:
-    """Run what is missing of a study described in a TOML file, then show its verdict and figures."""
+    """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
     from mup_tpu.cli.replay import show
     from mup_tpu.study.toml import load_study
 

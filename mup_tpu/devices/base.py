@@ -25,7 +25,7 @@ Repeated = Callable[[Any, Any, Any, int], Tensor]
 
 
 class Device(Protocol):
-    """All that the training loop asks of a device."""
+    """Interface of a device for the training loop."""
 
     name: str
     """Name in the store: "cpu", or the accelerator's model."""
@@ -73,7 +73,7 @@ class Device(Protocol):
         """Wait until all work handed to the device is done."""
 
     def free_memory_bytes(self) -> int:
-        """Memory that a pack may take now on each device; a CPU process's share of all by its threads."""
+        """Free memory for a pack on each device; on a CPU, the share of this process's threads."""
 
     def peak_memory_bytes(self) -> int:
         """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""

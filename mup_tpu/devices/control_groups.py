@@ -1,7 +1,7 @@
 """Memory that Linux's control groups leave: containers, batch systems and systemd set their limits there.
 
 A process is in a group of each hierarchy, and every group from it up to the root may have a limit. Both
-versions are read: the hierarchy of version 2, and that of version 1 with the controller `memory`.
+versions are read: version 2, and version 1's controller `memory`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class CudaDevice(OneDevice):
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """100 steps, for which an interrupt waits at most a second, and at most 64 MiB of tokens."""
+        """At most 100 steps, for which an interrupt waits a second, and 64 MiB of tokens."""
         return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:

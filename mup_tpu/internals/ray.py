@@ -36,7 +36,7 @@ def alone_on_this_machine() -> Iterator[None]:
     """Have a cluster that starts in the block listen on this machine only, with two processes fewer; all its
     processes end when the driver is killed.
     """
-    fewer = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    fewer = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)  # type: ignore[arg-type]
     with (
         patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
         patch.object(parameter, "RayParams", fewer),

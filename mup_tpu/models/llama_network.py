@@ -84,6 +84,7 @@ class Mlp(nn.Module):
         self._swiglu = parts.swiglu
 
     def forward(self, x_ND: Tensor, *_: Any) -> Tensor:
+        """Output (N, width)."""
         return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
 
 

@@ -89,7 +89,7 @@ def _flat(rows: list[dict[Any, Any]]) -> str:
 def _elsewhere(
     table: pd.DataFrame, own: ModuleParametrization, mup: ModuleParametrization, widest: int
 ) -> str:
-    """Reason outside of a layer that grows with μP's factors: its inputs and gradients come from others."""
+    """Reason why a layer with μP's factors grows: another layer, or the forward pass."""
     for layer in dict.fromkeys(table["layer"]):
         if lacks := _lacking(layer, own, mup):
             return f"its own factors are μP's, but {layer} has others: {lacks} at width {widest}"

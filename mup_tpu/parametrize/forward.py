@@ -68,7 +68,7 @@ class _ScaleOutput(_Scale):
 
 
 def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Have a module, not yet wrapped or compiled, compute with its factors; a second call changes nothing."""
+    """Add factors to a module that is not yet wrapped or compiled; a second call changes nothing."""
     for factor in factors:
         if factor.place == "by hand":
             continue
@@ -89,7 +89,7 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
 
 @torch.no_grad()
 def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
-    """Multiply weights by the forward factors and remove these, so that the plain class computes the same."""
+    """Multiply weights by the forward factors and remove these: the plain class then computes the same."""
     for factor in factors:
         if factor.place == "by hand":
             continue
@@ -203,7 +203,7 @@ def attention_factors(
 
 
 def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
-    """Warn of an attention module whose heads may grow in size: of one number, in a wider module."""
+    """Warn of an attention module with as many heads in a wider module: they may grow in size."""
     for attribute in _NUMBER_OF_HEADS:
         number = getattr(part, attribute, None)
         wider = any(p.numel() > q.numel() for p, q in zip(part.parameters(), base.parameters(), strict=False))

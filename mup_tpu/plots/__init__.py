@@ -1,10 +1,8 @@
-"""Figures from analysis results: one style, every function returns a Figure, the same input gives the same
-bytes.
+"""Figures from analysis results: every function returns a Figure, the same input gives the same bytes.
 
 Scales are sequential colours (viridis), parametrizations are panels that share axes, μP first and SP second,
-and hyperparameters lie on a log2 axis. Keys lie below the panels, so that nothing is under them. Colours are
-safe for colour-blind readers, and nothing depends on colour alone. `interactive` has those that
-reports show in a browser.
+and hyperparameters lie on a log2 axis. Keys lie below the panels. Colours are safe for colour-blind readers,
+and nothing depends on colour alone. `interactive` has the figures of reports.
 """
 
 from collections.abc import Callable
@@ -23,31 +21,12 @@ from mup_tpu.plots.style import STYLE, beside, save_figure, stacked
 from mup_tpu.plots.verdict import ablations_figure, known_looks, regret_figure, sequence_figure
 
 __all__ = [
-    "STYLE",
-    "ablations_figure",
-    "beside",
-    "best_loss_figure",
-    "collapse_figure",
-    "coordinate_check_figure",
-    "coordinate_check_figures",
-    "drawings",
-    "label",
-    "learning_curves_figure",
-    "name",
-    "optimum_figure",
-    "ordered",
-    "point",
-    "prediction_figure",
-    "referee_figure",
-    "regret_figure",
-    "save_figure",
-    "scaling_law_figure",
-    "search_figure",
-    "sequence_figure",
-    "stacked",
-    "transfer_figure",
+    "STYLE", "ablations_figure", "beside", "best_loss_figure", "collapse_figure", "coordinate_check_figure",
+    "coordinate_check_figures", "drawings", "label", "learning_curves_figure", "name", "optimum_figure",
+    "ordered", "point", "prediction_figure", "referee_figure", "regret_figure", "save_figure",
+    "scaling_law_figure", "search_figure", "sequence_figure", "stacked", "transfer_figure",
     "transfer_figures",
-]
+]  # fmt: skip
 
 
 def drawings(analysis: TransferAnalysis) -> dict[str, Callable[[TransferAnalysis], Figure]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -98,15 +98,13 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
     ax.set_xlabel("parameters without embeddings, N")
     if len(lengths) == 1:
         flop = 6 * lengths.pop()
-        upper = ax.secondary_xaxis("top", functions=(_times(flop), _times(1 / flop)))
+        upper = ax.secondary_xaxis(
+            "top", functions=(partial(np.multiply, flop), partial(np.multiply, 1 / flop))
+        )
         ticks.size_axis(upper.xaxis, low * flop, high * flop)
         upper.tick_params(labelsize=8)
         upper.set_xlabel("compute 6·N·D (FLOP)", fontsize=8)
     return handles
-
-
-def _times(factor: float) -> Callable[[Any], Any]:
-    return lambda values: np.asarray(values) * factor
 
 
 @styled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,15 +33,18 @@ def search_figure(trials: pd.DataFrame) -> Figure:
     losses = trials["loss"][finished.index.union(stopped.index)]
     low, high = losses.min(), losses.max()
     rail = high + 0.08 * ((high - low) or 1.0)
+    whole: dict[str, Any] = {"color": style.categorical(0), "ms": 5}
+    hollow: dict[str, Any] = {"mfc": "none", "mec": style.categorical(1), "ms": 4.5}
+    lost: dict[str, Any] = {"color": style.categorical(1), "ms": 5}
     for ax, name in zip(axes, varied, strict=True):
         x = _places(ax, trials[name], name)
-        ax.plot(x[stopped.index], stopped["loss"], "s", ms=4.5, mfc="none", mec=style.categorical(1))
-        ax.plot(x[finished.index], finished["loss"], "o", ms=5, color=style.categorical(0))
+        ax.plot(x[stopped.index], stopped["loss"], "s", **hollow)
+        ax.plot(x[finished.index], finished["loss"], "o", **whole)
         ax.plot(
             x[finished.index[:1]], finished["loss"][:1], "*", ms=13, color=INK, mec="white", mew=0.7, zorder=3
         )
         if len(diverged):
-            ax.plot(x[diverged.index], np.full(len(diverged), rail), "x", ms=5, color=style.categorical(1))
+            ax.plot(x[diverged.index], np.full(len(diverged), rail), "x", **lost)
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
         ax.set_xlabel(names.title(name))
         ax.yaxis.set_major_formatter(ticks.PlainTicks())
@@ -47,16 +52,12 @@ def search_figure(trials: pd.DataFrame) -> Figure:
         ax.set_ylabel(LOSS)
     marks = (
         (finished[:1], "*", "best", {"ms": 12}),
-        (finished, "o", f"finished ({len(finished)})", {"color": style.categorical(0), "ms": 5}),
-        (
-            stopped, "s", f"stopped early, loss at its last step ({len(stopped)})",
-            {"mfc": "none", "mec": style.categorical(1), "ms": 4.5},
-        ),
-        (diverged, "x", f"diverged ({len(diverged)})", {"color": style.categorical(1), "ms": 5}),
-    )  # fmt: skip
-    return style.with_key(
-        axes, [style.mark(marker, text, **look) for of, marker, text, look in marks if len(of)]
+        (finished, "o", f"finished ({len(finished)})", whole),
+        (stopped, "s", f"stopped early, loss at its last step ({len(stopped)})", hollow),
+        (diverged, "x", f"diverged ({len(diverged)})", lost),
     )
+    entries = [style.mark(marker, text, **look) for of, marker, text, look in marks if len(of)]
+    return style.with_key(axes, entries)
 
 
 def is_logarithmic(values: pd.Series, name: str) -> bool:

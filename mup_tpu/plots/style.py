@@ -64,7 +64,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
             for text in figure.findobj(Text):
-                text.set_text(visible(text.get_text()))  # type: ignore[attr-defined]
+                text.set_text(visible(text.get_text()))
             if kwargs.get("ax") is None:
                 _break_texts(figure)
             return figure
@@ -205,16 +205,9 @@ def with_key(
 
 
 def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
-    """Draw a key below one panel.
+    """Draw a key of at most this width below one panel; return its height. All lengths are inches.
 
-    Args:
-        ax: the panel, whose lines have labels.
-        width: inches that it may take.
-        below: inches from the axis to the key, for ticks and the axis' name.
-        title: of the key.
-
-    Returns:
-        Height of the key, inches.
+    `below` leaves room for ticks and the axis' name.
     """
     figure = ax.figure
     shift = matplotlib.transforms.ScaledTranslation(0, -below, figure.dpi_scale_trans)

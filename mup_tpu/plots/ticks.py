@@ -86,14 +86,7 @@ def size_axis(axis: Axis, low: float, high: float) -> None:
 
 
 def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
-    """A logarithmic axis with a tick at each point of a scale, upright where there is no room.
-
-    Args:
-        ax: the panel.
-        scale: column of the scale.
-        scales: its points.
-        width: of the panel, inches.
-    """
+    """A logarithmic axis with a tick at each point of a scale; upright where `width` inches have no room."""
     ax.set_xscale("log", base=2)
     written = [columns.write_scale(scale, s) for s in scales]
     ax.set_xticks(scales, written, **turned(written, width))

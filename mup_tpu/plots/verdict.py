@@ -28,13 +28,13 @@ _COLORS = ListedColormap(
     ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
 ).with_extremes(over="#511a02", bad="white")
 """Colours of regret in all figures: blue where it does not matter, orange where it does."""
-_WORDS = {"outside the grid": "out", "diverged": "∞", "stopped early": "stop", "not bracketed": "?"}
-_SAID = {
-    "outside the grid": "out: outside its grid",
-    "diverged": "∞: diverges",
-    "stopped early": "stop: stopped early",
-    "not bracketed": "?: an optimum is at an edge",
+_WORDS = {
+    "outside the grid": ("out", "outside its grid"),
+    "diverged": ("∞", "diverges"),
+    "stopped early": ("stop", "stopped early"),
+    "not bracketed": ("?", "an optimum is at an edge"),
 }
+"""Status of a regret -> its short form in a cell, and what that means."""
 
 
 @styled
@@ -83,7 +83,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
     bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
     used = {r.status for result in results for r in result.regrets}
-    said = [text for status, text in _SAID.items() if status in used]
+    said = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
     said += ["small: 95 % interval"] if any(intervals) else []
     said += [] if has_room else ["95 % intervals: table of the report"]
     return style.with_key(axes, [style.mark("", text, ls="") for text in said])
@@ -98,7 +98,7 @@ def _interval(r: Regret) -> str:
 
 def _written(r: Regret) -> str:
     if not np.isfinite(r.value):
-        return _WORDS.get(r.status, "?")
+        return _WORDS.get(r.status, "?")[0]
     return f"{r.value:.3f}" if r.value < 100 else f"{r.value:.3g}"
 
 

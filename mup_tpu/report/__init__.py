@@ -15,17 +15,6 @@ from mup_tpu.report.words import (
 )
 
 __all__ = [
-    "Page",
-    "ablations_page",
-    "coordinate_check_page",
-    "details",
-    "how_made",
-    "optima_cells",
-    "number",
-    "power",
-    "recommendation",
-    "regret_cells",
-    "render",
-    "search_page",
-    "sweep_page",
-]
+    "Page", "ablations_page", "coordinate_check_page", "details", "how_made", "optima_cells", "number",
+    "power", "recommendation", "regret_cells", "render", "search_page", "sweep_page",
+]  # fmt: skip

@@ -17,11 +17,7 @@ _RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
-    """Report of a coordinate check: lines and slopes of all layers, by setting.
-
-    Args:
-        name: of the folder.
-        table: measurements, as `mup_tpu.training.coord_check.measure` returns.
+    """Report of a coordinate check's measurements: lines and slopes of all layers, by setting.
 
     Raises:
         TableError: Bokeh is not installed, or it is no such table.

@@ -17,10 +17,6 @@ _BEST = 10
 def search_page(name: str, runs: pd.DataFrame) -> Page:
     """Report of a search: best trial, all trials against each hyperparameter, and how they were made.
 
-    Args:
-        name: of the search.
-        runs: its rows.
-
     Raises:
         TableError: Bokeh is not installed.
     """
@@ -44,8 +40,7 @@ def search_page(name: str, runs: pd.DataFrame) -> Page:
             Section(f"The best of {len(finished)} finished trials", [Table(headings, rows)]),
             Section("How the runs were made", [Values(how_made(runs))]),
         ],
-        "A trial that was stopped early is shown with the loss of its last step, which cannot be compared "
-        "with that of a finished one.",
+        "A trial stopped early has the loss of its last step; do not compare it with a finished one.",
     )
 
 

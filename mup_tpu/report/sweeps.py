@@ -52,19 +52,14 @@ _RULE = (
 _WORTH = (
     "What the smallest scale's optimum costs at the largest, as a share of what growing gains; then, as the "
     "scale n grows without end: the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
-    "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of so many octaves costs n^κ more against "
-    "the loss gap, and R(∞) is what the rule's irreducible loss exceeds the lowest of the others by "
-    "(Kalra & Barkeshli 2026). Intervals are 95 %."
+    "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of the same octaves costs n^κ more against "
+    "the loss gap; R(∞) is the rule's irreducible loss over the lowest other one (Kalra & Barkeshli 2026). "
+    "Intervals are 95 %."
 )
 
 
 def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
-    """Report of a sweep: verdicts, figures, optima, regrets, and how predictions did.
-
-    Args:
-        analysis: of the sweep.
-        table: analysed table; tooltips name its runs.
-        scores: predictions of the folder whose scale has rows now.
+    """Report of a sweep: verdicts, figures, optima, regrets, and scores of predictions.
 
     Raises:
         TableError: Bokeh is not installed.
@@ -134,12 +129,7 @@ def _table(title: str, cells: dict[str, Any]) -> Table:
 
 
 def ablations_page(name: str, table: pd.DataFrame) -> Page:
-    """Report of several sweeps beside each other.
-
-    Args:
-        name: of the folder that holds them.
-        table: from `mup_tpu.analysis.ablations.compare`.
-    """
+    """Report of several sweeps beside each other; `table` is from `mup_tpu.analysis.ablations.compare`."""
     counts = table["verdict"].value_counts()
     summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
     headings = ("sweep", "drift exponent α", "95 %", "regret (nat)", "95 %", "best loss, largest", "verdict")

@@ -74,7 +74,7 @@ def check(chips: Target) -> Iterator[Checked]:
 
 
 def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
-    """Sentences about a program that is not as it must be."""
+    """Faults of a program, a sentence each."""
     promised = case.collectives if chips.devices > 1 else Counter()
     if compiled.collectives != promised:
         yield f"passes data between chips by {listed(compiled.collectives)}, not by {listed(promised)}"

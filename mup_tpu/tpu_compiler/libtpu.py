@@ -22,13 +22,7 @@ os.environ |= {
 
 
 def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, float], str]:
-    """Sizes and seconds of a compiled program, and its text.
-
-    Args:
-        program: HLO text.
-        topology: such as "v4:2x2x1".
-        count: its first devices to use.
-    """
+    """Sizes and seconds of an HLO program compiled for the first devices of a topology, and its text."""
     import numpy as np
     from jax.experimental import topologies
     from jaxlib import _jax, xla_client

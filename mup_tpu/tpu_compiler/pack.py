@@ -58,13 +58,7 @@ def target(accelerator_type: str) -> Target:
 
 
 def compile_pack(trials: Sequence[Trial], vocab_size: int, chips: Target, mesh: str = "auto") -> Compiled:
-    """A pack's training compiled for chips that need not be here.
-
-    Args:
-        trials: the pack's members.
-        vocab_size: tokens of the vocabulary.
-        chips: chips to compile for.
-        mesh: as `RunOptions.mesh`.
+    """A pack's training compiled for chips that need not be here; `mesh` is as in `RunOptions`.
 
     Raises:
         ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
@@ -79,7 +73,7 @@ def hand_over(
     mesh: str = "auto",
     forms: Mapping[str, Any] = {},
 ) -> str:
-    """The program of a stretch of a pack's training that torch_xla hands over to XLA.
+    """Program of a stretch of a pack's training, as torch_xla hands it over to XLA.
 
     Arguments are those of `compile_pack` and `Pack`. The process ends before XLA's CPU compiler starts.
     """
@@ -148,7 +142,7 @@ def _check_installed() -> None:
 
 
 def _own_modules() -> dict[str, str]:
-    """Environment in which a process finds the package, wherever it starts, and no module of its folder."""
+    """Environment with this package on the path of modules, and without the working folder."""
     places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
 

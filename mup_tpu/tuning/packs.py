@@ -61,18 +61,23 @@ class Packs(TrialKind[Trial]):
         self._pools.__exit__(*error)
 
     def trial_id(self, trial: Trial) -> str:
+        """trial_id of a trial with its data."""
         return self._corpora.trial_id(trial)
 
     def size(self, trial: Trial) -> str:
+        """Size of a trial, for people."""
         return describe(trial, self._scale)
 
     def work(self, trial: Trial) -> float:
+        """Work of a trial, for the order of packs."""
         return work(trial)
 
     def name(self, job: PackJob) -> str:
+        """Name of a pack, for people."""
         return f"a pack of {self.size(job.trials[0])}"
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
+        """Packs of the missing trials, and the pool that trains them."""
         if self._run.placement != "host" and not self._options.on_ray:
             raise ConfigError(f"placement {self._run.placement!r} needs Ray: add --ray or --address")
         for batch_size in {trial.data.batch_size for trial in missing}:
@@ -101,21 +106,26 @@ class Packs(TrialKind[Trial]):
             )
 
     def rows(self, job: PackJob, result: PackResult) -> Rows:
+        """Rows and curves of a pack."""
         self._rates += [result.rates] if result.rates else []
         return result.rows, result.curves
 
     def failed(self, job: PackJob, reason: str) -> PackResult:
+        """Rows of a pack that failed, with the reason."""
         of, device = self._corpora.of, self._run.device
         rows = [failed_row(t, of(t), reason, device, len(job.trials)) for t in job.trials]
         return PackResult(rows, [], None, None)
 
     def note(self, reports: Sequence[Report]) -> str:
+        """Rate of all running packs."""
         return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remove the checkpoints of a stored pack."""
         self._folders.remove(job.trials)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
+        """Remove checkpoints of trials that are stored."""
         self._folders.remove_done(list(trials), stored)
 
     def summary(self) -> str:

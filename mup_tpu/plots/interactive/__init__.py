@@ -1,7 +1,6 @@
-"""Figures for a browser, which answer to the pointer: takes results, returns panels, knows no paths.
+"""Figures of `mup_tpu.plots` for a browser, where points say their runs under the pointer.
 
-They draw what the figures of their names in `mup_tpu.plots` draw, under the same rules. They need Bokeh,
-which the extra `report` installs, so nothing but a report imports them.
+They need Bokeh, which the extra `report` installs, so only reports import them.
 """
 
 from mup_tpu.plots.interactive.coord_check import coordinate_check_panels
@@ -10,10 +9,4 @@ from mup_tpu.plots.interactive.optima import transfer_panels
 from mup_tpu.plots.interactive.panel import Panels
 from mup_tpu.plots.interactive.search import search_panels
 
-__all__ = [
-    "Panels",
-    "coordinate_check_panels",
-    "learning_curve_panels",
-    "search_panels",
-    "transfer_panels",
-]
+__all__ = ["Panels", "coordinate_check_panels", "learning_curve_panels", "search_panels", "transfer_panels"]

@@ -77,15 +77,7 @@ class Panels:
     def entry(
         self, name: str, color: Any, marker: str = "", dash: str | None = None, hollow: bool = False
     ) -> Entry:
-        """Entry of the key by its name; made if new.
-
-        Args:
-            name: what it says.
-            color: of matplotlib, for its swatch.
-            marker: of its points; "" for none.
-            dash: "-", "--" or ":" where it has a line.
-            hollow: whether its points are.
-        """
+        """Entry of the key by its name, made if new; `dash` is "-", "--" or ":" where it has a line."""
         color = to_hex(color)
         return self.entries.setdefault(name, Entry(name, color, _swatch(color, marker, dash, hollow)))
 
@@ -161,14 +153,7 @@ class Panel:
         entry.renderers.append(drawn)
 
     def tell(self, entry: Entry, x: Iterable[float], y: Iterable[float], about: Iterable[str]) -> None:
-        """Add tooltips of points.
-
-        Args:
-            entry: of the curve that they belong to.
-            x: where they are.
-            y: likewise.
-            about: HTML.
-        """
+        """Add tooltips (HTML) of points of a curve."""
         for column, values in (("x", x), ("y", y), ("about", about)):
             self._found[column] += list(values)
         self._found["curve"] += [entry.name] * (len(self._found["x"]) - len(self._found["curve"]))
@@ -186,13 +171,10 @@ class Panel:
         )
 
     def done(self, source: ColumnDataSource | None = None, x: str = "x") -> None:
-        """Add what the pointer finds: one renderer for all curves, so that one tooltip tells of all points
-        that lie under it. A click chooses them, and the page keeps what they say.
+        """Add the renderer of all points with tooltips, so that one tooltip tells of all under the pointer.
 
-        Args:
-            source: of the points, with columns y, curve (names of entries) and about (HTML); by default what
-                was told.
-            x: its column of the places.
+        A click chooses them, and the page keeps their texts. `source` has columns `x`, y, curve (the name of
+        an entry) and about (HTML); by default what was told.
         """
         source = source or ColumnDataSource({name: np.asarray(v) for name, v in self._found.items()})
         shown = BooleanFilter(booleans=[True] * len(source.data["curve"]))
@@ -215,14 +197,7 @@ class Panel:
 def power_ticks(
     axis: Any, low: float, high: float, others: Mapping[float, str] = MappingProxyType({})
 ) -> None:
-    """Write whole numbers on an axis of log2 as powers of 2.
-
-    Args:
-        axis: of Bokeh.
-        low: least that is shown.
-        high: greatest.
-        others: names of further places.
-    """
+    """Write whole numbers from low to high on an axis of log2 as powers of 2, and names at other places."""
     ticks = list(range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1))
     if not ticks:  # less than an octave is shown, between two powers
         ticks = [math.floor(low), math.ceil(high)]
