@@ -305,6 +305,15 @@ def test_files_and_private_names_that_prose_names_are_there():
         assert re.search(rf"\b{code}\b", source), f"{page}: nothing in mup_tpu is called {code}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=str)
+def test_a_list_begins_after_an_empty_line(page):
+    """The site's Markdown takes it for a part of the paragraph above otherwise."""
+    for block in re.split(r"\n\s*\n|^#.*\n", FENCE.sub("", page.read_text()), flags=re.M):
+        first, *others = block.strip("\n").split("\n")
+        is_list = re.match(r" *([-*]|\d+\.) ", first)
+        assert is_list or not any(re.match(r"([-*]|\d+\.) ", line) for line in others), block
+
+
 def test_every_room_is_in_the_table_of_rooms_and_no_other():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(mup_tpu/[\w./]+)` \|", text, re.M))

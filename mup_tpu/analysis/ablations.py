@@ -22,8 +22,8 @@ def compare(
 
     Returns:
         name, alpha (drift exponent) with low and high, regret (nat per token, from the smallest scale to the
-        largest) with regret_low and regret_high, best_loss (at the largest scale, nat per token), verdict;
-        nan where something is not known.
+        largest) with regret_low, regret_high and regret_status, best_loss (at the largest scale, nat per
+        token), verdict; nan where something is not known.
     """
     rows = []
     for name, analysis in analyses.items():
@@ -38,6 +38,7 @@ def compare(
                     "low": drift.low,
                     "high": drift.high,
                     **dict(zip(("regret", "regret_low", "regret_high"), cost, strict=True)),
+                    "regret_status": regret.status if regret else "not known",
                     "best_loss": last.loss,
                     "verdict": result.verdict.decision,
                 }

@@ -200,7 +200,8 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
             lines += ["|" + "---|" * len(heads)]
         cost = "not known" if r.regret is None else r.regret.status
         if r.regret is not None and math.isfinite(r.regret.value):
-            cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {r.regret.high:.3f})"
+            high = f"{r.regret.high:.3f}".replace("inf", "∞")
+            cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {high})"
         look = f"look {r.looks}" if r.looks else "one look"
         unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (

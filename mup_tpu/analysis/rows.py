@@ -37,7 +37,7 @@ def select(table: pd.DataFrame, where: Sequence[Condition]) -> pd.DataFrame:
         if column not in table and len(alike := [c for c in map(str, table) if short_name(c) == column]) == 1:
             column = alike[0]
         if column not in table:
-            raise TableError(f"where: {_no_column(table, column)}")
+            raise TableError(f"where: {no_column(table, column)}")
         chosen = _meets(table[column], condition)
         if not chosen.any():
             there = ", ".join(sorted(set(table[column].dropna().astype(object).map(on_one_line)))[:6])
@@ -90,14 +90,14 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
             usual.hyperparameter: "--hyperparameter what is tuned",
         }
         hint = ", ".join(hints[column] for column in missing if column in hints)
-        raise TableError(_no_column(table, *missing) + (f"; {hint}" if hint else ""))
+        raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
     if len(set(needed)) < len(needed):
         raise TableError(f"scale, hyperparameter and loss must be three columns, not {', '.join(needed)}")
     if not table.columns.is_unique:
         raise TableError(f"table has two columns {table.columns[table.columns.duplicated()][0]!r}")
 
 
-def _no_column(table: pd.DataFrame, *missing: str) -> str:
+def no_column(table: pd.DataFrame, *missing: str) -> str:
     """Sentence about missing columns, with the nearest one that is there."""
     known = {
         plain_name(name).replace("_", ""): column

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import textwrap
 import warnings
@@ -87,13 +88,17 @@ class Console(rich.console.Console):
 def _wrapped(text: str, width: int) -> str:
     """Lines broken between words; what goes on has the indent of its line and two more."""
     lines = []
-    for line in text.split("\n"):
+    for line in _WITH_UNIT.sub("\N{NO-BREAK SPACE}", text).split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
         lines += textwrap.wrap(
             line, max(width, 20), subsequent_indent=f"{indent}  ", break_long_words=False,
             break_on_hyphens=False, replace_whitespace=False,
         ) or [line]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+_WITH_UNIT = re.compile(r"(?<=\d) (?=(nat|s|min|h|FLOP|octaves?)\b|%)")
+"""Space between a number and its unit, at which no line breaks."""
 
 
 def table(*headings: str, title: str, left: Collection[str] = (), whole: Collection[str] = ()) -> Table:

@@ -243,11 +243,13 @@ def isoflop(
 
     from mup_tpu.analysis.compute_optimal import compute_optimal
     from mup_tpu.analysis.load import read_rows
-    from mup_tpu.analysis.rows import select
+    from mup_tpu.analysis.rows import no_column, select
 
     rows = select(read_rows(path), [Condition.parse(text) for text in where])
     own = {params: "params", tokens: "tokens", loss: "loss"}
-    found = compute_optimal(rows[[c for c in own if c in rows]].rename(columns=own))
+    if missing := [column for column in own if column not in rows]:
+        raise TableError(f"{no_column(rows, *missing)}; --params, --tokens and --loss name them")
+    found = compute_optimal(rows[[*own]].rename(columns=own))
     optimal = [found.at(flops) for flops in at]
     if json:
         Console().write(to_json(found.to_dict() | {"at": [asdict(one) for one in optimal]}))

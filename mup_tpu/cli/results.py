@@ -248,7 +248,8 @@ class SeveralSweeps(Results):
 
     def numbers(self) -> Mapping[str, str]:
         """Compared sweeps as CSV."""
-        return {"ablations.csv": to_csv(self.compared, float_format="%.4f")}
+        numbers = self.compared.drop(columns="regret_status")
+        return {"ablations.csv": to_csv(numbers, float_format="%.4f")}
 
     def page(self) -> rendering.Page:
         """Report of all sweeps."""
@@ -344,10 +345,10 @@ class CoordinateCheck(Results):
 
 
 def _regret(row: Mapping[Any, Any]) -> str:
-    """Regret with its interval, or that it is not known."""
+    """Regret with its interval, or why there is none."""
     value, low, high = (rendering.number(row[name], 3) for name in ("regret", "regret_low", "regret_high"))
     if value == "-":
-        return "not known"
+        return str(row["regret_status"])
     return value if "-" in (low, high) else f"{value} ({low} to {high})"
 
 

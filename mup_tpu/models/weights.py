@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
+from mup_tpu.internals.accelerate import import_accelerate
 from mup_tpu.models import Parameter, architecture_of, forward_scaling
 from mup_tpu.rules.parametrization import Scaling
 
@@ -56,6 +57,7 @@ def export_stock(
 
     `separator` is the token between documents: texts begin after it and end with it.
     """
+    import_accelerate()
     from transformers import GenerationConfig
 
     exported = folded(trial, {name: p.detach().to("cpu", torch.float32) for name, p in weights.items()})

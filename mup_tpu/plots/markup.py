@@ -15,7 +15,7 @@ def powers(text: str) -> str:
         'lr* ∝ width<sup>−0.03</sup> (−0.16 to 0.09) &lt;b&gt;'
     """
     written = re.sub(r"(?<![\w-])-(?=\d)", "−", html.escape(text))
-    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"<sup>\1</sup>", written)
+    return re.sub(r"\^(−?\d+(?:\.\d+)?|α)", r"<sup>\1</sup>", written)
 
 
 def power(x: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -137,7 +138,7 @@ def ablations_page(name: str, table: pd.DataFrame) -> Page:
         (
             plots.name(row["name"]).replace("_", " "),
             *_exponent(row),
-            number(row["regret"], 3),
+            row["regret_status"] if math.isnan(row["regret"]) else number(row["regret"], 3),
             _between(row["regret_low"], row["regret_high"], 3),
             number(row["best_loss"], 3),
             row["verdict"],

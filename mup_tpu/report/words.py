@@ -189,7 +189,8 @@ def _readable(column: str, value: Any) -> str:
 
 def power(x: float, digits: str = ".4g") -> str:
     """A power of two and its value: 2^-5.53 = 0.0216."""
-    return f"2^{x:{digits}} = {2.0**x:.3g}"
+    exponent = f"{x:{digits}}"
+    return f"2^{exponent if float(exponent) else exponent.lstrip('-')} = {2.0**x:.3g}"
 
 
 def _power(x: float) -> str:

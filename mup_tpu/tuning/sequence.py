@@ -297,15 +297,10 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
 def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> None:
     """Print the last look at each parametrization, and its next purchase."""
     shown = Table(title=f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look")
-    for heading in (
-        label(columns.parametrization),
-        "look",
-        "runs",
-        "α (95 %)",
-        "regret (nat, 95 %)",
-        "verdict",
-    ):
-        shown.add_column(heading, justify="left" if heading == "verdict" else "right")
+    shown.add_column(label(columns.parametrization), no_wrap=True)
+    for heading in ("look", "runs", "α (95 %)", "regret (nat, 95 %)"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("verdict", no_wrap=True)
     for plan in plans:
         shown.add_row(plan.name, *_cells(plan.looks[-1] if plan.looks else None))
     console.print(shown)

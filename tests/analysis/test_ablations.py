@@ -50,6 +50,7 @@ def test_each_sweep_is_a_row_the_worst_regret_first(table):
     assert fine.verdict == "TRANSFERS" and fine.regret < 0.01
     assert fine.best_loss == pytest.approx(2.5, abs=0.01)
     assert math.isnan(unbracketed.alpha) and math.isnan(unbracketed.regret)
+    assert unbracketed.regret_status == "not known" and fine.regret_status == "estimated"
 
 
 def test_the_figure_has_a_row_a_sweep_and_says_what_is_not_known(table):

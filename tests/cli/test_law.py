@@ -41,4 +41,4 @@ def test_compute_optimal_sizes_from_a_file(tmp_path, outcome):
     code, out, _ = outcome(*arguments, "--json")
     assert code == 0 and json.loads(out)["exponents"] == pytest.approx([0.34, 0.28], abs=0.01)
     code, _, err = outcome("isoflop", tmp_path / "t.csv")
-    assert code == 2 and "params is not a column" in err
+    assert code == 2 and "has no column 'params', 'tokens'; it has N, D, loss; --params, --tokens and" in err

@@ -1,6 +1,7 @@
 """GPT-2: stock at the base width, mup's readout at others, exports that need none of our code."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -101,6 +102,23 @@ def exported(tmp_path_factory):
 def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(config, exported):
     stock = torch.load(exported[CONFIGS.index(config)] / "logits.pt", weights_only=True)
     torch.testing.assert_close(stock, logits(config, weights(config)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_an_export_imports_no_torch_xla_and_leaves_the_choice_of_others_as_it_is(tmp_path):
+    pytest.importorskip("torch_xla")
+    code = (
+        "import os, sys, torch; from mup_tpu.config import ModelConfig, Trial\n"
+        "from mup_tpu.models import declare; from mup_tpu.models.weights import export_stock\n"
+        "config = ModelConfig(width=64, base_width=32, head_size=16)\n"
+        "weights = {n: torch.ones(p.shape) for n, p in declare(config, 40, 16).parameters.items()}\n"
+        "export_stock(Trial(model=config), weights, 40, 16, 0, sys.argv[1])\n"
+        "assert 'accelerate' in sys.modules and 'torch_xla' not in sys.modules\n"
+        "assert 'USE_TORCH_XLA' not in os.environ\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env=environment)
+    assert (tmp_path / "config.json").exists()
 
 
 @pytest.mark.parametrize("form", ["matmul", "blocks"])

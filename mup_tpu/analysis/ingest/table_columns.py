@@ -135,7 +135,11 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         found |= {} if step is None else {"step": step}
     guessed = {part: column for part, column in found.items() if column != getattr(columns, part)}
     # A column with the usual name that was passed over may vary: a logged learning rate, say.
-    passed_over = [getattr(usual, part) for part in guessed if part in ("scale", "hyperparameter")]
+    passed_over = [
+        getattr(usual, part)
+        for part in ("scale", "hyperparameter")
+        if part in guessed or means(getattr(columns, part)) == means(getattr(usual, part))
+    ]
     if guessed:
         told = ", ".join(
             f"{on_one_line(column)} ({_called(part, column)})" for part, column in guessed.items()

@@ -55,6 +55,16 @@ def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
     assert table.notes == ()
 
 
+def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does():
+    """A row a step: lr decays, peak_lr is the setting."""
+    rows = [RUNS.assign(peak_lr=RUNS["lr"], lr=RUNS["lr"] * (1 - step / 9), step=step) for step in (0, 4, 8)]
+    frame = pd.concat(rows, ignore_index=True)
+    told, named_ = check_table(frame), check_table(frame, Columns(hyperparameter="peak_lr"))
+    pd.testing.assert_frame_equal(told.runs, named_.runs)
+    with pytest.raises(TableError, match="mixes several learning rates"):
+        check_table(RUNS.assign(init_std=RUNS["lr"]), Columns(hyperparameter="init_std"))
+
+
 def test_held_out_losses_come_before_training_s_and_the_other_is_said():
     table = check_table(named("width", "lr", "seed", "val/loss", **{"train/loss": np.linspace(1, 2, 12)}))
     assert table.runs["loss"].tolist() == RUNS["loss"].tolist()
@@ -145,7 +155,7 @@ def test_trials_of_optuna_are_read_as_it_writes_them():
 
     study.optimize(objective, n_trials=60)
     table = check_table(study.trials_dataframe().reset_index())
-    assert (table.columns.scale, table.columns.hyperparameter) == ("params_width", "params_lr")
+    assert (table.columns.scale, table.columns.hyperparameter) == ("width", "lr")
     assert len(table.runs) == 60 and table.runs["stopped"].sum() == 1
     assert set(table.runs["seed"]) == {0, 1, 2}
     trial = study.best_trial
