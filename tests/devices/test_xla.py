@@ -120,10 +120,8 @@ def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_t
     assert found["backward_threads"] == ["MainThread"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh", [pytest.param("trial=2,data=1", marks=pytest.mark.nightly), "trial=1,data=2"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["trial=2,data=1", "trial=1,data=2"])
 def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_reading_them_compiles_nothing(
     run_program, mesh
 ):
