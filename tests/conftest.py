@@ -70,7 +70,7 @@ MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Group tests that share an expensive fixture, and begin with the longest groups: those of an expensive
-    fixture, then the others by a guess at their seconds.
+    fixture, then the others by their seconds. A long group that begins last would leave cores idle.
 
     Under pytest-xdist a file's tests run in one process, except slow ones without a fixture of their file.
     """
@@ -99,9 +99,19 @@ def is_slow(item: pytest.Item) -> bool:
     return bool(marked) or (MANY_EXAMPLES and is_drawn(item))
 
 
+def measured_seconds() -> dict[str, float]:
+    """Seconds of the longest tests, as `scripts/test --durations=200` once printed them."""
+    lines = Path(__file__).with_name("durations.txt").read_text(encoding="utf-8").splitlines()
+    parted = (line.partition("s call") for line in lines)
+    return {name.partition("@")[0].strip(): float(took) for took, _, name in parted}
+
+
+SECONDS = measured_seconds()
+
+
 def seconds(item: pytest.Item) -> float:
-    """Guess at how long a test takes."""
-    return 10 if item.get_closest_marker("slow") else 0.2
+    """Seconds that a test took once, or a guess."""
+    return SECONDS.get(item.nodeid, 10 if item.get_closest_marker("slow") else 0.2)
 
 
 def group_of(item: pytest.Item) -> str:

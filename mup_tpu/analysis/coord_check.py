@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from mup_tpu.config.columns import label
 from mup_tpu.errors import TableError
@@ -84,8 +84,8 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
         usable = group[np.isfinite(group["rms"]) & (group["rms"] > 0)]
         fit = {"slope": np.nan, "low": np.nan, "high": np.nan}
         if usable[scale].nunique() >= 2 and len(usable) > 2:
-            line = stats.linregress(np.log2(usable[scale]), np.log2(usable["rms"]))
-            reach = stats.t.ppf(0.975, len(usable) - 2) * line.stderr
+            line = scipy.stats.linregress(np.log2(usable[scale]), np.log2(usable["rms"]))
+            reach = scipy.stats.t.ppf(0.975, len(usable) - 2) * line.stderr
             fit = {"slope": line.slope, "low": line.slope - reach, "high": line.slope + reach}
         rows.append({"parametrization": parametrization, "quantity": quantity, "layer": layer, **fit})
     table = pd.DataFrame(rows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from mup_tpu.analysis.optimum import LossCurve, Optimum
 
@@ -80,7 +80,7 @@ def bends(optima: Sequence[Optimum]) -> bool:
     covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
     beta = covariance @ (design.T @ (weights * y))
     scatter = max(1.0, float((weights * (y - design @ beta) ** 2).sum()) / left)
-    return bool(abs(beta[0]) > stats.t.ppf(0.975, left) * math.sqrt(scatter * covariance[0, 0]))
+    return bool(abs(beta[0]) > scipy.stats.t.ppf(0.975, left) * math.sqrt(scatter * covariance[0, 0]))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, no
     total = slope_variance(variance_S + tau2)
     within = min(slope_variance(variance_S), total)
     df = total**2 / (within**2 / max(noise_df, 1) + (total - within) ** 2 / (len(scales) - 2))
-    return float(stats.t.ppf(0.975, df) * math.sqrt(total))
+    return float(scipy.stats.t.ppf(0.975, df) * math.sqrt(total))
 
 
 def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:
@@ -186,7 +186,7 @@ def _trend(curves: Sequence[LossCurve]) -> float:
     shared = sorted(set.intersection(*(set(c.x_G[np.isfinite(c.mean_G)]) for c in curves))) if curves else []
     if len(curves) >= 3 and len(shared) >= 2:
         rows = [[-float(c.mean_G[np.flatnonzero(c.x_G == x)[0]]) for c in curves] for x in shared]
-        return float(stats.page_trend_test(rows).pvalue)
+        return float(scipy.stats.page_trend_test(rows).pvalue)
     return math.nan
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 from scipy.sparse.linalg import LinearOperator, cg
 
 EPSILON = 0.01
@@ -277,7 +277,7 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
     known = df_C > 0
     if known.any():
         # The median: one unstable point must not widen all others' intervals.
-        sigma = np.sqrt(np.median(squares_C[known] / stats.chi2.median(df_C[known])))
+        sigma = np.sqrt(np.median(squares_C[known] / scipy.stats.chi2.median(df_C[known])))
         return Noise(max(float(sigma), floor), int(df_C.sum()), "seeds")
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import PchipInterpolator
+import scipy
 
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
@@ -177,7 +177,7 @@ def _regret(estimate: Estimate, x: float) -> float:
     rise = np.append(np.maximum(curve.mean_G[used] - optimum.loss, 0.0), 0.0)
     order = np.argsort(at)
     inside = float(np.clip(x, at.min(), at.max()))
-    return float(PchipInterpolator(at[order], rise[order])(inside))
+    return float(scipy.interpolate.PchipInterpolator(at[order], rise[order])(inside))
 
 
 def fit_power_laws(

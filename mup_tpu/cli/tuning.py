@@ -126,8 +126,10 @@ def run_and_show(
         return
     if not Path(folder, "store.json").exists():  # else all trials may be stored already
         start_server(where, run)
-    # While the workers' server starts, this core imports plots. Not in a thread: scipy fails while torch is
-    # half imported, as by a pack in this process.
+    # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
+    # while torch is half imported, as by a pack in this process.
+    import scipy.stats  # noqa: F401
+
     import mup_tpu.plots  # noqa: F401
     from mup_tpu.cli import replay
 

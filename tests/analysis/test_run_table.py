@@ -372,7 +372,7 @@ def test_a_cost_that_is_no_number_is_noted_and_not_used():
     assert any("wall_time_s must be numbers" in n and "the column is not used" in n for n in table.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_rows_with_a_seed_a_row_take_time_and_memory_in_proportion():
     """They were a design matrix of 73 GiB. A child, so that its peak memory is its own."""
     code = """

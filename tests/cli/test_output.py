@@ -98,10 +98,10 @@ def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, outcome):
         for k, t in enumerate(sweep.trials())
     ]
     Store(folder, sweep.experiment).append(rows)
-    for command in ("runs", "analyze", "plot", "report"):
+    for command in ("runs", "analyze", "report"):
         code, out, err = outcome(command, folder)
         assert code == 0, err
-        assert command not in ("plot", "report") or "/[/b]/" in out.replace("\n", "")
+        assert command != "report" or "/[/b]/" in out.replace("\n", "")
     assert "[red]x[$y$]" in outcome("runs", folder)[1]
 
 

@@ -208,7 +208,7 @@ def test_a_trickle_that_is_cut_off_is_tried_again_and_changes_no_batch(config, s
     assert 2 in trickle.asked.values()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path, capfd):
     """The first four shards come, the others trickle; a preempted run has lost none of their steps."""
     came: list[str] = []

@@ -2,7 +2,7 @@
 
 from mup_tpu.config import Trial
 
-STEPS = 50
+STEPS = 26
 STRETCH = 12
 
 

@@ -258,7 +258,7 @@ def test_a_sweep_in_a_bucket_that_is_killed_goes_on_to_the_same_table(s3, sweep,
     assert (folder / "checkpoints").names() == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_drivers_on_one_bucket_lose_no_trial_and_keep_none_twice(s3, sweep_file, local):
     url = s3.url()
     drivers = [driver(s3, sweep_file, url, "--pack-size", size) for size in (1, 2)]

@@ -1,6 +1,7 @@
 """Each pool for real, with jobs that need no torch: ends of jobs, and workers that die or hang."""
 
 import contextlib
+import functools
 import glob
 import os
 import signal
@@ -28,18 +29,30 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ends processes as Li
 LONG = 600.0
 
 
-@contextlib.contextmanager
-def opened(kind, results=None):
-    """A pool of two workers, or of this process."""
-    if kind == "ray":
-        from mup_tpu.jobs.cluster import slots
-        from mup_tpu.jobs.ray_actors import RayActors
+@pytest.fixture(scope="module")
+def opened():
+    """Opens a pool of two workers, or of this process; the one on Ray stays open, for its processes start
+    slowly.
+    """
+    with contextlib.ExitStack() as until_the_end:
 
-        pool = RayActors(slots(RunOptions(threads=1)), lambda: slots(RunOptions(threads=1)), results)
-    else:
-        pool = Forked(2, results, preload=()) if kind == "forked" else InProcess(results)
-    with pool:
-        yield pool
+        @functools.cache
+        def on_ray():
+            from mup_tpu.jobs.cluster import slots
+            from mup_tpu.jobs.ray_actors import RayActors
+
+            pool = RayActors(slots(RunOptions(threads=1)), lambda: slots(RunOptions(threads=1)))
+            return until_the_end.enter_context(pool)
+
+        @contextlib.contextmanager
+        def opened(kind):
+            if kind == "ray":
+                yield on_ray()
+            else:
+                with Forked(2, None, preload=()) if kind == "forked" else InProcess(None) as pool:
+                    yield pool
+
+        yield opened
 
 
 EVERY = pytest.mark.parametrize(
@@ -71,8 +84,23 @@ def gone(pids):
     return False
 
 
+@pytest.mark.parametrize("ray", [False, True])
+def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
+    """Purchases of a sequence differ in their number of trials. The first test here, for the pool on Ray that
+    others share takes all cores.
+    """
+    with Pools(SweepOptions(ray=ray), str(tmp_path), Console(quiet=True)) as pools:
+        places = [pools.place(trials, RunOptions(threads=1, device="cpu")) for trials in (4, 9)]
+        assert places[0].pool is places[1].pool
+        for number, place in enumerate(places):
+            lasts([Count(tmp_path, str(number))], place.pool)
+        assert Count(tmp_path, "0").pids() == Count(tmp_path, "1").pids(), "a run started workers anew"
+        other = pools.place(4, RunOptions(threads=2, device="cpu"))
+        assert other.pool is not places[0].pool
+
+
 @EVERY
-def test_jobs_end_each_in_its_way_and_the_others_go_on(kind, ray, local_ray, tmp_path):
+def test_jobs_end_each_in_its_way_and_the_others_go_on(opened, kind, ray, local_ray, tmp_path):
     jobs = [Count(tmp_path, name, then=name) for name in ("raise", "too large", "")]
     jobs[-1].name = "fine"
     with opened(kind) as pool:
@@ -87,7 +115,7 @@ def test_jobs_end_each_in_its_way_and_the_others_go_on(kind, ray, local_ray, tmp
 
 @EVERY
 def test_what_the_user_can_mend_ends_the_run_but_on_a_cluster_where_hosts_differ(
-    kind, ray, local_ray, tmp_path
+    opened, kind, ray, local_ray, tmp_path
 ):
     with opened(kind) as pool:
         if kind == "ray":
@@ -102,7 +130,7 @@ def test_what_the_user_can_mend_ends_the_run_but_on_a_cluster_where_hosts_differ
 @LINUX
 @WITH_PROCESSES
 def test_a_worker_that_dies_or_hangs_is_replaced_and_its_job_goes_on(
-    kind, ray, local_ray, tmp_path, patience, caplog
+    opened, kind, ray, local_ray, tmp_path, patience, caplog
 ):
     """Kill -9 and SIGSTOP, from within; the heartbeat is long enough for a new worker to start."""
     jobs = [Count(tmp_path, how, then=how) for how in ("die", "hang", "die always")]
@@ -119,7 +147,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_its_job_goes_on(
 
 @LINUX
 @WITH_PROCESSES
-def test_a_worker_that_dies_while_it_is_idle_is_replaced(kind, ray, local_ray, tmp_path):
+def test_a_worker_that_dies_while_it_is_idle_is_replaced(opened, kind, ray, local_ray, tmp_path):
     first, long, last_one = (
         Count(tmp_path, name, then=then) for name, then in (("a", ""), ("b", "wait"), ("c", ""))
     )
@@ -137,7 +165,9 @@ def test_a_worker_that_dies_while_it_is_idle_is_replaced(kind, ray, local_ray, t
 
 
 @WITH_PROCESSES
-def test_workers_that_ran_into_a_caller_who_stopped_listening_are_gone(kind, ray, local_ray, tmp_path):
+def test_workers_that_ran_into_a_caller_who_stopped_listening_are_gone(
+    opened, kind, ray, local_ray, tmp_path
+):
     jobs = [Count(tmp_path, name, then="wait") for name in "ab"]
     with opened(kind) as pool:
         events = run_jobs(jobs, pool, LONG)
@@ -238,7 +268,7 @@ def test_a_driver_that_is_killed_leaves_no_worker(tmp_path):
     assert gone([pid for job in jobs for pid in job.pids()])
 
 
-def test_a_job_that_a_process_cannot_import_has_failed_with_the_reason(tmp_path):
+def test_a_job_that_a_process_cannot_import_has_failed_with_the_reason(opened, tmp_path):
     class Unknown(Count):
         """Whose module the process would look for in vain."""
 
@@ -250,19 +280,6 @@ def test_a_job_that_a_process_cannot_import_has_failed_with_the_reason(tmp_path)
     finally:
         del sys.modules["light_jobs"].Unknown
     assert "Unknown" in last["a"].reason and last["b"] == Finished("b from 0")
-
-
-@pytest.mark.parametrize("ray", [False, True])
-def test_a_pool_stays_while_the_same_is_asked_for(ray, local_ray, tmp_path):
-    """Purchases of a sequence differ in their number of trials."""
-    with Pools(SweepOptions(ray=ray), str(tmp_path), Console(quiet=True)) as pools:
-        places = [pools.place(trials, RunOptions(threads=1, device="cpu")) for trials in (4, 9)]
-        assert places[0].pool is places[1].pool
-        for number, place in enumerate(places):
-            lasts([Count(tmp_path, str(number))], place.pool)
-        assert Count(tmp_path, "0").pids() == Count(tmp_path, "1").pids(), "a run started workers anew"
-        other = pools.place(4, RunOptions(threads=2, device="cpu"))
-        assert other.pool is not places[0].pool
 
 
 HUNGRY = """

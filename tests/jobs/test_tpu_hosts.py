@@ -65,7 +65,7 @@ def environment_of(options):
     return {name: seen[name] for name in TOLD if name in seen}
 
 
-@pytest.mark.parametrize("chips", [3, 16])
+@pytest.mark.parametrize("chips", [3, pytest.param(16, marks=pytest.mark.nightly)])
 def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(cluster, chips):
     with hosts(cluster, (chips, {}, {})):
         with pytest.raises(

@@ -342,20 +342,19 @@ def runs_a_trial(process):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
-    tiny, tmp_path, patience, is_of_these_tests
+    local_ray, tiny, tmp_path, patience
 ):
     """A trial that would train for hours does not outlive its search."""
     space = "space.steps = {kind = 'choice', values = [20, 1000000]}"
     file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"
     words = {"heartbeat": 6 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
     options = [word for k, v in words.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-    search = start_search(file, results, *options)
-    output, _ = search.communicate(timeout=240)
-    assert search.returncode == 1, output
+    with pytest.raises(SystemExit, match="^1$"):
+        main(["search", str(file), "--results", str(results), *options])
     runs = load_runs(results).set_index("status")
     assert set(runs.index) == {"finished", "failed"}
     assert runs.loc["failed", "reason"] == "hung: no evaluation within the heartbeat"
-    left = [p for p in psutil.process_iter() if runs_a_trial(p) and is_of_these_tests(p)]
+    left = [p for p in psutil.Process().children(recursive=True) if runs_a_trial(p)]
     assert not psutil.wait_procs(left, timeout=20)[1], "the trial that hung is still there"
 
 

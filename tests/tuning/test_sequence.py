@@ -1,12 +1,7 @@
-"""Sequences that train for real: bought look by look, killed, and continued from their rows."""
+"""Sequences that train for real: bought look by look, interrupted, and continued from their rows."""
 
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from rich.console import Console
@@ -62,37 +57,27 @@ def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="kills processes as Linux has them")
-def test_a_killed_sequence_goes_on_from_its_rows(sweep, tmp_path):
-    results, script = tmp_path / "results", tmp_path / "sequence.py"
-    script.write_text(
-        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.toml import from_dict\nfrom mup_tpu.tuning.sequence import run_until_settled\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
-        f"sweep = Sweep('seq', base, widths=(32, 64, 128), parametrizations=('sp',),\n"
-        f"              learning_rates={OCTAVES!r})\n"
-        "until = SequenceOptions(until_settled=True)\n"
-        "run = RunOptions(threads=1)\n"
-        "options = SweepOptions(pack_size=2)\n"
-        "run_until_settled(sweep, sys.argv[1], until, options, run, Console(quiet=True))\n"
-    )
-    command = [sys.executable, str(script), str(results)]
-    victim = subprocess.Popen(command, start_new_session=True)
-    deadline = time.monotonic() + 300
-    # The first purchase has eight runs, in four packs.
-    while victim.poll() is None and len(list(results.glob("runs/*.parquet"))) < 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    before = set(load_runs(results)["trial_id"])
-    assert not ended(results), "it ended before it could be killed"
-    settle(sweep, results, options=SweepOptions(pack_size=2))
-    runs = load_runs(results)
-    assert before <= set(runs["trial_id"]) and runs["trial_id"].is_unique
+def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypatch):
+    """In its second purchase: the first has eight runs, in four packs."""
+    append, calls = Store.append, []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return append(*arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Store, "append", interrupted)
+        settle(sweep, tmp_path, options=SweepOptions(pack_size=2))
+    before = set(load_runs(tmp_path)["trial_id"])
+    assert len(before) > 8 and not ended(tmp_path)
+    settle(sweep, tmp_path, options=SweepOptions(pack_size=2))
+    runs = load_runs(tmp_path)
+    assert before < set(runs["trial_id"]) and runs["trial_id"].is_unique
     for _, own in runs.groupby("parametrization"):
         assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
-    assert ended(results)
+    assert ended(tmp_path)
 
 
 @pytest.mark.slow

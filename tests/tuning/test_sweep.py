@@ -82,7 +82,7 @@ def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
     pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA as Linux has it")
 def test_a_pack_that_runs_out_of_memory_is_split_and_every_trial_stored(tiny, tmp_path):
     """The process may allocate enough for one member with its optimizer's state, but not for three.
@@ -158,7 +158,12 @@ def workers_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
 @pytest.mark.parametrize(
-    "sign", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+    "sign",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
     """At SIGTERM packs checkpoint at once, and the same command goes on from there."""

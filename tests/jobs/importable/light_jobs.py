@@ -53,8 +53,8 @@ class Count(Job):
         while self.then == "wait" and not (self.folder / "go").exists():
             yield self.steps
             time.sleep(0.05)
-        while self.then == "follower dies" and len(self.pids()) == 1:
-            yield self.steps
+        for _ in range(1200 if self.then == "follower dies" and len(self.pids()) == 1 else 0):
+            yield self.steps  # until the slice is ended, a minute at most
             time.sleep(0.05)
         return f"{self.name} from {first}"
 
