@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from mup_tpu.errors import ConfigError, LayerGrows, StoreError, reason
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
 _SECONDS = 50.0
-"""Time after which a check of somebody's module adds no width and no seed."""
+"""Time after which a check adds no width, and one of somebody's module no seed."""
+_FEWEST = 3
+"""Widths that a check has however long they take."""
 
 
 def coord_check(
@@ -39,7 +43,8 @@ def coord_check(
         trial: Trial at each point, with the scale's values, --parametrizations and a constant schedule.
             Without a base along the scale, the smallest value is the base.
         scale: Another scale, any number of a trial: depth=2,4,8,16,32,64.
-        widths: Widths to compare, by default 64 to 1024; short for --scale width=...
+        widths: Widths to compare; short for --scale width=... By default 64 to 1024, of which those that
+            would take longer than a minute are left to the same command again.
         parametrizations: Parametrizations to compare.
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.
@@ -65,7 +70,9 @@ def coord_check(
     if json:
         raise ConfigError("json is an option of --module, and there is none")
     axis = scale_of_check(scale, widths, WIDTHS)
-    coord_checks(results or default_results(axis), [trial], axis, parametrizations, num_seeds, check_steps)
+    seconds = _SECONDS if axis is WIDTHS else math.inf
+    folder = results or default_results(axis)
+    coord_checks(folder, [trial], axis, parametrizations, num_seeds, check_steps, seconds)
 
 
 def _check_module(
@@ -139,10 +146,12 @@ def coord_checks(
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     num_seeds: int = 3,
     check_steps: int = 4,
+    seconds: float = math.inf,
 ) -> None:
     """Measure missing points of several trials into one table, draw it and print it.
 
-    Trials differ in optimizer or tying.
+    Trials differ in optimizer or tying. Beyond three points of the scale, no further one is begun if all
+    would then take longer than `seconds`.
     """
     import pandas as pd
     import pyarrow as pa
@@ -157,16 +166,32 @@ def coord_checks(
         raise ConfigError("parametrizations is empty: give at least one")
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    folder = Folder(results)
+    folder, console = Folder(results), Console()
     try:
         for trial in trials:
             trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
             stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
-            with Bar(Console()) as bar:
-                for table in measure(trial, scale, parametrizations, num_seeds, stored, bar.update):
-                    if len(table):
-                        with folder.writing(CHECK_FILE) as file:
-                            table.to_parquet(file, index=False)
+            began, share = time.monotonic(), 0.0
+
+            def told(pack: str, done: float) -> None:
+                nonlocal share
+                share = done
+                bar.update(pack, done)
+
+            with Bar(console) as bar:
+                for table in measure(trial, scale, parametrizations, num_seeds, stored, told):
+                    if not len(table):
+                        continue
+                    with folder.writing(CHECK_FILE) as file:
+                        table.to_parquet(file, index=False)
+                    rules = table.groupby(scale.column)["parametrization"].nunique()
+                    whole = rules.index[rules >= len(parametrizations)]
+                    left = [value for value in scale.values if value not in rules.index]
+                    is_late = share > 0 and (time.monotonic() - began) / share > seconds
+                    if left and is_late and len(whole) == len(rules) >= _FEWEST:
+                        words = f"{scale.field} {', '.join(map(str, left))}"
+                        console.print(f"{words} would take longer: the same command measures it")
+                        break
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
     replay.show(results)

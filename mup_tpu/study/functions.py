@@ -16,6 +16,7 @@ from rich.console import Console
 
 from mup_tpu.files import Folder
 from mup_tpu.jobs.forked import Forked
+from mup_tpu.jobs.job import Failed, Finished
 from mup_tpu.jobs.pool import Pool
 from mup_tpu.jobs.this_machine import cores, visible_gpus
 from mup_tpu.study.attempt import Outcome
@@ -73,13 +74,10 @@ class Functions(TrialKind[Trial]):
         values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
         return Trial(self._space.name, values).id
 
-    def rows(self, job: FunctionJob, result: Outcome) -> Rows:
+    def rows(self, job: FunctionJob, ended: Finished | Failed) -> Rows:
         """Row and curve of a trial."""
-        return as_rows(job.trial, result)
-
-    def failed(self, job: FunctionJob, reason: str) -> Outcome:
-        """Outcome of a trial whose workers were lost."""
-        return Outcome("failed", math.nan, reason)
+        outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
+        return as_rows(job.trial, outcome)
 
     def note(self, reports: Sequence[Reported]) -> str:
         """State of the running trial that is furthest."""

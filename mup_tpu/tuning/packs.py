@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.job import Failed, Finished
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.plan import describe, make_packs, work
 from mup_tpu.jobs.pool import Pool
@@ -50,6 +51,7 @@ class Packs(TrialKind[Trial]):
     ) -> None:
         self._corpora, self._scale, self._steps_before = corpora, scale, steps_before
         self._options, self._run, self._console = options, run, console
+        self._store = store
         self._folders = CheckpointFolders(store.folder, corpora.trial_id, run)
         self._pools = Pools(options, str(store.folder), console)
         self._began = 0.0
@@ -61,23 +63,27 @@ class Packs(TrialKind[Trial]):
         self._pools.__exit__(*error)
 
     def trial_id(self, trial: Trial) -> str:
-        """trial_id of a trial with its data."""
+        """Name of a trial in the store."""
         return self._corpora.trial_id(trial)
 
     def size(self, trial: Trial) -> str:
-        """Size of a trial, for people."""
+        """A trial's fields of the scale, in words."""
         return describe(trial, self._scale)
 
     def work(self, trial: Trial) -> float:
-        """Work of a trial, for the order of packs."""
+        """Arithmetic and memory traffic of a trial."""
         return work(trial)
 
     def name(self, job: PackJob) -> str:
-        """Name of a pack, for people."""
+        """A pack in a sentence."""
         return f"a pack of {self.size(job.trials[0])}"
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
-        """Packs of the missing trials, and the pool that trains them."""
+        """Packs of missing trials in the order of their start, and the open pool that runs them.
+
+        Raises:
+            ConfigError: an option does not fit the trials, or the device or cluster is not there.
+        """
         if self._run.placement != "host" and not self._options.on_ray:
             raise ConfigError(f"placement {self._run.placement!r} needs Ray: add --ray or --address")
         for batch_size in {trial.data.batch_size for trial in missing}:
@@ -105,27 +111,25 @@ class Packs(TrialKind[Trial]):
                 soft_wrap=True,
             )
 
-    def rows(self, job: PackJob, result: PackResult) -> Rows:
-        """Rows and curves of a pack."""
+    def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
+        """Rows and curves of a pack; of a failed one, a row a trial with the reason."""
+        if isinstance(ended, Failed):
+            of, device = self._corpora.of, self._run.device
+            return [failed_row(t, of(t), ended.reason, device, len(job.trials)) for t in job.trials], []
+        result: PackResult = ended.result
         self._rates += [result.rates] if result.rates else []
         return result.rows, result.curves
 
-    def failed(self, job: PackJob, reason: str) -> PackResult:
-        """Rows of a pack that failed, with the reason."""
-        of, device = self._corpora.of, self._run.device
-        rows = [failed_row(t, of(t), reason, device, len(job.trials)) for t in job.trials]
-        return PackResult(rows, [], None, None)
-
     def note(self, reports: Sequence[Report]) -> str:
-        """Rate of all running packs."""
+        """Tokens a second of running packs."""
         return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove the checkpoints of a stored pack."""
+        """Remove checkpoints of a pack whose rows are stored."""
         self._folders.remove(job.trials)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
-        """Remove checkpoints of trials that are stored."""
+        """Remove checkpoints of an earlier, killed call whose trials all have rows."""
         self._folders.remove_done(list(trials), stored)
 
     def summary(self) -> str:
@@ -142,16 +146,9 @@ class Packs(TrialKind[Trial]):
             parts.append(f"input wait {mean(waits):.1%}, at most {max(waits):.1%}")
         return " · ".join(parts)
 
-
-def pack_runner(
-    store: Store,
-    corpora: Corpora,
-    scale: Sequence[str],
-    options: SweepOptions,
-    run: RunOptions,
-    console: Console,
-    steps_before: int | None = None,
-) -> TrialRunner[Trial]:
-    """Runner of packs; arguments as of `Packs`."""
-    packs = Packs(store, corpora, scale, options, run, console, steps_before)
-    return TrialRunner(store, packs, options.heartbeat, run.halving, options.track, console)
+    def runner(self) -> TrialRunner[Trial]:
+        """Runner of these trials."""
+        options = self._options
+        return TrialRunner(
+            self._store, self, options.heartbeat, self._run.halving, options.track, self._console
+        )

@@ -32,7 +32,7 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
 from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.packs import pack_runner
+from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.sweep import check_alike, measured
 
 _SAME_X = 1e-6
@@ -74,7 +74,8 @@ def run_until_settled(
     store = Store(results, sweep.experiment, StoredAxes.of(sweep), tuple(grid.points))
     check_alike(sweep, store)
     run = replace(run, tuned=sweep.tune_axis.fields)
-    with pack_runner(store, corpora, sweep.scale_axis.fields, options, run, console) as runner:
+    packs = Packs(store, corpora, sweep.scale_axis.fields, options, run, console)
+    with packs.runner() as runner:
 
         def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
             return runner.run(trials, purchase, deadline)

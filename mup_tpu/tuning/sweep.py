@@ -21,7 +21,7 @@ from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import longer
 from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.packs import pack_runner
+from mup_tpu.tuning.packs import Packs
 
 
 def run_sweep(
@@ -58,7 +58,8 @@ def run_sweep(
     purchase = store.next_purchase()
     before = None if continue_to is None else sweep.base.train.steps
     fields = sweep.scale_axis.fields
-    with pack_runner(store, corpora, fields, options, run, console, before) as runner:
+    packs = Packs(store, corpora, fields, options, run, console, before)
+    with packs.runner() as runner:
         return runner.run(trials, lambda trial: purchase)
 
 
@@ -95,7 +96,7 @@ def run_trials(
 ) -> Counter[str]:
     """Run missing trials, as `run_sweep` does; fields of `scale` tell sizes apart."""
     store = Store(results, experiment)
-    with pack_runner(store, Corpora(trials), scale, options, run, console) as runner:
+    with Packs(store, Corpora(trials), scale, options, run, console).runner() as runner:
         return runner.run(trials)
 
 

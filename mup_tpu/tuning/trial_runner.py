@@ -68,12 +68,8 @@ class TrialKind(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def rows(self, job: Any, result: Any) -> Rows:
-        """Rows and curves of a job's result."""
-
-    @abstractmethod
-    def failed(self, job: Any, reason: str) -> Any:
-        """Result of a job without one."""
+    def rows(self, job: Any, ended: Finished | Failed) -> Rows:
+        """Rows and curves of a job that has ended, with a result or without."""
 
     @abstractmethod
     def note(self, reports: Sequence[Any]) -> str:
@@ -185,17 +181,19 @@ class TrialRunner(Generic[T]):
                 progress.split(job)
                 words = f"{event.reason}: split into {len(event.parts)} packs"
                 self._console.print(words, highlight=False)
-            case Failed():
-                self._keep(job, self._kind.failed(job, event.reason), progress, purchases)
-            case Finished():
-                self._keep(job, event.result, progress, purchases)
+            case Failed() | Finished():
+                self._keep(job, event, progress, purchases)
             case _:
                 progress.reported(job, event)
 
     def _keep(
-        self, job: Any, result: Any, progress: TrialProgress[T], purchases: Mapping[str, int | None]
+        self,
+        job: Any,
+        ended: Finished | Failed,
+        progress: TrialProgress[T],
+        purchases: Mapping[str, int | None],
     ) -> None:
-        rows, curves = self._kind.rows(job, result)
+        rows, curves = self._kind.rows(job, ended)
         rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
         self._store.append(rows, curves)
         self._tracking.add(rows, curves)

@@ -5,6 +5,8 @@ import re
 import pandas as pd
 import pytest
 
+from mup_tpu.config import Axis
+
 
 @pytest.mark.slow
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
@@ -33,6 +35,22 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
         before = stored.read_bytes()
         code, out, err = outcome(*command, "--widths", 32, 64)
         assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
+
+
+@pytest.mark.slow
+def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_path, outcome, monkeypatch):
+    monkeypatch.setattr("mup_tpu.cli.checks._SECONDS", 0.0)
+    monkeypatch.setattr("mup_tpu.cli.checks.WIDTHS", Axis("width", (16, 32, 48, 64)))
+    command = [
+        "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 16,
+        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
+    ]  # fmt: skip
+    code, out, err = outcome(*command)
+    assert code == 0 and "width 64 would take longer: the same command measures it" in out, err
+    assert set(pd.read_parquet(tmp_path / "coord_check.parquet")["width"]) == {16, 32, 48}
+    code, out, err = outcome(*command)
+    assert code == 0 and "would take longer" not in out, err
+    assert set(pd.read_parquet(tmp_path / "coord_check.parquet")["width"]) == {16, 32, 48, 64}
 
 
 @pytest.mark.slow
