@@ -58,7 +58,7 @@ class MoE(Llama):
         # vmap all of them (measured).
         a_token, of_all = config.experts_per_token + config.shared_experts, config.num_experts
         vectors = {
-            "loop": llama.vectors["loop"] + 7 * a_token * config.expert_width / config.width,
+            "loop": llama.vectors["loop"] + 8 * a_token * config.expert_width / config.width,
             "vmap": llama.vectors["vmap"] + 14 * of_all * config.expert_width / config.width,
         }
         return replace(llama, vectors=vectors)
