@@ -2,8 +2,8 @@
 
 Written after Jiang et al. 2024 (arXiv:2401.04088), section 2.2; tests compare it with transformers' own.
 
-Shapes: B sequences, T tokens, N = B·T, R rows sent to one expert, D width, E experts, I width of an expert
-between its layers, J = 2·I.
+Shapes: B sequences, T tokens, N = B·T, R rows sent to one expert, D width, E experts, K of them for a token,
+I width of an expert between its layers, J = 2·I.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class _Mixture(nn.Module):
         # In the precision of the norms: bf16 would send tokens elsewhere (Fedus et al. 2022, section 2.4).
         with torch.autocast(x_ND.device.type, enabled=False):
             probabilities_NE = self.gate(x_ND).softmax(-1)
-        is_chosen_NE = _are_likeliest(probabilities_NE.detach(), self._chosen).to(x_ND.dtype)
+        experts_E = torch.arange(probabilities_NE.shape[-1], device=x_ND.device)
+        best_NK = probabilities_NE.detach().topk(self._chosen).indices
+        is_chosen_NE = (best_NK[..., None] == experts_E).any(-2).to(x_ND.dtype)
         chosen_NE = probabilities_NE * is_chosen_NE
         out_ND = self.experts(x_ND, chosen_NE / chosen_NE.sum(-1, keepdim=True))
         if self.shared_expert is not None and self.shared_expert_gate is not None:
@@ -81,19 +83,8 @@ class _Mixture(nn.Module):
         chosen_BE, probability_BE = (
             y_NE.unflatten(0, (-1, sequence_length)).mean(1) for y_NE in (is_chosen_NE, probabilities_NE)
         )
-        added.append(self.balance((chosen_BE * probability_BE).mean() * probabilities_NE.shape[-1] ** 2))
+        added.append(self.balance((chosen_BE * probability_BE).mean() * len(experts_E) ** 2))
         return out_ND
-
-
-def _are_likeliest(probabilities_NE: Tensor, count: int) -> Tensor:
-    """Whether each expert is among a token's likeliest; of equals, the first.
-
-    By comparisons: XLA's propagation of shardings ends the process at `topk` if batches are split.
-    """
-    order_E = torch.arange(probabilities_NE.shape[-1], device=probabilities_NE.device)
-    own_NE1, other_N1E = probabilities_NE.unsqueeze(-1), probabilities_NE.unsqueeze(-2)
-    is_ahead_NEE = (other_N1E > own_NE1) | ((other_N1E == own_NE1) & (order_E < order_E[:, None]))
-    return is_ahead_NEE.sum(-1) < count
 
 
 def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledNetwork:
