@@ -30,6 +30,7 @@ class MoE(Llama):
     branches = {"attention": "self_attn.o_proj", "router": "mlp.gate", "mlp": "mlp"}
 
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
+        """Llama's, and the number of experts a token."""
         own = (config.experts_per_token,)
         return replace(super().declare(config, vocab_size, sequence_length), constants=own)
 
@@ -39,6 +40,7 @@ class MoE(Llama):
         return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
 
     def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
+        """Router and experts, and shared experts with their gate."""
         d, between, experts = config.width, config.expert_width, config.num_experts
         shared = config.shared_experts * between
         parameters = {
@@ -53,9 +55,8 @@ class MoE(Llama):
         return parameters
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
+        """Llama's, and as measured the experts of a token in turns, and all of them under vmap."""
         llama = super().activations(config)
-        # Llama's MLP keeps 43/16 vectors of each kind. Members in turns compute the experts of a token, under
-        # vmap all of them (measured).
         a_token, of_all = config.experts_per_token + config.shared_experts, config.num_experts
         vectors = {
             "loop": llama.vectors["loop"] + 8 * a_token * config.expert_width / config.width,
