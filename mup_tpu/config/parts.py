@@ -20,7 +20,8 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 
 # Choices that read a field.
-_LLAMA = {"architecture": ("llama",)}
+_LLAMA = {"architecture": ("llama", "moe")}
+_MOE = {"architecture": ("moe",)}
 _MUON = {"optimizer": ("muon",)}
 _ADAMW = {"optimizer": ("adamw", "muon")}  # beside Muon, AdamW trains the rest
 
@@ -29,7 +30,7 @@ _ADAMW = {"optimizer": ("adamw", "muon")}  # beside Muon, AdamW trains the rest
 class ModelConfig:
     """A model: its network, size and parametrization."""
 
-    architecture: Literal["gpt2", "llama"] = "gpt2"
+    architecture: Literal["gpt2", "llama", "moe"] = "gpt2"
     """Network, one of mup_tpu.models."""
     width: int = described(128, above=0, most=_WIDEST)
     """Embedding size (d_model); a multiple of the head size."""
@@ -65,6 +66,16 @@ class ModelConfig:
     query_group_size: int = described(1, unit="heads", least=1, most=_WIDEST, only=_LLAMA)
     """Query heads per key and value head (grouped-query attention); 1 shares none. All heads grow with width
     alike."""
+    num_experts: int = described(8, label="expert count", above=0, most=_DEEPEST, only=_MOE)
+    """Experts of a layer, of which a router chooses some for each token."""
+    experts_per_token: int = described(2, label="experts a token", above=0, most=_DEEPEST, only=_MOE)
+    """Experts that a token is sent to (top-k)."""
+    expert_granularity: int = described(4, label="granularity", above=0, most=_WIDEST, only=_MOE)
+    """Number of experts as wide together as a dense MLP, 4 times the model's width."""
+    shared_experts: int = described(0, least=0, most=_DEEPEST, only=_MOE)
+    """Experts beside them that all tokens are sent to, merged into one as wide as they are together."""
+    balance_loss: Real = described(0.01, label="weight of the balance loss", least=0, only=_MOE)
+    """Weight of the loss that spreads tokens over experts; not part of reported losses."""
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -75,8 +86,10 @@ class ModelConfig:
         if self.width % unit:
             name = "head_size" if self.growing_dimension == "heads" else "the number of heads"
             raise ConfigError(not_a_multiple("width", self.width, name, unit))
-        if self.architecture == "llama":
+        if self.architecture in _LLAMA["architecture"]:
             self._require_shape_of_llama()
+        if self.architecture == "moe":
+            self._require_shape_of_experts()
         if self.tied and self.readout_zero_init:
             raise ConfigError(
                 "readout_zero_init true needs tied false: a tied readout is the embedding, and would zero it"
@@ -100,6 +113,27 @@ class ModelConfig:
                     f"query_group_size {self.query_group_size} does not divide the {heads} heads at width "
                     f"{width}; nearest below that does: {below}"
                 )
+
+    def _require_shape_of_experts(self) -> None:
+        if self.experts_per_token > self.num_experts:
+            raise ConfigError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}"
+            )
+        for name in ("base_width", "width"):
+            if 4 * getattr(self, name) % self.expert_granularity:
+                raise ConfigError(
+                    f"expert_granularity {self.expert_granularity} does not divide 4 times {name} "
+                    f"{getattr(self, name)}: an expert is 4·{name}/expert_granularity wide"
+                )
+        if self.qk_norm and self.shared_experts:
+            raise ConfigError(
+                f"shared_experts {self.shared_experts} needs qk_norm false: no class of transformers has both"
+            )
+
+    @property
+    def expert_width(self) -> int:
+        """Width between an expert's layers."""
+        return 4 * self.width // self.expert_granularity
 
     @property
     def heads(self) -> int:

@@ -14,6 +14,7 @@ from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
 from mup_tpu.models.gpt2 import GPT2
 from mup_tpu.models.llama import Llama
+from mup_tpu.models.moe import MoE
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 
@@ -26,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    architecture.name: architecture for architecture in (GPT2(), Llama())
+    architecture.name: architecture for architecture in (GPT2(), Llama(), MoE())
 }
 
 

@@ -85,7 +85,7 @@ class Transformer(Architecture):
         into their last layers; the logits' into the final norm, divided by the embeddings' if the readout is
         tied.
         """
-        embeddings, attention, residual, logits = self.factors(config, scaling).values()
+        embeddings, attention, residual, logits, *_ = self.factors(config, scaling).values()
         folds = []
         for name, parameter in self.declare(config, 1, 1).parameters.items():
             if parameter.is_embedding:

@@ -52,9 +52,23 @@ from mup_tpu.rules.parametrization import MomentScaling, Scaling
         (lambda: ModelConfig(readout_zero_init=True), "needs tied false"),
         (
             lambda: ModelConfig(qk_norm=True),
-            "qk_norm True is for architecture 'llama': 'gpt2' does not read it, so it must be False",
+            "qk_norm True is for architecture 'llama' or 'moe': 'gpt2' does not read it, so it must be False",
         ),
-        (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama'"),
+        (lambda: ModelConfig(query_group_size=2), "query_group_size 2 is for architecture 'llama' or"),
+        (lambda: ModelConfig("llama", num_experts=4), "num_experts 4 is for architecture 'moe': 'llama'"),
+        (
+            lambda: ModelConfig("moe", experts_per_token=9),
+            "experts_per_token 9 is more than num_experts 8",
+        ),
+        (
+            lambda: ModelConfig("moe", expert_granularity=3),
+            "expert_granularity 3 does not divide 4 times base_width 64",
+        ),
+        (lambda: ModelConfig("moe", qk_norm=True, shared_experts=1), "shared_experts 1 needs qk_norm false"),
+        (
+            lambda: ModelConfig("moe", query_group_size=3),
+            "query_group_size 3 does not divide the 2 heads at width 64",
+        ),
         (
             lambda: ModelConfig("llama", width=192, base_width=64, query_group_size=3),
             "query_group_size 3 does not divide the 2 heads at width 64; nearest below that does: 2",
@@ -401,7 +415,11 @@ REALS = [c for c in columns.CONFIGURED.values() if c.type is float]
 @pytest.mark.parametrize("field", [column.field for column in REALS])
 def test_a_real_field_takes_powers_wherever_it_is_written(field, tmp_path):
     """In TOML of any name, on axes, in ladders, in domains, and as an option."""
-    of = {"cooldown": {"schedule": "wsd"}, "momentum": {"optimizer": "sgd"}}
+    of = {
+        "cooldown": {"schedule": "wsd"},
+        "momentum": {"optimizer": "sgd"},
+        "balance_loss": {"architecture": "moe"},
+    }
     base = of.get(field) or ({"optimizer": "muon"} if "muon" in field or field == "adamw_lr_ratio" else {})
     expected = Trial().replace(**base, **{field: 2.0**-4})
     part = part_of_field()[field]

@@ -12,10 +12,14 @@ def trials(
     """Three members, which no mesh of four devices divides; warm-up, decay and clipping included. What is
     "scanned" has two blocks, whose branches have a factor.
 
-    Llama has all that it can: norms of queries and keys, and key-value heads that are shared.
+    Llama has norms of queries and keys, and shared key-value heads; experts have a shared one beside them.
     """
     deep = {"depth": 2, "parametrization": "completep"} if blocks == "scanned" else {"depth": 1}
-    own = {"qk_norm": True, "query_group_size": 2, "head_size": 8} if architecture == "llama" else {}
+    own = {
+        "gpt2": {},
+        "llama": {"qk_norm": True, "query_group_size": 2, "head_size": 8},
+        "moe": {"shared_experts": 1, "balance_loss": 0.1},
+    }[architecture]
     base = Trial().replace(
         corpus=corpus, width=32, base_width=16, head_size=16, base_depth=1, sequence_length=16, batch_size=4,
         steps=STEPS, warmup=0.2, schedule="linear", init_std=0.08, eval_batches=2, precision=precision,

@@ -1,4 +1,4 @@
-"""Llama: stock in float64 to rounding, with and without QK norms, and exports that need none of our code."""
+"""Llama and mixtures of experts: stock in float64 to rounding, and exports that need none of our code."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
@@ -22,8 +23,13 @@ VOCAB, T = 40, 16
 
 def llama(**changes) -> Trial:
     """A trial of Llama, twice as wide as its base unless it says otherwise."""
-    size = {"width": 64, "base_width": 32, "head_size": 8, "depth": 2, "init_std": 0.05}
-    return Trial().replace(architecture="llama", **(size | changes))
+    usual = {"width": 64, "base_width": 32, "head_size": 8, "depth": 2, "init_std": 0.05}
+    return Trial().replace(**({"architecture": "llama"} | usual | changes))
+
+
+def moe(**changes) -> Trial:
+    """A trial of a mixture of experts."""
+    return llama(**({"architecture": "moe", "num_experts": 4} | changes))
 
 
 TRIALS = [
@@ -34,16 +40,29 @@ TRIALS = [
     llama(parametrization="sp", alpha_out=3.0, query_group_size=2),
     llama(depth=4, base_depth=1, parametrization="completep", qk_norm=True, alpha_in=1.2),
     llama(depth=4, base_depth=1, parametrization="completedp", tied=False),
+    moe(alpha_in=1.7, alpha_out=0.6, balance_loss=0.3),
+    moe(num_experts=6, experts_per_token=3, shared_experts=2, expert_granularity=8, tied=False),
+    moe(qk_norm=True, query_group_size=2, experts_per_token=1, alpha_attn=0.8, balance_loss=0.0),
+    moe(depth=3, base_depth=1, parametrization="completep", num_experts=3, shared_experts=1),
 ]
+STOCK = {
+    ("llama", False, 0): "Llama", ("llama", True, 0): "Qwen3", ("moe", False, 0): "Mixtral",
+    ("moe", True, 0): "Qwen3Moe", ("moe", False, 1): "Qwen2Moe", ("moe", False, 2): "Qwen2Moe",
+}  # fmt: skip
+"""Stock class by architecture, QK norms and shared experts."""
 
 
 class Unrounded(TorchFunctionMode):
-    """transformers' norms go through float32 whatever comes in; here they leave float64 as it is."""
+    """transformers' norms and routers go through float32 whatever comes in; here float64 stays as it is."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.to and args[1:] == (torch.float32,) and args[0].dtype == torch.float64:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float or func is torch.Tensor.to and args[1:] == (torch.float32,):
+                return args[0]
+            if func is functional.softmax and kwargs.get("dtype") == torch.float32:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
@@ -65,14 +84,32 @@ def cross_entropy(logits_BTV: torch.Tensor, tokens_BT1: torch.Tensor) -> torch.T
     return functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten())
 
 
+def stock_outcome(trial: Trial, model: torch.nn.Module, tokens_BT1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and training loss of a stock class; transformers' balance loss, of each layer and sequence."""
+    m = trial.model
+    with Unrounded():
+        if m.architecture != "moe":
+            logits = model(tokens_BT1[:, :-1]).logits
+            return logits, cross_entropy(logits, tokens_BT1)
+        found = model(tokens_BT1[:, :-1], output_router_logits=True)
+        balance = [
+            load_balancing_loss_func((of_sequence,), m.num_experts, m.experts_per_token)
+            for of_layer in found.router_logits
+            for of_sequence in of_layer.unflatten(0, (len(tokens_BT1), -1))
+        ]
+        loss = cross_entropy(found.logits, tokens_BT1)
+        return found.logits, loss + m.balance_loss * torch.stack(balance).mean()
+
+
 def outcome(trial: Trial, parameters: dict, **forms) -> tuple[torch.Tensor, torch.Tensor, dict]:
-    """Logits, loss and gradients of our network."""
+    """Logits, training loss and gradients of our network."""
     chosen = Forms(scaled_branches=forward_scaling(trial).residual != 1, **forms)
     network = architecture_of(trial.model).network(trial.model, VOCAB, T, chosen)
     values = forward_factors(trial)
     buffers = {n: torch.tensor(values[n], dtype=torch.float64) for n, _ in network.named_buffers()}
-    logits = functional_call(network, parameters | buffers, (tokens()[:, :-1],), tie_weights=True)
-    loss = cross_entropy(logits, tokens())
+    added: list[torch.Tensor] = []
+    logits = functional_call(network, parameters | buffers, (tokens()[:, :-1], added), tie_weights=True)
+    loss = cross_entropy(logits, tokens()) + sum(added)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     return logits, loss, dict(zip(parameters, gradients, strict=True))
 
@@ -80,6 +117,7 @@ def outcome(trial: Trial, parameters: dict, **forms) -> tuple[torch.Tensor, torc
 def stock(trial: Trial, parameters: dict) -> torch.nn.Module:
     """The class of transformers with these weights, in float64."""
     model = architecture_of(trial.model).stock(trial.model, VOCAB, T).double()
+    model.set_experts_implementation("eager")  # grouped products take no float64
     model.load_state_dict(parameters, strict=False)
     model.tie_weights()
     return model
@@ -87,8 +125,11 @@ def stock(trial: Trial, parameters: dict) -> torch.nn.Module:
 
 def ids(trial: Trial) -> str:
     m = trial.model
-    named = (m.parametrization, m.growing_dimension, f"group{m.query_group_size}")
-    return "-".join([*named, *(["qk"] if m.qk_norm else []), *(["tied"] if m.tied else [])])
+    named = (m.architecture, m.parametrization, m.growing_dimension, f"group{m.query_group_size}")
+    own = (
+        [] if m.architecture == "llama" else [f"{m.experts_per_token}of{m.num_experts}and{m.shared_experts}"]
+    )
+    return "-".join([*named, *own, *(["qk"] if m.qk_norm else []), *(["tied"] if m.tied else [])])
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=ids)
@@ -96,10 +137,10 @@ def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_fact
     parameters = weights(trial)
     logits, loss, gradients = outcome(trial, parameters)
     model = stock(trial, folded(trial, parameters))
-    assert type(model).__name__ == ("Qwen3ForCausalLM" if trial.model.qk_norm else "LlamaForCausalLM")
-    with Unrounded():
-        theirs = model(tokens()[:, :-1]).logits
-    their_loss = cross_entropy(theirs, tokens())
+    m = trial.model
+    name = STOCK[m.architecture, m.qk_norm, m.shared_experts]
+    assert type(model).__name__ == f"{name}ForCausalLM"
+    theirs, their_loss = stock_outcome(trial, model, tokens())
     their_loss.backward()
     torch.testing.assert_close(logits, theirs, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(loss, their_loss, rtol=1e-9, atol=1e-9)
@@ -179,7 +220,10 @@ def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(trial,
 
 
 def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.Module, list[float]]:
-    """The stock class, torch.optim and nothing of ours but the starting weights; valid at the base width."""
+    """The stock class, torch.optim and nothing of ours but the starting weights; valid at the base width.
+
+    Returns losses without the balance loss, as we report them.
+    """
     model = stock(trial, Pack([trial], VOCAB, get_device("cpu")).member_parameters(0))
     o = trial.optimizer
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -193,19 +237,26 @@ def train_plainly(trial: Trial, batches: list[torch.Tensor]) -> tuple[torch.nn.M
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = o.learning_rate * schedule_factor(trial.train, step)
-        with Unrounded():
-            loss = cross_entropy(model(batch[:, :-1]).logits, batch)
+        logits, loss = stock_outcome(trial, model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), o.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(cross_entropy(logits, batch).item())
     return model, losses
 
 
 @pytest.mark.parametrize("execution", ["loop", "vmap"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("shape", [{"qk_norm": True, "tied": False}, {"query_group_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"qk_norm": True, "tied": False},
+        {"query_group_size": 2},
+        {"architecture": "moe", "num_experts": 4, "shared_experts": 1, "balance_loss": 0.1},
+    ],
+    ids=str,
+)
 def test_member_equals_the_stock_class_with_torch_optim(shape, optimizer, execution):
     own = {"adamw": {"learning_rate": 0.01}, "sgd": {"learning_rate": 0.3, "momentum": 0.9}}[optimizer]
     trial = llama(

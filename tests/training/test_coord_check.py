@@ -73,12 +73,18 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [{"qk_norm": True}, {"growing_dimension": "head_size"}], ids=str)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"architecture": "llama", "qk_norm": True},
+        {"architecture": "llama", "growing_dimension": "head_size"},
+        {"architecture": "moe"},
+    ],
+    ids=str,
+)
 def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tiny, own):
     """Its gated MLP multiplies two products, each of which grows as width in SP: 2 together."""
-    trial = tiny.replace(
-        architecture="llama", steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own
-    )  # fmt: skip
+    trial = tiny.replace(steps=4, warmup=0.0, schedule="constant", learning_rate=2.0**-9, **own)
     scale = Axis("width", (32, 64, 128))
     *_, table = measure(trial, scale, ("sp", "sp_embedding", "mup", "completep"), 1)
     largest = slopes(table).groupby("parametrization")["slope"].max()

@@ -25,7 +25,12 @@ SHAPES = (  # width, members, execution, precision, sequence length, batch size
     (256, 2, "vmap", "bf16", 256, 4),
     (128, 2, "vmap", "float32", 1024, 2),
 )
-MODELS = {"gpt2": {}, "llama": {"architecture": "llama"}, "qk": {"architecture": "llama", "qk_norm": True}}
+MODELS = {
+    "gpt2": {},
+    "llama": {"architecture": "llama"},
+    "qk": {"architecture": "llama", "qk_norm": True},
+    "moe": {"architecture": "moe"},
+}
 PACKS = (
     # Each execution with each precision, long sequences with either model; the others nightly.
     ("gpt2", *SHAPES[0]),
@@ -37,6 +42,7 @@ PACKS = (
     ("llama", *SHAPES[3]),
     ("llama", *SHAPES[5]),
     ("qk", *SHAPES[2]),
+    ("moe", *SHAPES[0]),
 )
 MORE_PACKS = [
     *((model, *shape) for model in MODELS for shape in SHAPES),

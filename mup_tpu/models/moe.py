@@ -1,0 +1,102 @@
+"""Declaration of a mixture of experts: Llama whose MLPs are experts, of which a router takes a few a token.
+
+Mixtral (Jiang et al. 2024, arXiv:2401.04088); with QK norms Qwen3-MoE, with shared experts Qwen2-MoE.
+`moe_network` has the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mup_tpu.config import ModelConfig
+from mup_tpu.models.base import ActivationMemory, Declaration, Forms, Parameter
+from mup_tpu.models.llama import Llama, gated, stock, weights
+from mup_tpu.rules.parametrization import ForwardScaling
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class MoE(Llama):
+    """Llama with experts: a token goes to the k likeliest of a softmax, weighted by their share of its sum.
+
+    `balance_loss` times the mean over layers and sequences of E·Σ fₑ·pₑ is added to the training loss, with
+    fₑ the share of tokens that go to expert e, and pₑ its mean probability (Fedus et al. 2022,
+    arXiv:2101.03961, section 2.2). By sequence, parts of a batch add up to the whole.
+    """
+
+    name = "moe"
+    branches = {"attention": "self_attn.o_proj", "router": "mlp.gate", "mlp": "mlp"}
+
+    def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
+        """Llama's, and the number of experts a token."""
+        own = (config.experts_per_token,)
+        return replace(super().declare(config, vocab_size, sequence_length), constants=own)
+
+    def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
+        """Llama's, and each layer's weight of the balance loss, which may differ between members too."""
+        factors = [f"{self.blocks}.{i}.mlp.balance.factor" for i in range(config.depth)]
+        return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
+
+    def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
+        """Router and experts, and shared experts with their gate."""
+        d, between, experts = config.width, config.expert_width, config.num_experts
+        shared = config.shared_experts * between
+        parameters = {
+            "mlp.gate.weight": _router(d, experts),
+            # Gate and up of an expert are rows of one matrix, in this order.
+            "mlp.experts.gate_up_proj": _experts(config, d, 2 * between),
+            "mlp.experts.down_proj": replace(_experts(config, between, d), branch=branch),
+        }
+        if shared:
+            parameters |= weights(gated(d, shared, branch, "mlp.shared_expert"))
+            parameters["mlp.shared_expert_gate.weight"] = _router(d, 1)
+        return parameters
+
+    def activations(self, config: ModelConfig) -> ActivationMemory:
+        """Llama's, and as measured the experts of a token in turns, and all of them under vmap."""
+        llama = super().activations(config)
+        a_token, of_all = config.experts_per_token + config.shared_experts, config.num_experts
+        vectors = {
+            "loop": llama.vectors["loop"] + 8 * a_token * config.expert_width / config.width,
+            "vmap": llama.vectors["vmap"] + 14 * of_all * config.expert_width / config.width,
+        }
+        return replace(llama, vectors=vectors)
+
+    def network(
+        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
+    ) -> nn.Module:
+        """Module without weights (meta device)."""
+        from mup_tpu.models.moe_network import build
+
+        return build(config, vocab_size, forms)
+
+    def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
+        """A Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""
+        own: dict[str, Any] = {
+            "num_experts_per_tok": config.experts_per_token,
+            "router_aux_loss_coef": config.balance_loss,
+        }
+        if not (config.qk_norm or config.shared_experts):
+            own |= {"num_local_experts": config.num_experts, "intermediate_size": config.expert_width}
+            return stock("Mixtral", config, vocab_size, sequence_length, **own)
+        own |= {
+            "num_experts": config.num_experts,
+            "moe_intermediate_size": config.expert_width,
+            "norm_topk_prob": True,
+        }
+        if config.qk_norm:
+            return stock("Qwen3Moe", config, vocab_size, sequence_length, **own)
+        own |= {"shared_expert_intermediate_size": config.shared_experts * config.expert_width}
+        return stock("Qwen2Moe", config, vocab_size, sequence_length, qkv_bias=False, **own)
+
+
+def _router(width: int, outputs: int) -> Parameter:
+    return Parameter((outputs, width), "router", width, outputs, in_block=True)
+
+
+def _experts(config: ModelConfig, inputs: int, outputs: int) -> Parameter:
+    """A matrix of each expert, stacked."""
+    shape, active = (config.num_experts, outputs, inputs), config.experts_per_token / config.num_experts
+    return Parameter(shape, "hidden", inputs, outputs, in_block=True, active=active)
