@@ -25,7 +25,9 @@ from rich.progress import track
 
 from mup_tpu.analysis import check_table
 from mup_tpu.analysis.drift import fit_drift
-from mup_tpu.analysis.optimum import estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.loss_curve import loss_curve
+from mup_tpu.analysis.noise import pooled_noise
+from mup_tpu.analysis.optimum import estimate
 from mup_tpu.analysis.regret import regret
 
 FAMILIES = (
@@ -159,7 +161,7 @@ def simulate(
     for estimated, valley in zip(estimates, valleys, strict=True):
         low, high = estimated.optimum.low, estimated.optimum.high
         found.append({"of": "optimum", "held": low <= valley.optimum <= high, "width": high - low})
-    drift = fit_drift([e.optimum for e in estimates], noise.df)
+    drift = fit_drift([e.optimum for e in estimates])
     if drift.is_known:
         held = drift.low <= alpha <= drift.high
         found.append({"of": "alpha", "held": held, "width": drift.high - drift.low})

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.ingest.table import check_table
     from mup_tpu.analysis.ingest.table_columns import Columns
     from mup_tpu.analysis.load import load_table
-    from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+    from mup_tpu.analysis.loss_curve import LossCurve
+    from mup_tpu.analysis.noise import Noise
+    from mup_tpu.analysis.optimum import Optimum
     from mup_tpu.analysis.prediction import Predictions, RulePrediction, predict
     from mup_tpu.analysis.regret import Regret
     from mup_tpu.analysis.run_table import RunTable

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import LossCurve, Noise, Optimum
+from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.optimum import Optimum
 
 _NEAR = 2.0
 """Octaves on either side of an optimum that tell its curvature."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach
+from mup_tpu.analysis.drift import NEEDED, Drift, drift_reach, scatter_weights
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.optimum import Estimate
@@ -177,7 +177,8 @@ class _Distance:
     """How far a verdict is, given what is known of each scale."""
 
     drift: Drift
-    noise_df: int
+    weight_K: np.ndarray
+    """Probability of each scatter of the optima."""
     apart: float
     """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
     tolerated: float
@@ -210,7 +211,8 @@ class _Distance:
             above = math.sqrt(max(0.0, (headline.high - regret) ** 2 - (most - regret) ** 2))
         limits = (question.delta, question.epsilon)
         read = known[-1].read
-        return cls(evidence.drift, evidence.noise.df, apart, tolerated, *limits, regret, below, above, read)
+        weight_K = scatter_weights([e.optimum for e in evidence.estimates])
+        return cls(evidence.drift, weight_K, apart, tolerated, *limits, regret, below, above, read)
 
     @staticmethod
     def _spread(known: Sequence[_Known]) -> float:
@@ -220,8 +222,7 @@ class _Distance:
     def reach(self, known: Sequence[_Known]) -> float:
         """Half-width of α's interval."""
         variance_S = np.array([k.variance for k in known])
-        noise_df = self.noise_df + sum(k.runs for k in known)
-        return drift_reach([k.scale for k in known], variance_S, self.drift.tau**2, noise_df)
+        return drift_reach([k.scale for k in known], variance_S, self.weight_K)
 
     def is_held_by_scatter(self, known: Sequence[_Known]) -> bool:
         """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""
@@ -293,68 +294,120 @@ def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: 
         question: what is asked. The scales that it plans are run and no others; each gets its first look
             before seeds are bought.
     """
-    estimates, drift, columns, planned = (
-        evidence.estimates,
-        evidence.drift,
-        question.columns,
-        question.planned,
-    )
-    spent = sum(c.count_G.sum() * costs.of(c.scale) for c in evidence.curves)
+    open_ = _Open(parametrization, evidence, costs, question)
+    return next(batch for strategy in _STRATEGIES if (batch := strategy(open_)) is not None)
 
-    def batch(cells: list[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
-        cost = sum(cell.runs * costs.of(cell.scale) for cell in cells)
-        return Batch(parametrization, tuple(cells), reason, cost, to_verdict, float(spent), costs)
 
-    open_ = [e for e in estimates if not e.optimum.is_bracketed]
-    if open_:
-        at = _and([write_scale(columns.scale, e.optimum.scale) for e in open_])
-        ends = f"no optimum inside the grid at {label(columns.scale)} {at}"
-        beyond = [cell for e in open_ for cell in _beyond(e)]
-        bracketed = [e for e in estimates if e.optimum.is_bracketed]
-        if planned or not bracketed or len(estimates) >= NEEDED:
-            return batch(beyond, f"{ends}: extend it there first")
-        needs = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}: add one too"
-        largest = estimates[-1].optimum.scale
-        return batch(
-            [*beyond, *_first_look(bracketed[-1], 2 * largest, bracketed[-1].optimum.x)],
-            f"{ends}: extend it there; {needs}",
-        )
+@dataclass(frozen=True)
+class _Open:
+    """An open verdict."""
+
+    parametrization: str
+    evidence: Evidence
+    costs: Cost
+    question: Question
+
+    @property
+    def spent(self) -> float:
+        """Cost of all runs."""
+        return float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in self.evidence.curves))
+
+    @property
+    def scale(self) -> str:
+        """Label of what grows."""
+        return label(self.question.columns.scale)
+
+    def written(self, scales: Sequence[float]) -> str:
+        """Scales, for people."""
+        return _and([write_scale(self.question.columns.scale, scale) for scale in scales])
+
+    def batch(self, cells: Sequence[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
+        """Cells to run and why."""
+        cost = sum(cell.runs * self.costs.of(cell.scale) for cell in cells)
+        return Batch(self.parametrization, tuple(cells), reason, cost, to_verdict, self.spent, self.costs)
+
+
+def _extended_grids(ask: _Open) -> Batch | None:
+    """Values beyond the edge of grids that hold no optimum, with a new scale where there are too few."""
+    estimates, planned = ask.evidence.estimates, ask.question.planned
+    outside = [e for e in estimates if not e.optimum.is_bracketed]
+    if not outside:
+        return None
+    ends = f"no optimum inside the grid at {ask.scale} {ask.written([e.optimum.scale for e in outside])}"
+    beyond = [cell for e in outside for cell in _beyond(e)]
+    bracketed = [e for e in estimates if e.optimum.is_bracketed]
+    if planned or not bracketed or len(estimates) >= NEEDED:
+        return ask.batch(beyond, f"{ends}: extend it there first")
+    needs = f"a verdict needs {NEEDED} {ask.scale}s, there are {len(estimates)}: add one too"
+    new = _first_look(bracketed[-1], 2 * estimates[-1].optimum.scale, bracketed[-1].optimum.x)
+    return ask.batch([*beyond, *new], f"{ends}: extend it there; {needs}")
+
+
+def _scales_needed(ask: _Open) -> Batch | None:
+    """Scales that a verdict needs, or that are planned."""
+    estimates, planned = ask.evidence.estimates, ask.question.planned
+    to_come = _to_come(estimates, planned)
     if len(estimates) < NEEDED:
-        reason = f"a verdict needs {NEEDED} {label(columns.scale)}s, there are {len(estimates)}"
-        return batch(_new_scale(estimates, drift, planned), reason)
-    if to_come := _to_come(estimates, planned):
-        at = write_scale(columns.scale, min(to_come))
-        reason = f"nothing is shown yet, and {label(columns.scale)} {at} is planned: a first look at it"
-        return batch(_new_scale(estimates, drift, planned), reason)
-    if between := [cell for e in estimates for cell in _between(e)]:
-        at = _and([write_scale(columns.scale, scale) for scale in sorted({cell.scale for cell in between})])
-        where = f"beside the optimum at {label(columns.scale)} {at}"
-        return batch(between, f"runs are lost or missing {where}: a value in between")
-    distance = _Distance.of(evidence, question)
-    known = _known(evidence)
-    if not planned and distance.is_held_by_scatter(known):
-        ideal = [k.ideal for k in [*known, _new_known(known)]]
-        settles = distance.of_verdict(ideal) <= 1
-        found = batch(_new_scale(estimates, drift), _scatter_reason(evidence, question, settles))
-        return replace(found, to_verdict=found.cost) if settles else found
-    bought, to_verdict = _buy(distance, known, costs, spent)
+        reason = f"a verdict needs {NEEDED} {ask.scale}s, there are {len(estimates)}"
+    elif to_come:
+        at = ask.written([min(to_come)])
+        reason = f"nothing is shown yet, and {ask.scale} {at} is planned: a first look at it"
+    else:
+        return None
+    return ask.batch(_new_scale(estimates, ask.evidence.drift, planned), reason)
+
+
+def _holes(ask: _Open) -> Batch | None:
+    """Values beside an optimum where runs are lost or missing."""
+    between = [cell for e in ask.evidence.estimates for cell in _between(e)]
+    if not between:
+        return None
+    at = ask.written(sorted({cell.scale for cell in between}))
+    where = f"beside the optimum at {ask.scale} {at}"
+    return ask.batch(between, f"runs are lost or missing {where}: a value in between")
+
+
+def _another_scale(ask: _Open) -> Batch | None:
+    """One more scale, where the optima's own scatter holds the verdict open."""
+    distance, known = _Distance.of(ask.evidence, ask.question), _known(ask.evidence)
+    if ask.question.planned or not distance.is_held_by_scatter(known):
+        return None
+    settles = distance.of_verdict([k.ideal for k in [*known, _new_known(known)]]) <= 1
+    cells = _new_scale(ask.evidence.estimates, ask.evidence.drift)
+    found = ask.batch(cells, _scatter_reason(ask.evidence, ask.question, settles))
+    return replace(found, to_verdict=found.cost) if settles else found
+
+
+def _seeds(ask: _Open) -> Batch:
+    """Seeds where they bring a verdict nearer per cost."""
+    distance, known = _Distance.of(ask.evidence, ask.question), _known(ask.evidence)
+    bought, to_verdict = _buy(distance, known, ask.costs, ask.spent)
     packs_beside = bought.pop(_BESIDE, 0)
     places = []
     if bought:
-        at = _and([write_scale(columns.scale, known[i].scale) for i in sorted(bought)])
-        places.append(f"the optimum at {label(columns.scale)} {at}")
+        places.append(f"the optimum at {ask.scale} {ask.written([known[i].scale for i in sorted(bought)])}")
     if packs_beside:
-        source, target = (write_scale(columns.scale, known[i].scale) for i in (0, -1))
-        places.append(f"the optimum of {source} at {label(columns.scale)} {target}")
+        source, target = (ask.written([known[i].scale]) for i in (0, -1))
+        places.append(f"the optimum of {source} at {ask.scale} {target}")
     cells = [
         cell
         for i in range(len(known))
         for cell in _replicates(
-            evidence, i, _PACK * bought[i], _PACK * packs_beside if i == len(known) - 1 else 0
+            ask.evidence, i, _PACK * bought[i], _PACK * packs_beside if i == len(known) - 1 else 0
         )
     ]
     what = "α's interval" if distance.held_by(known) == "α" else "the regret's interval"
-    return batch(cells, f"{what} is too wide: seeds beside {_and(places)} help most", to_verdict)
+    return ask.batch(cells, f"{what} is too wide: seeds beside {_and(places)} help most", to_verdict)
+
+
+_STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
+    _extended_grids,
+    _scales_needed,
+    _holes,
+    _another_scale,
+    _seeds,
+)
+"""What helps, in the order in which it is tried."""
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:

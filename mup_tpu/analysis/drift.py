@@ -10,10 +10,15 @@ from itertools import pairwise
 import numpy as np
 import scipy
 
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.optimum import Optimum
 
 NEEDED = 3
 """Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
+_TAU_K = 0.08 * np.tan(np.pi / 2 * (np.arange(30) + 0.5) / 30)
+"""Scatters of optima that are weighed, octaves, each as likely: half-Cauchy with a median of 0.08."""
+_LEAST_ERROR = 1e-3
+"""Least standard error of an optimum, octaves."""
 WIDEST_TOLD = 2.0
 """Width of an interval around 0, from ∝ 1/scale to ∝ scale, at which it tells nothing about α."""
 WIDEST_COLLAPSE = 2.5
@@ -31,7 +36,7 @@ class Drift:
     high: float
     """Upper end of its 95 % interval."""
     tau: float
-    """Scatter of the optima beyond their own errors, octaves."""
+    """Scatter of the optima beyond their own errors, octaves: the median of what it may be."""
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
@@ -102,62 +107,68 @@ class WiderIsBetter:
         return self.held / self.pairs if self.pairs else math.nan
 
 
-def fit_drift(optima: list[Optimum], noise_df: int) -> Drift:
-    """Random-effects regression of log2 lr* on log2 scale.
+def fit_drift(optima: Sequence[Optimum]) -> Drift:
+    """Random-effects regression of log2 lr* on log2 scale, over what the scatter τ of the optima may be.
 
-    Weights 1/(se² + τ²) with τ² by the method of moments (DerSimonian & Laird 1986, for a regression). The
-    interval is Student's with Satterthwaite's degrees of freedom: those of the noise for the part that comes
-    from the optima's own errors, scales - 2 for the part that comes from their scatter.
+    τ is half-Cauchy around the usual scatter: a handful of optima cannot tell it, and an interval with one
+    estimate of it covers too little. Errors of optima are normal; how uncertain the noise is, they contain.
     """
     known = [o for o in optima if o.is_bracketed]
     scales = tuple(o.scale for o in known)
     if len(known) < NEEDED:
         return Drift(math.nan, math.nan, math.nan, math.nan, math.nan, scales)
-    x = np.log2([o.scale for o in known])
-    y = np.array([o.x for o in known])
-    variance = np.maximum([o.se for o in known], 1e-3) ** 2
-    design = np.column_stack([np.ones_like(x), x])
-
-    def solve(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
-        return covariance @ (design.T @ (weights * y)), covariance
-
-    weights = 1 / variance
-    beta, covariance = solve(weights)
-    q = float((weights * (y - design @ beta) ** 2).sum())
-    left = len(known) - 2
-    trace = weights.sum() - np.trace(covariance @ (design.T @ ((weights**2)[:, None] * design)))
-    tau2 = max(0.0, (q - left) / trace)
-    beta, _ = solve(1 / (variance + tau2))
-    reach = drift_reach(scales, variance, tau2, noise_df)
-    return Drift(
-        float(beta[1]),
-        float(beta[1] - reach),
-        float(beta[1] + reach),
-        math.sqrt(tau2),
-        float(beta[0]),
-        scales,
-    )
+    slope_K, deviation_K, weight_K, intercept_K = _by_scatter(known)
+    low, high = (_quantile(q, slope_K, deviation_K, weight_K) for q in (0.025, 0.975))
+    tau = float(np.interp(0.5, np.cumsum(weight_K), _TAU_K))
+    return Drift(float(weight_K @ slope_K), low, high, tau, float(weight_K @ intercept_K), scales)
 
 
-def drift_reach(scales: Sequence[float], variance_S: np.ndarray, tau2: float, noise_df: int) -> float:
+def scatter_weights(optima: Sequence[Optimum]) -> np.ndarray:
+    """Probability of each scatter in _TAU_K, by three bracketed optima or more."""
+    return _by_scatter([o for o in optima if o.is_bracketed])[2]
+
+
+def drift_reach(scales: Sequence[float], variance_S: np.ndarray, weight_K: np.ndarray) -> float:
     """Half-width of the 95 % interval of α.
 
     Args:
         scales: with a bracketed optimum.
         variance_S: of each optimum, octaves².
-        tau2: scatter of the optima beyond that, octaves².
-        noise_df: degrees of freedom of the noise.
+        weight_K: probability of each scatter.
     """
+    x, precision_KS = np.log2(scales), 1 / (variance_S + _TAU_K[:, None] ** 2)
+    middle_K = precision_KS @ x / precision_KS.sum(axis=1)
+    information_K = (precision_KS * (x - middle_K[:, None]) ** 2).sum(axis=1)
+    return _quantile(0.975, np.zeros_like(_TAU_K), information_K**-0.5, weight_K)
 
-    def slope_variance(variance_S: np.ndarray) -> float:
-        x, weights = np.log2(scales), 1 / variance_S
-        return float(1 / (weights * (x - np.average(x, weights=weights)) ** 2).sum())
 
-    total = slope_variance(variance_S + tau2)
-    within = min(slope_variance(variance_S), total)
-    df = total**2 / (within**2 / max(noise_df, 1) + (total - within) ** 2 / (len(scales) - 2))
-    return float(scipy.stats.t.ppf(0.975, df) * math.sqrt(total))
+def _by_scatter(known: Sequence[Optimum]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Slope, its standard error, probability and intercept for each scatter (K,)."""
+    x, y = np.log2([o.scale for o in known]), np.array([o.x for o in known])
+    variance_S = np.maximum([o.se for o in known], _LEAST_ERROR) ** 2
+    precision_KS = 1 / (variance_S + _TAU_K[:, None] ** 2)
+    total_K = precision_KS.sum(axis=1)
+    x_K, y_K = precision_KS @ x / total_K, precision_KS @ y / total_K
+    from_x_KS, from_y_KS = x - x_K[:, None], y - y_K[:, None]
+    information_K = (precision_KS * from_x_KS**2).sum(axis=1)
+    slope_K = (precision_KS * from_x_KS * from_y_KS).sum(axis=1) / information_K
+    chi2_K = (precision_KS * (from_y_KS - slope_K[:, None] * from_x_KS) ** 2).sum(axis=1)
+    # Restricted likelihood: slope and intercept have flat priors.
+    log_K = 0.5 * (np.log(precision_KS).sum(axis=1) - np.log(total_K) - np.log(information_K) - chi2_K)
+    weight_K = np.exp(log_K - log_K.max())
+    return slope_K, information_K**-0.5, weight_K / weight_K.sum(), y_K - slope_K * x_K
+
+
+def _quantile(q: float, mean_K: np.ndarray, deviation_K: np.ndarray, weight_K: np.ndarray) -> float:
+    """Quantile of a mixture of normals, by bisection."""
+    low, high = float((mean_K - 6 * deviation_K).min()), float((mean_K + 6 * deviation_K).max())
+    for _ in range(40):
+        middle = (low + high) / 2
+        if weight_K @ scipy.special.ndtr((middle - mean_K) / deviation_K) < q:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ()) -> WiderIsBetter:

@@ -15,7 +15,9 @@ import pandas as pd
 
 from mup_tpu.analysis.drift import Drift, fit_drift
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.optimum import EPSILON, Estimate, LossCurve, Noise, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
+from mup_tpu.analysis.noise import Noise, pooled_noise
+from mup_tpu.analysis.optimum import EPSILON, Estimate, estimate
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
 from mup_tpu.analysis.verdict import DELTA, Look, decide, shows_drift
@@ -74,7 +76,7 @@ def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
     noise = pooled_noise(curves, question.rounding)
     generator = np.random.default_rng(question.seed)
     estimates = [estimate(curve, noise, generator, question.epsilon) for curve in curves]
-    drift = fit_drift([e.optimum for e in estimates], noise.df)
+    drift = fit_drift([e.optimum for e in estimates])
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
     headline = (
         regret(bracketed[0], estimates[-1]) if bracketed and bracketed[0] is not estimates[-1] else None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import Draws, Estimate
+from mup_tpu.analysis.curve_fit import Draws
+from mup_tpu.analysis.optimum import Estimate
 
 _BESIDE_LOST = 0.05
 """Share of a grid step beside a lost point within which a value counts as lost."""

@@ -18,7 +18,9 @@ from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wide
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
-from mup_tpu.analysis.optimum import EPSILON, LossCurve, Noise, Optimum, estimate, loss_curve
+from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
+from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.optimum import EPSILON, Optimum, estimate
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law

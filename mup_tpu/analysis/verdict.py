@@ -18,17 +18,15 @@ PLAIN = 2.0
 """Times epsilon from which a regret is plain: one look of a sequence then does, or no power law is needed."""
 MOST_LOOKS = 6
 """Looks in a sequence."""
-_REACH_FACTOR = 1.2
-"""How much wider α's interval is taken in a sequence of looks before TRANSFERS."""
 
 
 @dataclass(frozen=True)
 class Look:
     """An analysis in a sequence of them, each of which could end it: its bounds are wider for that.
 
-    TRANSFERS then asks for α's interval, 1.2 times as wide, within ±delta and for a 99 % bound on the regret;
-    DRIFTS for two looks in a row, unless α's interval excludes 0 and the regret's lower bound is twice
-    epsilon, or the optimum diverges or lies outside the grid. benchmarks/settle.py measures the error rates.
+    TRANSFERS then asks for a 99 % bound on the regret; DRIFTS for two looks in a row, unless α's interval
+    excludes 0 and the regret's lower bound is twice epsilon, or the optimum diverges or lies outside the
+    grid. benchmarks/settle.py measures the error rates.
     """
 
     number: int
@@ -121,8 +119,8 @@ def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
 
 
 def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: Look | None) -> bool:
-    factor, high = (1.0, regret.high) if look is None else (_REACH_FACTOR, regret.high_99)
-    reach = factor * (drift.high - drift.low) / 2
+    high = regret.high if look is None else regret.high_99
+    reach = (drift.high - drift.low) / 2
     return high < epsilon and abs(drift.alpha) + reach < delta
 
 

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from mup_tpu.analysis.curvature import valley_of
-from mup_tpu.analysis.optimum import Estimate, Noise
+from mup_tpu.analysis.noise import Noise
+from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.regret import Regret
 
 NEEDED = 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mup_tpu.analysis.optimum import LossCurve
+from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.transfer import TransferResult
 
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from mup_tpu.analysis.drift import WIDEST_COLLAPSE, Drift, bends
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.heights import Heights, heights_of, zero_place

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.cost import run_cost
-from mup_tpu.analysis.drift import drift_reach
+from mup_tpu.analysis.drift import drift_reach, fit_drift, scatter_weights
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.errors import TableError
 
 OCTAVES = range(-12, -3)
@@ -170,13 +170,17 @@ def test_runs_are_bought_where_they_are_cheap():
 
 @pytest.mark.parametrize("scales", [3, 4, 5, 6])
 def test_alpha_rests_on_few_scales(scales):
-    """Optima known to 0.015 octave that scatter by 0.1: Student's t with scales - 2 degrees of freedom."""
-    variance, tau2 = 0.015**2, 0.1**2
+    """Optima known to 0.015 octave on a line: their scatter may be usual all the same."""
     octaves = np.arange(scales)
-    plain = np.sqrt((variance + tau2) / ((octaves - octaves.mean()) ** 2).sum())
-    reach = drift_reach(list(64 * 2.0**octaves), np.full(scales, variance), tau2, 1000)
-    assert reach == pytest.approx(stats.t.ppf(0.975, scales - 2) * plain, rel=0.1)
-    assert (reach > 0.2) == (scales == 3), "no number of seeds makes three scales tell TRANSFERS"
+    optima = [
+        Optimum(64 * 2.0**k, "bracketed", -8, -8.03, -7.97, 2.5, -8, -9, -7, 0.015) for k in octaves.tolist()
+    ]
+    reach = drift_reach([o.scale for o in optima], np.full(scales, 0.015**2), scatter_weights(optima))
+    drift = fit_drift(optima)
+    assert reach == pytest.approx((drift.high - drift.low) / 2, rel=0.01), (
+        "what is planned with is judged with"
+    )
+    assert (reach > 0.08) == (scales == 3)
 
 
 def test_where_scales_are_missing_no_seeds_are_asked_for():

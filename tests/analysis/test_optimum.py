@@ -8,7 +8,9 @@ import pytest
 from scipy import stats
 
 from mup_tpu.analysis import analyze, check_table, load_table
-from mup_tpu.analysis.optimum import Noise, _ridge_effects, estimate, loss_curve, pooled_noise
+from mup_tpu.analysis.loss_curve import _ridge_effects, loss_curve
+from mup_tpu.analysis.noise import Noise, pooled_noise
+from mup_tpu.analysis.optimum import estimate
 
 ROOT = Path(__file__).parents[2]
 

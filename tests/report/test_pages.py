@@ -164,13 +164,13 @@ def test_a_search_in_which_nothing_ended_well_is_still_a_page():
 
 
 def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
-    names = ("mup", "sp", "warmup_0.9")
+    names = ("mup", "sp", "untied")
     table = compare({name: analyze(RESULTS / "ablations" / name) for name in names})
     text = text_of(report.render(report.ablations_page("ablations", table)))
     worst = table.iloc[0]
     assert worst["name"] == "sp" and "3 sweeps: 2 TRANSFERS, 1 DRIFTS" in text
     row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
-    assert row in text and "μP" in text and "warmup 0.9" in text
+    assert row in text and "μP" in text and "untied" in text
 
 
 def test_a_coordinate_check_says_what_grows_and_every_slope():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.optimum import LossCurve, Optimum
+from mup_tpu.analysis.loss_curve import LossCurve
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style
