@@ -10,6 +10,7 @@ from mup_tpu.analysis import Columns
 from mup_tpu.analysis.power_law import fit_power_laws
 from mup_tpu.analysis.random_effects import Regression
 from mup_tpu.errors import TableError
+from mup_tpu.plots import law_figure
 
 EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
 
@@ -44,6 +45,12 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
     truth = sum(a * math.log2(at[name]) for name, a in EXPONENTS.items())
     assert low < truth < high and x == pytest.approx(truth, abs=0.2)
     assert law.held_out.cells == 27 and law.held_out.inside >= 0.85 and law.held_out.regret < 0.002
+    places = law_figure([law]).axes[0].collections[-1]  # the measured optima, at the mean batch size
+    assert np.log2(np.asarray(places.get_offsets())) == pytest.approx(
+        np.unique(np.log2(runs[["N", "D"]]), axis=0)
+    )
+    away = optima[:, 4] - EXPONENTS["bs"] * (optima[:, 3] - 7)
+    assert np.asarray(places.get_array()) == pytest.approx(away.reshape(9, 3).mean(axis=1), abs=0.1)
     assert "lr* ∝ N^-0.6" in repr(law).replace("learning rate", "lr")
 
 
