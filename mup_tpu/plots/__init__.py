@@ -24,8 +24,8 @@ from mup_tpu.plots.verdict import ablations_figure, known_looks, regret_figure, 
 __all__ = [
     "STYLE", "ablations_figure", "beside", "best_loss_figure", "collapse_figure", "coordinate_check_figure",
     "coordinate_check_figures", "drawings", "label", "law_figure", "learning_curves_figure", "name",
-    "optimum_figure", "ordered", "point", "prediction_figure", "referee_figure", "regret_figure", "save_figure",
-    "scaling_law_figure", "search_figure", "sequence_figure", "stacked", "transfer_figure",
+    "optimum_figure", "ordered", "point", "prediction_figure", "referee_figure", "regret_figure",
+    "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "stacked", "transfer_figure",
     "transfer_figures",
 ]  # fmt: skip
 
