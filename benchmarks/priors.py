@@ -48,9 +48,8 @@ def log_density(one: HeldOut, priors: Priors) -> float:
     return -0.5 * ((one.truth.x - float(draws_R.mean())) ** 2 / variance + math.log(2 * math.pi * variance))
 
 
-def chosen(held_out: Sequence[HeldOut]) -> Priors:
-    """Priors of the highest density."""
-    steady = priors_of(held_out[0].case.scale, held_out[0].rule).steady if held_out else 0.0
+def chosen(held_out: Sequence[HeldOut], steady: float) -> Priors:
+    """Priors of the highest density; the usual ones where nothing is held out."""
     usual = np.log([USUAL.slope, USUAL.bend, USUAL.scatter])
 
     def loss(logs: np.ndarray) -> float:
@@ -59,7 +58,8 @@ def chosen(held_out: Sequence[HeldOut]) -> Priors:
         return away - sum(log_density(one, priors) for one in held_out)
 
     options = {"xatol": 0.05, "fatol": 0.05, "maxiter": 60}
-    return Priors(*np.exp(minimize(loss, usual, method="Nelder-Mead", options=options).x), steady)
+    found = minimize(loss, usual, method="Nelder-Mead", options=options).x if held_out else usual
+    return Priors(*np.exp(found).round(3).tolist(), steady)
 
 
 def main(results: Path = Path("results"), tables: Path | None = None) -> None:
@@ -73,8 +73,10 @@ def main(results: Path = Path("results"), tables: Path | None = None) -> None:
     rows = []
     for name in sorted({kind(one) for one in held_out}):
         own = [one for one in held_out if kind(one) == name]
-        found = {h: chosen([one for one in own if h in (2, half(one))]) for h in (0, 1, 2)}
-        print(f"{name or 'others'} ({len(own)}): " + "; ".join(map(str, found.values())))
+        steady = priors_of(own[0].case.scale, own[0].rule).steady
+        found = {h: chosen([one for one in own if h in (2, half(one))], steady) for h in (0, 1, 2)}
+        for h, of in enumerate(("one half", "other half", "all")):
+            print(f"{name or 'others'} ({len(own)}), {of}: {found[h]}")
         for one in own:
             line = fit_line(one.optima, np.random.default_rng(0), found[1 - half(one)])
             assert line is not None, "two optima are known"

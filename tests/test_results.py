@@ -11,16 +11,20 @@ import pytest
 
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.ablations import compare
-from mup_tpu.analysis.referee import page, rulings
+from mup_tpu.analysis.referee import held, page, rulings
+from mup_tpu.analysis.scores import score
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
+from mup_tpu.store.predictions import load_predictions
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 STORES = [file.parent for file in sorted(RESULTS.rglob("store.json"))]
-TOGETHER = sorted({path.parent for path in STORES if path.parent != RESULTS})
+PREDICTED = sorted((RESULTS / "prediction").glob("*/predictions.json"))
+"""Predictions beside runs at their scale."""
+TOGETHER = sorted({path.parent for path in STORES} - {RESULTS, RESULTS / "prediction"})
 """Folders of several sweeps, each with figures that compare them."""
 SEARCHES = [path for path in STORES if (path / "search.jsonl").exists()]
 SWEEPS = [path for path in STORES if path not in SEARCHES and path.parent == RESULTS]
@@ -127,6 +131,35 @@ def test_every_folder_says_how_it_was_made(folder):
     assert "cores" in text or "H200" in text
 
 
+@pytest.mark.parametrize("file", PREDICTED, ids=lambda p: p.parent.name)
+def test_predictions_are_older_than_the_runs_at_their_scale(file):
+    runs = load_runs(file.parent)
+    started = pd.to_datetime(runs["finished_at"]) - pd.to_timedelta(runs["wall_time_s"], unit="s")
+    for kept in load_predictions(file.parent):
+        there = started[runs[kept.scale_column] == kept.scale]
+        assert (there > pd.Timestamp(kept.made_at)).all()
+
+
+def test_the_page_of_predictions_says_what_the_stored_rows_say(analysed):
+    page = (RESULTS / "prediction" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \[?(\w+).*\| `(\w[\w.]*)` .*\| 2\^([−\d.]+) \(.*\| 2\^([−\d.]+).*\| (inside|outside)",
+        page,
+        re.M,
+    )
+    assert len(rows) >= 3
+    scored = [
+        (file.parent.name, s.prediction.compared, s.prediction.x, s.x, "inside" if s.is_inside else "outside")
+        for file in PREDICTED
+        for s in score(load_predictions(file.parent), analysed(file.parent))
+        if s.is_inside is not None
+    ]
+    assert len(rows) == len(scored)
+    for sweep, rule, x, came, inside in rows:
+        numbers = [float(n.replace("−", "-")) for n in (x, came)]
+        assert (sweep, rule, *map(lambda n: pytest.approx(n, abs=0.03), numbers), inside) in scored
+
+
 def test_mup_coordinate_check_is_flat_and_sp_s_is_not():
     from mup_tpu.analysis.coord_check import by_setting, slopes
 
@@ -173,7 +206,7 @@ def test_the_table_of_all_sweeps_says_what_their_analyses_say():
 def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     numbers = r"−?\d+\.\d+"
     made, stored = (
-        page("results", *rulings(RESULTS), "referee.png"),
+        page("results", *rulings(RESULTS), "referee.png", held(RESULTS)),
         (RESULTS / "README.md").read_text(encoding="utf-8"),
     )
     assert re.sub(numbers, "#", made) == re.sub(numbers, "#", stored)

@@ -131,17 +131,17 @@ def fit_line(
         log_K += np.log(priors.weight_K)
         coefficients_RB, chosen_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
     else:
-        coefficients_RB, chosen_R = draw_coefficients(design_SB, x_S, error_S, generator, priors, draws)
+        coefficients_RB, chosen_R = _draw_coefficients(design_SB, x_S, error_S, generator, priors, draws)
     return Line(origin, path, coefficients_RB, priors.tau_K[chosen_R], priors.factor_K[chosen_R], known)
 
 
-def draw_coefficients(
+def _draw_coefficients(
     design_SB: np.ndarray,
     x_S: np.ndarray,
     error_S: np.ndarray,
     generator: np.random.Generator,
     priors: Priors,
-    draws: int = DRAWS,
+    draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws of a regression's coefficients, and of the numbers of τ and factor.
 

@@ -1,10 +1,9 @@
 """Power laws of an optimum in several scales at once: lr* ∝ N^a · D^b · B^c.
 
 A **cell** is one size: one value of each scale. Optima are estimated cell by cell, as along one scale, and
-their logarithms regressed on the scales', each with its own error and a scatter τ that all cells share.
-Exponents are N(0, 1) before, τ half-normal of scale 0.3 octave. Each cell is then predicted from the others.
+their logarithms regressed on the scales' (`random_effects.py`). Each cell is then predicted from the others.
 
-Shapes: S cells with a known optimum, A scales, R draws.
+Shapes: S cells with a known optimum, A scales, R draws, N sizes.
 """
 
 from __future__ import annotations
@@ -22,20 +21,17 @@ import scipy
 
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.line import draw_coefficients
 from mup_tpu.analysis.load import read_rows
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
-from mup_tpu.analysis.priors import Priors
+from mup_tpu.analysis.random_effects import Regression
 from mup_tpu.analysis.rows import select
 from mup_tpu.config.columns import label
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
 
-_PRIORS = Priors(slope=1.0, bend=1.0, scatter=0.3)
 _CELL = "cell"
-_LEAST_ERROR = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,35 +73,38 @@ class PowerLaw:
     notes: tuple[str, ...]
 
     @cached_property
-    def _middle_A(self) -> np.ndarray:
-        return np.asarray(self.sizes_SA.mean(axis=0))
-
-    def _draws(self, keep_S: np.ndarray, draws: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-        """Draws of intercept at the mean sizes and exponents, and of τ, from some of the cells."""
-        optima = [e.optimum for e, keep in zip(self.estimates, keep_S, strict=True) if keep]
-        design = np.column_stack([np.ones(len(optima)), self.sizes_SA[keep_S] - self._middle_A])
-        x_S, error_S = np.array([o.x for o in optima]), np.array([max(o.se, _LEAST_ERROR) for o in optima])
-        coefficients, chosen_R = draw_coefficients(
-            design, x_S, error_S, np.random.default_rng(0), _PRIORS, draws
-        )
-        return coefficients, _PRIORS.tau_K[chosen_R]
+    def _fit(self) -> Regression:
+        x_S, error_S = np.array([(e.optimum.x, e.optimum.se) for e in self.estimates]).T
+        return Regression(x_S, error_S, self.sizes_SA)
 
     @cached_property
-    def _all(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._draws(np.ones(len(self.estimates), bool))
+    def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean of each exponent, and draws, R × A."""
+        mean_RA, error_RA = self._fit.coefficients()
+        return mean_RA.mean(axis=0), _drawn(mean_RA, error_RA)
 
     @cached_property
     def exponents(self) -> tuple[Exponent, ...]:
         """Exponent of each scale."""
-        draws_RA = self._all[0][:, 1:]
-        low_A, high_A = np.quantile(draws_RA, [0.025, 0.975], axis=0)
-        ends = zip(self.scales, draws_RA.mean(axis=0), low_A, high_A, strict=True)
+        mean_A, draws_RA = self._slopes
+        ends = zip(self.scales, mean_A, *np.quantile(draws_RA, [0.025, 0.975], axis=0), strict=True)
         return tuple(Exponent(scale, *map(float, (value, low, high))) for scale, value, low, high in ends)
 
     @property
     def tau(self) -> float:
-        """Scatter of cells about the law, octaves."""
-        return float(self._all[1].mean())
+        """Scatter of each cell by itself about the law, octaves."""
+        return float(self._fit.tau_RC[:, 0].mean())
+
+    @property
+    def shared(self) -> dict[str, float]:
+        """Scatter that cells with one value of a scale have in common, octaves, by scale."""
+        names = [self.scales[a] for a in self._fit.scattered]
+        return dict(zip(names, self._fit.tau_RC.mean(axis=0)[1:].tolist(), strict=True))
+
+    def trend(self, sizes_NA: np.ndarray) -> np.ndarray:
+        """log2 of the law's optimum at sizes (plain numbers), without the effects of their values."""
+        away_NA = np.log2(sizes_NA) - self.sizes_SA.mean(axis=0)
+        return np.asarray(self._fit.x_S.mean() + away_NA @ self._slopes[0])
 
     def at(self, sizes: Mapping[str, float]) -> tuple[float, float, float]:
         """log2 of the optimum at a size, and its 95 % interval.
@@ -116,38 +115,33 @@ class PowerLaw:
         if set(sizes) != set(self.scales) or not all(0 < v < math.inf for v in sizes.values()):
             given = ", ".join(f"{name}={value:g}" for name, value in sizes.items()) or "nothing"
             raise TableError(f"at {given}: give a number above 0 for each of {', '.join(self.scales)}")
-        return self._predicted(*self._all, np.log2([sizes[name] for name in self.scales]))
-
-    def _predicted(
-        self, draws_RB: np.ndarray, tau_R: np.ndarray, size_A: np.ndarray, error: float = 0.0
-    ) -> tuple[float, float, float]:
-        spread_R = np.hypot(tau_R, error) * np.random.default_rng(1).standard_normal(len(tau_R))
-        x_R = draws_RB @ np.r_[1.0, size_A - self._middle_A] + spread_R
-        low, high = np.quantile(x_R, [0.025, 0.975])
-        return float(x_R.mean()), float(low), float(high)
+        mean_R, error_R = self._fit.predicted(np.log2([sizes[name] for name in self.scales]))
+        low, high = np.quantile(_drawn(mean_R, error_R), [0.025, 0.975])
+        return float(mean_R.mean()), float(low), float(high)
 
     @cached_property
     def held_out(self) -> HeldOut:
         """Cells predicted from the others."""
-        away, regrets, inside = [], [], []
-        for i, e in enumerate(self.estimates):
-            draws = self._draws(np.arange(len(self.estimates)) != i, 2000)
-            x, low, high = self._predicted(*draws, self.sizes_SA[i], e.optimum.se)
-            away.append(x - e.optimum.x)
-            regrets.append(_regret(e, x))
-            inside.append(low <= e.optimum.x <= high)
-        rmse = math.sqrt(float(np.square(away).mean()))
-        return HeldOut(len(away), rmse, float(np.mean(regrets)), float(np.mean(inside)))
+        mean_RS, error_RS, weight_RS = self._fit.left_out()
+        x_S, truth_S = (weight_RS * mean_RS).sum(axis=0), self._fit.x_S
+        # Share of each prediction below the optimum that came out.
+        below_S = (weight_RS * scipy.special.ndtr((truth_S - mean_RS) / error_RS)).sum(axis=0)
+        inside = float(((below_S > 0.025) & (below_S < 0.975)).mean())
+        regrets = [_regret(e, float(x)) for e, x in zip(self.estimates, x_S, strict=True)]
+        rmse = math.sqrt(float(np.square(x_S - truth_S).mean()))
+        return HeldOut(len(x_S), rmse, float(np.mean(regrets)), inside)
 
     def lines(self) -> list[str]:
         """Law, exponents and how well cells are predicted, a line each."""
         factors = " · ".join(f"{e.scale}^{e.value:.2f}" for e in self.exponents)
         intervals = ", ".join(f"{e.scale} {e.low:.2f} to {e.high:.2f}" for e in self.exponents)
         held = self.held_out
+        shared = ", ".join(f"{name} {tau:.2f}" for name, tau in self.shared.items())
         return [
             f"{self.compared}: {label(self.hyperparameter)}* ∝ {factors} (95 %: {intervals})",
             f"{len(self.estimates)} of {self.cells} cells have an optimum inside their grid; they scatter by "
-            f"{self.tau:.2f} octave about the law",
+            f"{self.tau:.2f} octave about the law"
+            + (f", and cells of one size together: {shared}" if shared else ""),
             f"each predicted from the others: rmse {held.rmse:.2f} octave, mean regret {held.regret:.4f} "
             f"nat, {100 * held.inside:.0f} % inside the 95 % interval",
         ]
@@ -164,9 +158,16 @@ class PowerLaw:
             "cells": self.cells,
             "known": len(self.estimates),
             "tau": self.tau,
+            "shared": self.shared,
             "held_out": asdict(self.held_out),
             "notes": list(self.notes),
         }
+
+
+def _drawn(mean_R: np.ndarray, error_R: np.ndarray, each: int = 200) -> np.ndarray:
+    """Draws of normals, `each` from one."""
+    mean, error = np.repeat(mean_R, each, axis=0), np.repeat(error_R, each, axis=0)
+    return np.asarray(mean + error * np.random.default_rng(1).standard_normal(mean.shape))
 
 
 def _regret(estimate: Estimate, x: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +21,7 @@ from mup_tpu.errors import MupTpuError, TableError
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import is_search
-from mup_tpu.store.predictions import load_predictions
+from mup_tpu.store.predictions import FILE, load_predictions
 
 _RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -85,8 +85,6 @@ class Ruling:
     runs: int
     hours: float
     """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
-    inside: tuple[bool, ...] = ()
-    """Whether the interval of each kept prediction held the optimum that its scale's rows show."""
     compares: str = _FIRST
     """Column of the rule."""
     worth: Worth = Worth()
@@ -127,17 +125,33 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
                 left_out[path.name] = f"of one {columns.label(tuned)} at each {columns.label(scale)}"
                 continue
             analysis = analyze(table)
-            scores = score(load_predictions(path), analysis)
         except MupTpuError as error:
             left_out[path.name] = str(error).partition(";")[0]
             continue
-        for result in analysis.results:
-            own = [s.is_inside for s in scores if s.prediction.compared == result.compared]
-            inside = tuple(one for one in own if one is not None)
-            found.append(replace(_ruling(path.name, table, result), inside=inside))
+        found += [_ruling(path.name, table, result) for result in analysis.results]
     if not found:
         raise TableError(f"{folder} has no folder with a sweep of several scales in it")
     return sorted(found, key=lambda r: (r.scale, r.compares != _FIRST, r.compares, r.rule, r.sweep)), left_out
+
+
+def held(folder: str | Path) -> dict[str, list[bool]]:
+    """Whether the interval of each kept prediction holds the optimum that came out.
+
+    Args:
+        folder: of results folders, at any depth; the answers are listed by its direct subfolders.
+    """
+    found: dict[str, list[bool]] = {}
+    for file in sorted(Path(folder).glob(f"*/**/{FILE}")):
+        try:
+            table = load_table(file.parent)
+            run = set(table.runs["scale"])
+            kept = [p for p in load_predictions(file.parent) if p.scale in run and p.scale not in p.scales]
+            inside = [s.is_inside for s in score(kept, analyze(table))] if kept else []
+        except MupTpuError:
+            continue
+        if known := [one for one in inside if one is not None]:
+            found.setdefault(file.relative_to(folder).parts[0], []).extend(known)
+    return found
 
 
 def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
@@ -176,7 +190,13 @@ def _ruling(sweep: str, table: RunTable, result: TransferResult) -> Ruling:
     )
 
 
-def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: str = "") -> str:
+def page(
+    name: str,
+    found: list[Ruling],
+    left_out: Mapping[str, str],
+    figure: str = "",
+    predictions: Mapping[str, list[bool]] = MappingProxyType({}),
+) -> str:
     """The rulings as a page of Markdown.
 
     Args:
@@ -184,6 +204,7 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         found: as `rulings` gives them.
         left_out: likewise.
         figure: where `mup_tpu.plots.referee_figure` of them lies, beside the page; "" for none.
+        predictions: as `held` gives them.
     """
     usual = Counter(map(_setting, found)).most_common(1)[0][0]
     models, update_rules, tuned = usual
@@ -216,10 +237,13 @@ def page(name: str, found: list[Ruling], left_out: Mapping[str, str], figure: st
         lines.append("| " + " | ".join(cells) + " |")
     if told := [r for r in found if r.worth.kappa.is_known]:
         lines += ["", *_worths(told)]
-    if scored := [r for r in found if r.inside]:
-        held, count = sum(sum(r.inside) for r in scored), sum(len(r.inside) for r in scored)
-        folders = ", ".join(dict.fromkeys(f"[{r.sweep}]({r.sweep}/README.md)" for r in scored))
-        lines += ["", f"Predictions scored: {held} of {count} inside their 95 % interval ({folders})."]
+    if predictions:
+        inside = [one for of_folder in predictions.values() for one in of_folder]
+        folders = ", ".join(f"[{name}]({name}/README.md)" for name in predictions)
+        lines += [
+            "",
+            f"Predictions scored: {sum(inside)} of {len(inside)} inside their 95 % interval ({folders}).",
+        ]
     if left_out:
         others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
         lines += ["", f"Not in the tables: {others}."]

@@ -183,6 +183,7 @@ def law(
     best_over: tuple[str, ...] = (),
     table: TableOptions = TableOptions(),
     json: bool = False,
+    figure: File | None = None,
 ) -> None:
     """Print the optimum as a power law of several scales that vary together: lr* ∝ N^a · D^b · B^c.
 
@@ -193,12 +194,17 @@ def law(
         best_over: Columns that are tuned too; of their values the best is taken in each cell.
         table: Columns and rows of the table.
         json: Print JSON only, for machines.
+        figure: Folder for the figure: contours of the optimum over the first two scales.
     """
     from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
     from mup_tpu.analysis.prediction import plain
 
     laws = fit_power_laws(path, scales, table.columns(path), best_over, table.conditions or ())
-    sizes = [read_sizes(text) for text in at]
+    sizes, drawn = [read_sizes(text) for text in at], list[str]()
+    if figure is not None:
+        from mup_tpu import plots
+
+        drawn = write_figures({"law": plots.law_figure(laws)}, figure)
     if json:
         found = [one.to_dict() | {"at": [{"sizes": s, "x": one.at(s)} for s in sizes]} for one in laws]
         Console().write(to_json(found))
@@ -217,6 +223,7 @@ def law(
                 f"  at {text}: {columns.label(one.hyperparameter)} 2^{x:.2f} ({plain(x)}), 95 % 2^{low:.2f} "
                 f"to 2^{high:.2f} ({plain(low)} to {plain(high)})"
             )
+    _print_figures(drawn)
 
 
 def isoflop(
@@ -307,10 +314,10 @@ def referee(path: Where = "results", out: File | None = None) -> None:
         out: Markdown file for the page, in place of printing it; the figure, referee.png and referee.svg, is
             written beside it.
     """
-    from mup_tpu.analysis.referee import page, rulings
+    from mup_tpu.analysis.referee import held, page, rulings
 
     found, left_out = rulings(path)
-    text = page(Path(path).name, found, left_out, "" if out is None else "referee.png")
+    text = page(Path(path).name, found, left_out, "" if out is None else "referee.png", held(path))
     if out is None:
         Console().write(text.removesuffix("\n"))
         return

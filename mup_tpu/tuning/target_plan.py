@@ -102,8 +102,7 @@ class Plan:
 
     def cost(self, flops: float) -> str:
         """A cost in words: FLOP, and time where the machine is known."""
-        time = "" if self.flops_per_second is None else f", {_time(flops / self.flops_per_second)}"
-        return f"{flops:.2g} FLOP{time}"
+        return _cost(flops, self.flops_per_second)
 
     def lines(self) -> list[str]:
         """What to run, what it costs and what it tells, a line each."""
@@ -206,7 +205,7 @@ def plan(
                 if best is None or score < best[0]:
                     best = score, candidate
     if best is None:
-        raise ConfigError(_too_little(budget, goal, sweep.base, fields, vocab_size))
+        raise ConfigError(_too_little(paid, flops_per_second, goal, sweep.base, fields, vocab_size))
     found = best[1].seeded(paid, whole)
     return _told(found, sweep, goal, fields, whole, paid, flops_per_second, analysis)
 
@@ -280,7 +279,12 @@ def _has_rule(rule: str, optimizer: str) -> bool:
 
 
 def _too_little(
-    budget: str | float, goal: Trial, base: Trial, fields: Mapping[str, int], vocab_size: int
+    budget: float,
+    flops_per_second: float | None,
+    goal: Trial,
+    base: Trial,
+    fields: Mapping[str, int],
+    vocab_size: int,
 ) -> str:
     """Why nothing can be planned, in a sentence."""
     costs = [
@@ -292,8 +296,8 @@ def _too_little(
         least = ", ".join(f"{name} {least_of(base)[name]}" for name in fields)
         return f"target {at} has no smaller proxy: it must be at least twice {least}; sweep it itself"
     return (
-        f"budget {budget} does not pay three proxies of {PACK} runs, which cost {min(costs):.2g} FLOP at the "
-        "least: give a larger one"
+        f"budget ({_cost(budget, flops_per_second)}) does not pay three proxies of {PACK} runs, which cost "
+        f"at the least {_cost(min(costs), flops_per_second)}: give a larger one"
     )
 
 
@@ -349,13 +353,13 @@ def _told(
         steps=tuple(steps),
         copied=ray.assumed.copied(at[0], counts[0]),
         others=others,
-        larger=_larger(found, budget, whole),
+        larger=_larger(found, budget, whole, flops_per_second),
         assumed=ray.assumed,
         goal=tuple(f"{name}={value}" for name, value in fields.items()),
     )
 
 
-def _larger(found: Candidate, budget: float, whole: float) -> str:
+def _larger(found: Candidate, budget: float, whole: float, flops_per_second: float | None) -> str:
     """Why no larger proxy is run, in words."""
     ray, top = found.ray, found.rungs[-1]
     if top + 1 >= len(ray.trials):
@@ -364,7 +368,7 @@ def _larger(found: Candidate, budget: float, whole: float) -> str:
     name = describe(ray.trials[top + 1], tuple(ray.points[0]))
     cost = more.flops - found.flops
     if more.flops > budget:
-        return f"{name} would cost {cost:.2g} FLOP more, beyond the budget"
+        return f"{name} would cost {_cost(cost, flops_per_second)} more, beyond the budget"
     saved, price = found.regret - more.regret, WORTH * cost / whole
     return f"{name} would save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
 
@@ -376,6 +380,12 @@ def _rates(base: Trial, analysis: TransferAnalysis | None) -> tuple[float, ...]:
         known = [o.x for result in analysis.results for o in result.optima if o.is_bracketed]
         centre = known[0] if known else centre
     return tuple(2.0 ** (round(centre) + k) for k in range(-PACK // 2, PACK // 2))
+
+
+def _cost(flops: float, flops_per_second: float | None) -> str:
+    """A cost in words: FLOP, and time where the machine is known."""
+    time = "" if flops_per_second is None else f", {_time(flops / flops_per_second)}"
+    return f"{flops:.2g} FLOP{time}"
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,9 @@ import pytest
 
 from mup_tpu.analysis import Columns
 from mup_tpu.analysis.power_law import fit_power_laws
+from mup_tpu.analysis.random_effects import Regression
 from mup_tpu.errors import TableError
+from mup_tpu.plots import law_figure
 
 EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
 
@@ -43,7 +45,43 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
     truth = sum(a * math.log2(at[name]) for name, a in EXPONENTS.items())
     assert low < truth < high and x == pytest.approx(truth, abs=0.2)
     assert law.held_out.cells == 27 and law.held_out.inside >= 0.85 and law.held_out.regret < 0.002
+    places = law_figure([law]).axes[0].collections[-1]  # the measured optima, at the mean batch size
+    assert np.log2(np.asarray(places.get_offsets())) == pytest.approx(
+        np.unique(np.log2(runs[["N", "D"]]), axis=0)
+    )
+    away = optima[:, 4] - EXPONENTS["bs"] * (optima[:, 3] - 7)
+    assert np.asarray(places.get_array()) == pytest.approx(away.reshape(9, 3).mean(axis=1), abs=0.1)
     assert "lr* ∝ N^-0.6" in repr(law).replace("learning rate", "lr")
+
+
+def test_cells_of_one_size_that_miss_the_law_together_widen_its_exponent():
+    generator = np.random.default_rng(1)
+    sizes = np.array([(n, d) for n in range(26, 32) for d in range(30, 36)], float)
+    x = -0.5 * (sizes[:, 0] - 29) + np.repeat(generator.normal(0, 0.4, 6), 6) + generator.normal(0, 0.1, 36)
+    found = Regression(x, np.full(36, 0.05), sizes)
+    assert found.scattered == (0, 1)
+    own, together, others = found.tau_RC.mean(axis=0)
+    assert own == pytest.approx(0.1, abs=0.04) and together == pytest.approx(0.4, abs=0.15) and others < 0.1
+    mean, error = (part.mean(axis=0) for part in found.coefficients())
+    # Least squares on the six means, each as sure as its shared effect lets it be.
+    expected = np.polyfit(np.arange(6), x.reshape(6, 6).mean(axis=1), 1)[0]
+    assert mean[0] == pytest.approx(expected, abs=0.02)
+    assert error[0] == pytest.approx(0.4 / math.sqrt(17.5), rel=0.4)
+    assert error[1] < 0.4 * error[0]
+
+
+def test_a_cell_left_out_is_predicted_as_by_a_fit_without_it():
+    generator = np.random.default_rng(2)
+    sizes = np.array([(n, d) for n in range(4) for d in range(4)], float)
+    x, errors = generator.normal(0, 1, 16), generator.uniform(0.05, 0.2, 16)
+    whole, others = Regression(x, errors, sizes), Regression(x[1:], errors[1:], sizes[1:])
+    for fit in (whole, others):
+        fit.__dict__["tau_RC"] = np.array([[0.2, 0.3, 0.1], [0.1, 0.2, 0.4]])
+    mean, error, weight = whole.left_out()
+    expected, spread = others.predicted(sizes[0])
+    assert mean[:, 0] == pytest.approx(expected, abs=1e-2)  # intercepts are flat about different means
+    assert error[:, 0] == pytest.approx(np.hypot(spread, errors[0]), rel=1e-3)
+    assert weight.sum(axis=0) == pytest.approx(1)
 
 
 def test_the_best_of_a_second_tuned_column_is_taken_in_each_cell():

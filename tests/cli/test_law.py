@@ -23,7 +23,13 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
     assert "at width=512,depth=16: learning rate 2^-12." in out or "2^-11.9" in out
     code, out, err = outcome(*arguments, "--json")
     assert code == 0 and [e["scale"] for e in json.loads(out)[0]["exponents"]] == ["width", "depth"], err
+    code, out, err = outcome(*arguments, "--figure", tmp_path / "figures")
+    assert code == 0 and "figure: " in out and (tmp_path / "figures" / "law.svg").exists(), err
     for wrong, sentence in (
+        (
+            ("law", tmp_path / "t.csv", "--scales", "width", "--best-over", "depth", "--figure", tmp_path),
+            "figure: contours need two scales, and there is width alone",
+        ),
         ((*arguments, "--at", "width=big"), "at width=big is not NAME=NUMBER,NAME=NUMBER"),
         (("law", tmp_path / "t.csv"), "a power law needs scales"),
     ):

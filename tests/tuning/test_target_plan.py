@@ -136,10 +136,17 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
         ("width=4096", "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
         ("width=4096", "2h", "budget 2h is a time: give flops_per_second"),
         ("width=4096", "-1", "budget -1 is not allowed"),
-        ("width=4096", "1e6", "budget 1e6 does not pay three proxies of 8 runs"),
+        ("width=4096", "1e6", "budget (1e+06 FLOP) does not pay three proxies of 8 runs, which cost at the"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(target, budget, sentence):
     with pytest.raises(ConfigError) as error:
         plan(target, budget)
     assert sentence in str(error.value)
+
+
+def test_a_budget_that_is_too_small_is_told_in_the_units_of_the_cost():
+    with pytest.raises(
+        ConfigError, match=r"budget \(6e\+09 FLOP, 60 s\) does not .* [\d.e+]+ FLOP, [\d.]+ (min|h): give"
+    ):
+        plan("width=4096", "60s", flops_per_second=1e8)
