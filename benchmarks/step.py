@@ -92,8 +92,7 @@ def measure(case: Case, seconds: float) -> dict[str, object]:
     evaluation = median(timed(lambda: pack.evaluate(one_batch)) for _ in range(3))
     rate = case.members * 16 * case.sequence_length / median(steps)
     arithmetic = pack.declaration.flops_per_token(256, case.sequence_length)
-    on_xla = case.device == "xla"
-    estimated = estimate_pack_bytes(base, 256, case.members, case.execution, by_xla=on_xla)
+    estimated = estimate_pack_bytes(base, 256, case.members, case.execution, kind=case.device)
     return {
         **asdict(case),
         "first_step_s": first,

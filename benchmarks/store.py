@@ -1,9 +1,10 @@
-"""Opening a store of many parts: the first time, when every part is verified, and again.
+"""Opening and analysing a store of many parts: the first time, when every part is verified, and again.
 
     python benchmarks/store.py --out benchmarks/store.csv
 
-Rows and curves are the quickstart's under new trial ids, 16 trials a part, as a sweep of packs of 16 writes
-them. "again" reads with the cache that the first read left; "one more" after another part was added.
+Rows and curves are the quickstart's under new trial ids and seeds, 16 trials a part, as of packs of 16.
+"again" reads with the cache that the first read left; "one more" after another part was added; "merged" after
+the parts became one, as a sweep merges its own every 256 packs. The analysis includes the reading.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ from pathlib import Path
 import pandas as pd
 import tyro
 
+from mup_tpu.analysis import analyze
 from mup_tpu.store import Store, load_curves, load_runs
+from mup_tpu.store.runs import MERGE_EVERY
 
 ROWS = 16
 """Trials a part."""
 
 
 def fill(folder: str, parts: int, first: int = 0) -> None:
-    """Add parts to a store."""
-    runs = load_runs("results/quickstart").iloc[:ROWS].dropna(axis="columns", how="all")
+    """Add parts to a store; each writer adds fewer than it would merge."""
+    runs = load_runs("results/quickstart").dropna(axis="columns", how="all")
     curves = load_curves("results/quickstart")
     points = {name: own for name, own in curves.groupby("trial_id")}
-    store = Store(folder, "quickstart")
     for part in range(first, first + parts):
-        names = [f"{part:08x}{row:08x}" for row in range(ROWS)]
-        own = [points[of].assign(trial_id=name) for of, name in zip(runs["trial_id"], names, strict=True)]
-        rows = runs.assign(trial_id=names).drop(columns="experiment")
+        if (part - first) % (MERGE_EVERY - 1) == 0:
+            store = Store(folder, "quickstart")
+        at = ROWS * part
+        rows = runs.iloc[[row % len(runs) for row in range(at, at + ROWS)]].drop(columns="experiment")
+        names = [f"{row:016x}" for row in range(at, at + ROWS)]
+        own = [points[of].assign(trial_id=name) for of, name in zip(rows["trial_id"], names, strict=True)]
+        rows = rows.assign(trial_id=names, seed=rows["seed"] + 100 * (at // len(runs)))
         store.append(rows.to_dict("records"), pd.concat(own).to_dict("records"))
 
 
@@ -47,7 +53,7 @@ def timed(read: Callable[[], object]) -> tuple[float, float]:
 
 
 def main(parts: int = 4000, out: Path | None = None) -> None:
-    """Time both tables.
+    """Time both tables and their analysis.
 
     Args:
         parts: Parts of each table.
@@ -59,10 +65,12 @@ def main(parts: int = 4000, out: Path | None = None) -> None:
         began = time.perf_counter()
         fill(folder, parts)
         rows = [{"what": "write", "table": "both", "parts": parts, "s": time.perf_counter() - began}]
-        for what in ("first", "again", "one more"):
-            if what == "one more":
-                fill(folder, 1, parts)
-            for table, load in (("runs", load_runs), ("curves", load_curves)):
+        before = {"one more": lambda: fill(folder, 1, parts), "merged": Store(folder, "quickstart").compact}
+        for what in ("first", "again", "one more", "merged"):
+            before.get(what, lambda: None)()
+            for table, load in (("runs", load_runs), ("curves", load_curves), ("analysis", analyze)):
+                if table == "analysis" and what not in ("again", "merged"):
+                    continue
                 wall, cpu = timed(lambda load=load: load(folder))  # type: ignore[misc]
                 rows.append({"what": what, "table": table, "parts": parts, "s": wall, "cpu_s": cpu})
     found = pd.DataFrame(rows).round(2)

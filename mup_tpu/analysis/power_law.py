@@ -204,6 +204,8 @@ def fit_power_laws(
     """
     if not scales:
         raise TableError("a power law needs scales: give for example --scales width depth")
+    if twice := next((name for name in scales if scales.count(name) > 1), None):
+        raise TableError(f"scales: {on_one_line(twice)} is given twice")
     rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)
     for name in (*scales, *best_over):
         if name not in rows or (name in scales and not _is_size(rows[name])):

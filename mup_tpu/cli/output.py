@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mup_tpu.config.visible import visible
 from mup_tpu.errors import ConfigError, TableError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
@@ -60,10 +61,15 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
 
 
 def to_csv(table: pd.DataFrame, **options: Any) -> str:
-    """CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab in front."""
+    """CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab in front.
+
+    Control characters become escapes: a carriage return would begin a row, and so a formula.
+    """
 
     def quoted(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
+        if not isinstance(value, str):
+            return value
+        return f"'{visible(value)}" if value.startswith(tuple("=+-@\t")) else visible(value)
 
     table = table.apply(lambda of: of.astype(object).map(quoted) if of.dtype.kind == "O" else of)
     return str(table.rename(columns=quoted).to_csv(index=False, **options))

@@ -16,6 +16,16 @@ T = TypeVar("T")
 LARGEST_PACK = {"loop": 8, "vmap": 16}
 """Members of a pack. In turns a larger pack saves only the batches, and small packs are stored sooner."""
 
+_LARGEST_ON_GPU = 32
+"""Most members of a pack on a GPU of known speed; more were not measured."""
+
+_FULL_S = 1.2e-3
+"""Arithmetic of a pack's step that fills a GPU, in seconds at its peak for each layer.
+
+Launches then take 5 % of a step: those of a layer take 0.17 ms where a third of the peak is reached (one
+H100, two widths, `benchmarks/gpu_peers.csv`). Other GPUs, lengths and precisions are a guess.
+"""
+
 _FLOPS_PER_NUMBER = 500.0
 """Arithmetic in the time of writing one number for the backward pass (measured on CPUs)."""
 
@@ -54,8 +64,30 @@ def missing_trials(trials: Iterable[T], done: Collection[str], trial_id: Callabl
     return [trial for name, trial in by_id.items() if name not in done]
 
 
+def largest_pack(trial: Trial, execution: str, gpu: str = "") -> int:
+    """Most members of a pack: on a GPU of known speed, as many as fill it.
+
+    Wide trials then train in packs of one, since stacking brings little and needs their memory at once. Where
+    memory is too short, packs are split before they train.
+
+    Args:
+        trial: any of the pack.
+        execution: "loop" or "vmap".
+        gpu: name of the GPU; "" on other devices.
+    """
+    if execution == "loop" or not gpu:
+        return LARGEST_PACK[execution]
+    from mup_tpu.devices.peak import gpu_peak_flops
+
+    peak = gpu_peak_flops(gpu, trial.train.precision)
+    if peak is None:
+        return LARGEST_PACK[execution]
+    step_s = training_flops(trial, _VOCABULARY) / trial.train.steps / peak
+    return min(_LARGEST_ON_GPU, math.ceil(_FULL_S * trial.model.depth / step_s))
+
+
 def make_packs(
-    trials: Sequence[Trial], workers: int, execution: str, pack_size: int = 0
+    trials: Sequence[Trial], workers: int, execution: str, pack_size: int = 0, gpu: str = ""
 ) -> list[list[Trial]]:
     """Packs of trials of one shape, the longest first, so that the last one to run is short.
 
@@ -66,13 +98,14 @@ def make_packs(
         workers: packs at once.
         execution: "loop" or "vmap".
         pack_size: most members of a pack; 0 is automatic.
+        gpu: name of the GPU that each pack trains on; "" on other devices.
     """
     shapes: dict[tuple, list[Trial]] = {}
     for trial in trials:
         shapes.setdefault(pack_key(trial), []).append(trial)
     packs = []
     for group in shapes.values():
-        size = pack_size or LARGEST_PACK[execution]
+        size = pack_size or largest_pack(group[0], execution, gpu)
         count = math.ceil(len(group) / size)
         if not pack_size and len(group) >= workers:
             count = math.ceil(count / workers) * workers

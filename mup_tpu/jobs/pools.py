@@ -28,6 +28,8 @@ class Place:
     """How members of a pack train: "loop" or "vmap"."""
     run: RunOptions
     """Options of each pack, with its number of threads."""
+    gpu: str = ""
+    """Name of the GPU that each pack trains on; "" on other devices and on a Ray cluster."""
 
 
 class Pools:
@@ -74,14 +76,14 @@ class Pools:
     def _on_this_machine(self, trials: int, run: RunOptions) -> Place:
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
-            execution = this_machine.execution(run)
+            execution, gpu = this_machine.execution(run), this_machine.gpu(run)
         parts = this_machine.gpus(run)[:workers] if workers > 1 else []
 
         def pool_of_processes() -> Pool[Any]:
             return Forked(workers, self._results, parts=parts) if workers > 1 else InProcess(self._results)
 
         pool = self._kept((workers,), pool_of_processes)
-        return Place(pool, workers, execution, replace(run, threads=threads))
+        return Place(pool, workers, execution, replace(run, threads=threads), gpu)
 
     def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
         """The open pool if it was opened for the same, else a new one in its place."""

@@ -76,13 +76,19 @@ def visible_gpus() -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": name.strip()} for name in names]
 
 
-def gpus(options: RunOptions) -> list[dict[str, str]]:
-    """The visible GPUs, if packs train on them."""
+def gpu(options: RunOptions) -> str:
+    """Name of a GPU that packs train on; "" on other devices."""
     if is_cpu(options) or options.device == "xla":
-        return []
+        return ""
     from mup_tpu.devices import get_device
 
-    return visible_gpus() if get_device(options.device).torch_device.type == "cuda" else []
+    device = get_device(options.device)
+    return device.name if device.torch_device.type == "cuda" else ""
+
+
+def gpus(options: RunOptions) -> list[dict[str, str]]:
+    """The visible GPUs, if packs train on them."""
+    return visible_gpus() if gpu(options) else []
 
 
 def room(trials: int, options: RunOptions) -> tuple[int, int]:

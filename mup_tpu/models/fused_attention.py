@@ -90,10 +90,15 @@ def kernel_for(query_BHTd: Tensor) -> Kernel | None:
         return _CPU
     if kind != "cuda" or dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    if query_BHTd.shape[-1] % 8 or query_BHTd.shape[-1] > 256:
+    if not has_kernel(query_BHTd.shape[-1]):
         return None
     half = dtype != torch.float32 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0)
     return _FLASH if half else _EFFICIENT
+
+
+def has_kernel(head_size: int) -> bool:
+    """Whether CUDA's kernels take heads of this size."""
+    return head_size % 8 == 0 and head_size <= 256
 
 
 def fused_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:

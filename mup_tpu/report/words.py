@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -183,7 +184,9 @@ def _written(column: str, values: list[Any]) -> str:
 
 def _readable(column: str, value: Any) -> str:
     if column == "versions":
-        return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # not written by this program
+            return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
+        return str(value)
     return name(value) if column == "parametrization" else write(column, value)
 
 

@@ -21,12 +21,18 @@ from mup_tpu.errors import PackTooLarge, reason
 from mup_tpu.models import Declaration, declare
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
+from mup_tpu.models.fused_attention import has_kernel
 from mup_tpu.training.optimizer import state_slots
 
 _IN_PIECES = 1.1
 """Factor of malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)."""
 _SCANNED_VECTORS = 3.5
 """Vectors of the model's width that a block of XLA's loop keeps, a token."""
+_ON_CUDA = {"bf16": 0.42, "float32": 0.84}
+"""Share of the declared activations that CUDA keeps, by precision: measured in bf16, stacked and in turns
+(`benchmarks/gpu_peers.csv`). Twice that in float32 is a guess."""
+_CUDA_BYTES = 96 * 2**20
+"""Workspaces of CUDA's libraries (measured)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class _Counts:
     """Members on each device."""
     mesh: MeshShape
     micro_batches: int
+    kind: str
+    """Type of the torch device."""
 
     @cached_property
     def declaration(self) -> Declaration:
@@ -73,16 +81,18 @@ class _Counts:
 
     def _activations(self, execution: Execution, in_parts: float) -> float:
         """Activations of a member outside of XLA; micro-batches fragment malloc's memory by `in_parts`."""
-        kept = self.declaration.activations
-        a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
+        kept, precision = self.declaration.activations, self.trial.train.precision
+        is_fused = self.kind == "cuda" and precision in _ON_CUDA and has_kernel(self.trial.model.head_size)
+        scores = 0.0 if is_fused else kept.scores[execution]
+        a_layer = kept.vectors[execution] * self.declaration.width + scores * self.pairs
         a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
-        at_once = _IN_PIECES * self.tokens * a_token
+        at_once = (_ON_CUDA[precision] if is_fused else _IN_PIECES) * self.tokens * a_token
         return at_once * in_parts if self.micro_batches > 1 else at_once
 
     def in_turns(self) -> float:
         """Gradients and activations of one member at a time.
 
-        Scores count on a GPU and with torch.compile too. bf16 counts as float32: norms, softmax and loss are
+        Scores count with torch.compile too. On a CPU bf16 counts as float32: norms, softmax and loss are
         float32, and both copies of a cast are alive for a while.
         """
         at_once = self._activations("loop", in_parts=1.3)
@@ -114,19 +124,20 @@ def estimate_pack_bytes(
     members: int,
     execution: Execution,
     mesh: MeshShape = ONE_DEVICE,
-    by_xla: bool = False,
+    kind: str = "cpu",
     micro_batches: int = 1,
 ) -> int:
     """Peak memory of training a pack, in bytes on each device, beside the process's own.
 
-    `trial` is any of the pack, and `by_xla` whether XLA compiles the step.
+    `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla".
     """
-    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches)
+    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches, kind)
     if execution == "loop":
         numbers = counts.in_turns()
     else:
-        numbers = counts.stacked_by_xla() if by_xla else counts.stacked()
-    return int((8 if trial.train.precision == "float64" else 4) * numbers)
+        numbers = counts.stacked_by_xla() if kind == "xla" else counts.stacked()
+    size = 8 if trial.train.precision == "float64" else 4
+    return int(size * numbers) + (_CUDA_BYTES if kind == "cuda" else 0)
 
 
 def check_fits(
@@ -139,8 +150,8 @@ def check_fits(
     """
 
     def needed(members: int) -> int:
-        by_xla = device.torch_device.type == "xla"
-        return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, by_xla, micro_batches)
+        kind = device.torch_device.type
+        return estimate_pack_bytes(trial, vocab_size, members, execution, device.mesh, kind, micro_batches)
 
     # Asked even for a single trial: on a CPU this frees memory that a pack too large has left.
     free = device.free_memory_bytes()

@@ -29,7 +29,8 @@ class Machine:
     """Devices of one pack."""
     memory_bytes: int = 0
     """Memory of one device."""
-    by_xla: bool = False
+    kind: str = "cpu"
+    """Type of its torch devices."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,13 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     if device.torch_device.type == "cpu":
         peak = cpu_peak_flops(precision, 1) * threads * packs
         return Machine(f"{packs * threads} cores here", peak, packs, execution, 1, device.free_memory_bytes())
-    by_xla = device.torch_device.type == "xla"
-    members = len(make_packs(trials, 1, execution)[0])
+    kind = device.torch_device.type
+    members = len(make_packs(trials, 1, execution, gpu=here.gpu(run))[0])
     mesh = device.arrange(members, trials[0].data.batch_size, run.mesh).mesh
     devices = mesh.trial * mesh.data
     peak = peak_flops(device, precision) * devices * packs
     name = device.name if packs == 1 else f"{packs} × {device.name}"
-    return Machine(name, peak, packs, execution, devices, device.free_memory_bytes(), by_xla)
+    return Machine(name, peak, packs, execution, devices, device.free_memory_bytes(), kind)
 
 
 def tpu(chips: Target) -> Machine:
@@ -76,7 +77,7 @@ def tpu(chips: Target) -> Machine:
     kind = generation(chips.accelerator_type)
     peak = kind.device_flops * chips.devices
     return Machine(
-        f"TPU {chips.accelerator_type}", peak, 1, "vmap", chips.devices, kind.device_hbm_bytes, by_xla=True
+        f"TPU {chips.accelerator_type}", peak, 1, "vmap", chips.devices, kind.device_hbm_bytes, "xla"
     )
 
 
@@ -95,7 +96,8 @@ def forecast(
     from mup_tpu.training.memory import estimate_pack_bytes
 
     by_size: dict[str, list[list[Trial]]] = {}
-    packs = make_packs(trials, machine.packs, machine.execution, where.pack_size)
+    gpu = machine.name if machine.kind == "cuda" else ""
+    packs = make_packs(trials, machine.packs, machine.execution, where.pack_size, gpu)
     for pack in sorted(packs, key=lambda pack: work(pack[0])):
         by_size.setdefault(describe(pack[0], scale), []).append(pack)
     found = []
@@ -107,7 +109,7 @@ def forecast(
         vocabulary = vocab_size(first)
         flops = sum(training_flops(trial, vocabulary) for pack in packs for trial in pack)
         execution: Execution = "vmap" if machine.execution == "vmap" else "loop"
-        needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.by_xla, micro_batches)
+        needed = estimate_pack_bytes(first, vocabulary, most, execution, mesh, machine.kind, micro_batches)
         count = sum(map(len, packs))
         seconds = flops / (machine.flops * utilisation)
         found.append(SizeForecast(size, count, len(packs), flops / count, seconds, needed))

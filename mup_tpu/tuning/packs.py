@@ -89,7 +89,7 @@ class Packs(TrialKind[Trial]):
         for batch_size in {trial.data.batch_size for trial in missing}:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
-        packs = make_packs(missing, place.workers, place.execution, self._options.pack_size)
+        packs = make_packs(missing, place.workers, place.execution, self._options.pack_size, place.gpu)
         if self._steps_before is not None:
             self._begin(packs, self._steps_before)
         self._began, self._rates = time.monotonic(), []

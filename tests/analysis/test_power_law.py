@@ -99,6 +99,7 @@ def test_scales_that_cannot_be_are_one_sentence():
     runs, _ = cells_of_runs()
     for scales, sentence in (
         ((), "a power law needs scales"),
+        (("N", "N"), "scales: N is given twice"),
         (("N", "depth"), "scales: depth is not a column of numbers above 0; there are N, D, bs"),
     ):
         with pytest.raises(TableError) as error:

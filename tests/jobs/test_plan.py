@@ -1,7 +1,7 @@
 """Missing trials, and their packs."""
 
 from mup_tpu.config import Sweep, Trial
-from mup_tpu.jobs.plan import make_packs, missing_trials
+from mup_tpu.jobs.plan import largest_pack, make_packs, missing_trials
 from mup_tpu.training.pack_key import pack_key
 
 SWEEP = Sweep(
@@ -41,6 +41,27 @@ def test_a_pack_mixes_learning_rates():
     pack = make_packs(SWEEP.trials(), 2, "loop")[0]
     rates = [t.optimizer.learning_rate for t in pack]
     assert max(rates) / min(rates) >= 8
+
+
+def test_packs_fill_a_gpu_and_wide_trials_train_alone():
+    """The wider the trials and the slower the GPU, the fewer fill it; of an unknown GPU nothing is known."""
+    trial = Trial().replace(batch_size=16, sequence_length=512, precision="bf16", head_size=64, depth=2)
+
+    def members(gpu, **changes):
+        return largest_pack(trial.replace(**changes), "vmap", gpu)
+
+    of_width = [members("NVIDIA H100 80GB HBM3", width=w) for w in (64, 256, 768, 2048)]
+    assert of_width == sorted(of_width, reverse=True) and of_width[0] == 32 and of_width[-1] == 1
+    assert 1 < members("NVIDIA H100 80GB HBM3", width=768) <= 4, "eight bring an eighth more than one"
+    assert members("NVIDIA L4", width=256) < members("NVIDIA H100 80GB HBM3", width=256)
+    assert members("NVIDIA H100 80GB HBM3", width=768, precision="float32") == 1
+    assert members("NVIDIA H100 80GB HBM3", width=768, depth=24) == members(
+        "NVIDIA H100 80GB HBM3", width=768
+    )
+    assert members("NVIDIA GTX 1080", width=64) == members("", width=2048) == 16
+    packs = make_packs([trial.replace(width=2048, seed=s) for s in range(3)], 1, "vmap", gpu="NVIDIA H100")
+    assert [len(pack) for pack in packs] == [1, 1, 1]
+    assert largest_pack(trial, "loop", "NVIDIA H100") == 8
 
 
 def test_pack_size_is_obeyed():

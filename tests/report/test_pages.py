@@ -260,3 +260,9 @@ def test_control_characters_of_a_table_are_escapes_in_a_page():
     text = report.render(page)
     assert "\\x1b[2J" in text and "\\u202egnp.exe \\x07" in text
     assert not set(text) & set("\x1b\x07\u202e")
+
+
+@pytest.mark.parametrize("versions", ["null", "[1]", '"x"', "no JSON"])
+def test_versions_that_this_program_did_not_write_are_shown_as_they_are(versions):
+    rows = load_runs(RESULTS / "quickstart").head(2).assign(versions=versions)
+    assert dict(report.how_made(rows))["versions"] == versions

@@ -136,8 +136,24 @@ def test_estimate_is_what_tpu_compilers_need(model, row):
         width=row.width, depth=row.depth, sequence_length=row.sequence_length, batch_size=row.batch_size,
         precision=row.precision, head_size=32 if row.width < 512 else 64,
     )  # fmt: skip
-    estimated = estimate_pack_bytes(trial, row.vocab_size, row.members, "vmap", by_xla=True)
+    estimated = estimate_pack_bytes(trial, row.vocab_size, row.members, "vmap", kind="xla")
     assert estimated == pytest.approx((row.argument_mib + row.temp_mib) * 2**20, rel=0.25)
+
+
+ON_GPU = pd.read_csv(Path(__file__).parents[2] / "benchmarks" / "gpu_peers.csv")
+ON_GPU = ON_GPU[ON_GPU["peer"].isin(["graph", "stacked", "in turns"])]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=str(row.Index)) for row in ON_GPU.itertuples()])
+def test_estimate_is_what_a_gpu_needed(row):
+    """Peaks of the allocator on an H100 (`benchmarks/gpu_peers.py`)."""
+    trial = Trial().replace(
+        width=row.width, base_width=64, head_size=64, depth=2, batch_size=16, sequence_length=512,
+        precision="bf16",
+    )  # fmt: skip
+    execution = "loop" if row.peer == "in turns" else "vmap"
+    estimated = estimate_pack_bytes(trial, 256, row.members, execution, kind="cuda") / 2**30
+    assert row.peak_gib <= estimated <= 1.2 * row.peak_gib + 0.1
 
 
 def test_more_members_need_more_in_either_way_and_vmap_most():

@@ -1,7 +1,9 @@
 """Trackers hold each trial once, with its settings and curve, and agree with the table."""
 
 import dataclasses
+import itertools
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -215,8 +217,10 @@ def test_a_trial_whose_name_is_not_ours_names_nothing_outside(stored, tmp_path, 
     assert told == [Path(store.folder.path, "tensorboard", rows[0]["trial_id"])]
 
 
-@pytest.mark.parametrize("place", [0.0, 0.01, 0.3, 0.7, 0.999])
-@pytest.mark.parametrize("how", ["cut", "flipped"])
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [*itertools.product(["cut", "flipped"], [0.0, 0.01, 0.3, 0.7, 0.999]), ("a pipe", 0), ("a folder", 0)],
+)
 def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_path, place, how):
     """TensorBoard's reader stops at the damage, and says nothing."""
     pytest.importorskip("tensorboard")
@@ -225,11 +229,14 @@ def test_a_run_whose_event_file_is_damaged_is_left_out_with_a_word(stored, tmp_p
     file = sorted(told.rglob("events*"))[2]
     content = bytearray(file.read_bytes())
     at = int(place * len(content))
-    if how == "cut":
-        del content[at:]
+    if how in ("a pipe", "a folder"):
+        file.unlink()
+        os.mkfifo(file) if how == "a pipe" else file.mkdir()
+    elif how == "cut":
+        file.write_bytes(content[:at])
     else:
         content[at] ^= 1
-    file.write_bytes(content)
+        file.write_bytes(content)
     with pytest.warns(UserWarning, match=f"1 of 8 runs in .* left out, the first {file.parent.name}"):
         table = load_table(told)
     assert len(table.runs) == 7

@@ -66,6 +66,8 @@ def read_other_tool(path: str | Path) -> pd.DataFrame:
         if place.is_file():
             return (_reader_of_file(place) or _database)(place)
         found = {pattern: sorted(place.rglob(pattern)) for pattern in _FOLDERS}
+        if other := next((file for files in found.values() for file in files if not file.is_file()), None):
+            raise TableError(f"{other} is not a regular file: take it away")
         readers = {_FOLDERS[pattern]: files for pattern, files in found.items() if files}
         # Tune writes result.json beside progress.csv, and tools keep tables of their own beside JSON.
         reader, files = next(iter(readers.items()))

@@ -59,6 +59,8 @@ def read_file(path: str | Path) -> pd.DataFrame:
     if kind is None:
         raise TableError(f"table {path} is not of a kind that is read: save it as {KINDS}")
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ValueError("it is not a regular file")
         if kind == "parquet":
             table = pd.read_parquet(path).reset_index().drop(columns="index", errors="ignore")
         else:

@@ -131,7 +131,8 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
     with errors_in_a_sentence(path):
         for inside in sorted({file.parent for file in folder.rglob(f"*{_EVENTS}*")}):
             events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
-            events.Reload()
+            if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
+                events.Reload()
             settings, scalars = (
                 _settings(events, hparams),
                 [_scalar(events, tag) for tag in events.Tags()["scalars"]],
