@@ -1,0 +1,131 @@
+"""Cells where further runs tell most: beside an optimum, beyond an edge, in a hole, at a new scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mup_tpu.analysis.batch import Cell
+from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.looks import Evidence
+from mup_tpu.analysis.optimum import Estimate
+
+_FIRST_LOOK = ((-2, 1), (-1, 2), (0, 2), (1, 2), (2, 1))
+"""Octaves from a new scale's predicted optimum, and seeds there: a pack."""
+PACK = sum(seeds for _, seeds in _FIRST_LOOK)
+"""Runs of a first look."""
+_REACH = 2.3
+"""Octaves from an optimum within which a run tells where it lies."""
+_EDGE_STEP = 0.3
+"""Octaves between an optimum and lost runs up to which nothing is bought in between."""
+
+
+def replicates(evidence: Evidence, number: int, runs: int, runs_beside: int) -> list[Cell]:
+    """Seeds for one scale.
+
+    Args:
+        evidence: evidence of all scales.
+        number: number of the scale.
+        runs: runs for the cells an octave apart beside its optimum.
+        runs_beside: runs for the cells that the regret is read from.
+    """
+    optimum, curve = evidence.estimates[number].optimum, evidence.estimates[number].curve
+    step = max(1.0, curve.step)
+    seeds: dict[float, int] = {}
+    for at in (optimum.best_x + k * step for k in range(-3, 4)):
+        there = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
+        if abs(at - optimum.x) > max(_REACH, step):
+            continue
+        if not len(there):
+            seeds[at] = 0
+        elif np.isfinite(curve.mean_G[there[0]]):
+            seeds[float(curve.x_G[there[0]])] = int(curve.count_G[there[0]])
+    beside = cells_beside(evidence) if runs_beside else {}
+    before = seeds | beside
+    fill(beside, runs_beside, optimum.x)
+    seeds |= beside
+    fill(seeds, runs, optimum.x)
+    return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
+
+
+def to_come(estimates: Sequence[Estimate], planned: Sequence[float]) -> list[float]:
+    """Planned scales that were not looked at yet, those between others too: any may be added at any time."""
+    return sorted(set(planned) - {e.optimum.scale for e in estimates})
+
+
+def new_scale(estimates: Sequence[Estimate], drift: Drift, planned: Sequence[float] = ()) -> list[Cell]:
+    """A first look at the next planned scale, or twice the largest, around where its optimum is expected."""
+    last = estimates[-1].optimum
+    scale = min(to_come(estimates, planned), default=2 * last.scale)
+    x = drift.intercept + drift.alpha * math.log2(scale) if drift.is_known else last.x
+    if not drift.is_known and len(estimates) == 2:
+        first = estimates[0].optimum
+        slope = (last.x - first.x) / math.log2(last.scale / first.scale)
+        x = last.x + slope * math.log2(scale / last.scale)
+    return first_look(estimates[-1], scale, x)
+
+
+def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
+    """A first look at a new scale around an expected optimum, on the grid of another scale."""
+    step = max(1.0, beside.curve.step)
+    origin = beside.optimum.best_x
+    centre = origin + round((x - origin) / step) * step
+    return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
+
+
+def between(estimate: Estimate) -> list[Cell]:
+    """Values beside the best one, with as many seeds: halfway to a lost one, or where the grid has a hole."""
+    curve = estimate.curve
+    best, found = int(np.argmin(curve.mean_G)), []
+    for beside in (best - 1, best + 1):
+        if not 0 <= beside < len(curve.x_G):
+            continue
+        gap = float(curve.x_G[beside] - curve.x_G[best])
+        if np.isinf(curve.mean_G[beside]) and abs(gap) > _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + gap / 2)
+        elif round(abs(gap) / curve.step) >= 2 and curve.step >= _EDGE_STEP:
+            found.append(float(curve.x_G[best]) + math.copysign(curve.step, gap))
+    seeds = int(curve.count_G[best])
+    return [Cell(estimate.optimum.scale, x, seeds, seeds) for x in found]
+
+
+def beyond(estimate: Estimate) -> list[Cell]:
+    """Two more values beyond the edge that an optimum lies at, with as many seeds as there are."""
+    optimum, curve = estimate.optimum, estimate.curve
+    seeds = int(curve.count_G.max())
+    if optimum.status == "one value":
+        grid = [optimum.x + k for k in (-2, -1, 1, 2)]
+    else:
+        upwards = optimum.status == "at upper edge"
+        edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
+        grid = [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
+    return [Cell(optimum.scale, x, seeds, seeds) for x in sorted(grid)]
+
+
+def cells_beside(evidence: Evidence) -> dict[float, int]:
+    """The cells of the largest scale on both sides of the smallest's optimum, and their runs."""
+    curve, x = evidence.estimates[-1].curve, evidence.estimates[0].optimum.x
+    right = int(np.searchsorted(curve.x_G, x))
+    around = slice(max(0, right - 1), right + 1)
+    return {
+        float(at): int(count)
+        for at, count, mean in zip(
+            curve.x_G[around], curve.count_G[around], curve.mean_G[around], strict=True
+        )
+        if np.isfinite(mean)
+    }
+
+
+def runs_beside(estimate: Estimate) -> int:
+    """Number of finite runs near an optimum."""
+    curve = estimate.curve
+    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= _REACH)
+    return int(curve.count_G[beside_G].sum())
+
+
+def fill(seeds: dict[float, int], runs: int, x: float = 0.0) -> None:
+    """Add runs to cells one by one: the fewest first, then the nearest to x."""
+    for _ in range(runs):
+        seeds[min(seeds, key=lambda at: (seeds[at], abs(at - x)))] += 1
