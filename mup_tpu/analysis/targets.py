@@ -58,7 +58,8 @@ def _read(table: RunTable, text: str) -> Target:
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
     own, largest = table.columns.scale, float(table.runs["scale"].max())
-    is_own = name in (own, short_name(own)) or (means(name) != "" and means(name) == means(own))
+    names = {own, short_name(own), *(c.field for c in CONFIGURED.values() if c.name == own)}
+    is_own = name in names or (means(name) != "" and means(name) == means(own))
     scale = value if is_own else _inverse(table, name, value)
     if abs(math.log2(scale / largest)) > _FARTHEST:
         raise TableError(

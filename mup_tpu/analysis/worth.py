@@ -6,8 +6,8 @@
 - Kalra & Barkeshli 2026 (arXiv:2605.21486; formulas as in their code, github.com/dayal-kalra,
   quantifying-hparam-transfer): κ = α − 2β + γ for a loss gap n^-α, an optimum n^-β and a curvature n^γ over
   the hyperparameter itself. Over its logarithm, curvature grows as n^(γ − 2β), so κ is a plus that exponent:
-  an error of so many octaves costs n^κ more against the loss gap, and κ < 0 is robust. R(∞) is a difference
-  of irreducible losses; here it is the rule's less the lowest of the other rules in its table.
+  against the loss gap, a fixed error in octaves costs n^κ times as much, and κ < 0 is robust. R(∞) is a
+  difference of irreducible losses; here it is the rule's less the lowest of the other rules in its table.
 
 Exponents and limits are profile likelihoods of y = limit + B·n^-p with the standard errors of the bootstrap;
 sums of them have the intervals of Zou & Donner 2008 (MOVER).

@@ -221,6 +221,8 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
     assert flops.scale == pytest.approx(1024, rel=1e-6)
     (alias,) = predict(valley_runs(), "d_model=1024").predictions
     assert alias.scale == 1024
+    (field,) = predict("results/horizon_transfer", "steps=8000").predictions[:1]
+    assert field.scale == 8000, "a field's name, where its column has another"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def interrupted(command: list[str], moment: str) -> tuple[int, list[str]]:
 
 AT_ONCE = ["tyro", "rich.console", "numpy", "pandas"]
 BEGUN = ["torch._C", "torch.nn", "torch", "mup_tpu.training.pack"]
-"""Imports after an experiment knows its folder."""
+"""Imports of the server of an experiment's processes; meanwhile the experiment learns its folder."""
 DAILY = {"tyro", "pandas", "torch._C", "mup_tpu.training.pack"}
 MOMENTS = [
     pytest.param(moment, marks=() if moment in DAILY else pytest.mark.nightly) for moment in AT_ONCE + BEGUN
@@ -58,5 +58,6 @@ def test_ctrl_c_in_the_middle_of_imports_ends_an_experiment_and_its_server(momen
     """It is the server of its processes that imports torch."""
     command = ["experiments/quickstart.py", "--results", str(tmp_path), "--threads", "1"]
     code, lines = interrupted(command, moment)
-    said = f"stopped; finished trials are stored in {tmp_path}" if moment in BEGUN else "stopped\n"
+    known = f"stopped; finished trials are stored in {tmp_path}"
+    said = ("stopped\n", known) if moment in BEGUN else "stopped\n"
     assert code == 130 and len(lines) == 1 and lines[0].startswith(said)

@@ -29,7 +29,7 @@ def test_the_pages_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 def test_the_page_shows_lines_of_its_scripts():
     page = (ROOT / "docs" / "where_you_train.md").read_text()
     for section in page.split("\n## ")[1:]:
-        (script,) = re.findall(r"^\[(examples/\S+)\]", section, re.M)
+        (script,) = re.findall(r"\[(examples/\S+)\]\(", section)
         lines = (ROOT / script).read_text().splitlines()
         shown = [
             line for block in re.findall(r"```python\n(.*?)```", section, re.S) for line in block.splitlines()

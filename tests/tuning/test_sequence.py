@@ -109,13 +109,13 @@ def test_a_value_that_no_trial_may_have_ends_the_sequence_with_a_sentence(tiny, 
 
 
 @pytest.mark.slow
-def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch):
+def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeypatch, patience):
     """After so few steps the best may lie at the edge; a β₂ beyond 1 cannot be bought."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
     sweep = Sweep(
         "x", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4, 8)), tune=Axis("beta2", (0.1, 0.2, 0.9))
     )
-    settle(sweep, tmp_path, SequenceOptions(True, budget="10s"))
+    settle(sweep, tmp_path, SequenceOptions(True, budget=f"{10 * patience}s"))
     assert load_runs(tmp_path)["beta2"].between(0, 1, inclusive="neither").all()
 
 

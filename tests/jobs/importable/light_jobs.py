@@ -37,6 +37,8 @@ class Count(Job):
     def run(self, here):
         if not here.writes:  # it follows the first host of a slice
             yield from range(self.steps)
+            while self.then == "follower dies" and not self.pids():
+                time.sleep(0.05)  # until the first host has begun
             if self.then == "follower dies" and len(self.pids()) == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             return None
