@@ -37,9 +37,11 @@ class Count(Job):
     def run(self, here):
         if not here.writes:  # it follows the first host of a slice
             yield from range(self.steps)
-            while self.then == "follower dies" and not self.pids():
-                time.sleep(0.05)  # until the first host has begun
-            if self.then == "follower dies" and len(self.pids()) == 1:
+            fell = self.folder / f"{self.name}.fell"
+            if self.then == "follower dies" and not fell.exists():
+                while not self.pids():  # until the first host has begun
+                    time.sleep(0.05)
+                fell.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return None
         with (self.folder / f"{self.name}.pids").open("a") as file:
