@@ -136,21 +136,25 @@ def drift_reach(scales: Sequence[float], variance_S: np.ndarray, weight_K: np.nd
         variance_S: of each optimum, octaves².
         weight_K: probability of each scatter.
     """
-    x, precision_KS = np.log2(scales), 1 / (variance_S + _TAU_K[:, None] ** 2)
-    middle_K = precision_KS @ x / precision_KS.sum(axis=1)
-    information_K = (precision_KS * (x - middle_K[:, None]) ** 2).sum(axis=1)
+    *_, information_K = _weighted(np.log2(scales), variance_S)
     return _quantile(0.975, np.zeros_like(_TAU_K), information_K**-0.5, weight_K)
+
+
+def _weighted(x_S: np.ndarray, variance_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precisions of the optima (K, S), their weighted mean of x and information on the slope (K,)."""
+    precision_KS = 1 / (variance_S + _TAU_K[:, None] ** 2)
+    mean_K = precision_KS @ x_S / precision_KS.sum(axis=1)
+    return precision_KS, mean_K, (precision_KS * (x_S - mean_K[:, None]) ** 2).sum(axis=1)
 
 
 def _by_scatter(known: Sequence[Optimum]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Slope, its standard error, probability and intercept for each scatter (K,)."""
     x, y = np.log2([o.scale for o in known]), np.array([o.x for o in known])
     variance_S = np.maximum([o.se for o in known], _LEAST_ERROR) ** 2
-    precision_KS = 1 / (variance_S + _TAU_K[:, None] ** 2)
+    precision_KS, x_K, information_K = _weighted(x, variance_S)
     total_K = precision_KS.sum(axis=1)
-    x_K, y_K = precision_KS @ x / total_K, precision_KS @ y / total_K
+    y_K = precision_KS @ y / total_K
     from_x_KS, from_y_KS = x - x_K[:, None], y - y_K[:, None]
-    information_K = (precision_KS * from_x_KS**2).sum(axis=1)
     slope_K = (precision_KS * from_x_KS * from_y_KS).sum(axis=1) / information_K
     chi2_K = (precision_KS * (from_y_KS - slope_K[:, None] * from_x_KS) ** 2).sum(axis=1)
     # Restricted likelihood: slope and intercept have flat priors.
