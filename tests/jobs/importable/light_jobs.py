@@ -50,7 +50,9 @@ class Count(Job):
         first = int(state.read_text()) if state.exists() else 0
         for step in range(first, self.steps):
             yield step
-            state.write_text(str(step + 1))
+            unfinished = state.with_name(f"{self.name}.new")  # a process that is killed leaves no half file
+            unfinished.write_text(str(step + 1))
+            unfinished.replace(state)
             is_due = step + 1 >= self.steps // 2
             if is_due and (first == 0 or "always" in self.then):
                 self.fall(self.then)
