@@ -91,9 +91,16 @@ def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capf
         ),
     ],
 )
-def test_bad_input_of_a_process_has_no_traceback(script, option, value, sentence):
-    command = [sys.executable, f"experiments/{script}.py", option, value, "--results", "/dev/null/x"]
+def test_bad_input_is_one_sentence(script, option, value, sentence, capfd, monkeypatch):
+    path = str(ROOT / "experiments" / f"{script}.py")
+    monkeypatch.setattr(sys, "argv", [path, option, value, "--results", "/dev/null/x"])
+    with pytest.raises(SystemExit, match="^2$"):
+        runpy.run_path(path, run_name="__main__")
+    assert sentence in " ".join(capfd.readouterr().err.split())
+
+
+def test_bad_input_of_a_process_has_no_traceback():
+    command = [sys.executable, "experiments/quickstart.py", "--width", "100", "--results", "/dev/null/x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert sentence in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "width 100 is not a multiple" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

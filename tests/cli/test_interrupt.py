@@ -40,20 +40,24 @@ def interrupted(command: list[str], moment: str) -> tuple[int, list[str]]:
 AT_ONCE = ["tyro", "rich.console", "numpy", "pandas"]
 BEGUN = ["torch._C", "torch.nn", "torch", "mup_tpu.training.pack"]
 """Imports of the server of an experiment's processes; meanwhile the experiment learns its folder."""
-DAILY = {"tyro", "pandas", "torch._C", "mup_tpu.training.pack"}
-MOMENTS = [
-    pytest.param(moment, marks=() if moment in DAILY else pytest.mark.nightly) for moment in AT_ONCE + BEGUN
-]
+
+
+def moments(*daily: str) -> pytest.MarkDecorator:
+    """All moments; those that are not daily are nightly."""
+    return pytest.mark.parametrize(
+        "moment",
+        [pytest.param(m, marks=() if m in daily else pytest.mark.nightly) for m in AT_ONCE + BEGUN],
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@moments("pandas", "torch._C")
 def test_ctrl_c_in_the_middle_of_imports_ends_a_command(moment, corpus):
     assert interrupted(["-m", "mup_tpu", "train", "--corpus", str(corpus)], moment) == (130, ["stopped\n"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@moments("tyro", "mup_tpu.training.pack")
 def test_ctrl_c_in_the_middle_of_imports_ends_an_experiment_and_its_server(moment, tmp_path):
     """It is the server of its processes that imports torch."""
     command = ["experiments/quickstart.py", "--results", str(tmp_path), "--threads", "1"]

@@ -31,7 +31,7 @@ PROGRAMS = [
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
-"""GPT-2's on several devices run daily, and so do blocks of a Llama as one loop."""
+"""GPT-2's on several devices run daily, and so do blocks of a Llama as one loop with Muon."""
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,10 @@ def on_cpu(corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "architecture"), [*PROGRAMS, ("trials", "gpt2 with muon")])
+@pytest.mark.parametrize(
+    ("mesh", "architecture"),
+    [*PROGRAMS, pytest.param("trials", "gpt2 with muon", marks=pytest.mark.nightly)],
+)
 def test_steps_handed_over_together_are_one_program_and_one_execution_whatever_their_number(
     run, mesh, architecture
 ):
@@ -158,19 +161,24 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
     assert found["cache"].startswith(os.environ["MUP_TPU_CACHE"])
 
 
+NO_TPU = "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"
+
+
 @pytest.mark.slow
+def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(run_program, corpus):
+    found = run_program("unset", corpus, devices=1)
+    assert found["code"] == 2 and NO_TPU in found["said"].replace("\n", " ")
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pjrt_device", "sentence"),
     [
-        (None, "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"),
-        pytest.param(
-            "TPU",
-            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU",
-            marks=pytest.mark.nightly,
-        ),
+        (None, NO_TPU),
+        ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
     ],
 )
-def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(corpus, pjrt_device, sentence):
+def test_a_process_of_its_own_says_the_same_without_a_tpu(corpus, pjrt_device, sentence):
     pytest.importorskip("torch_xla")
     environment = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
     environment |= {"PJRT_DEVICE": pjrt_device} if pjrt_device else {}
@@ -193,13 +201,17 @@ def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "architecture"),
-    [pytest.param("data", "gpt2", marks=pytest.mark.nightly), ("trials", "llama")],
+    ("mesh", "architecture", "optimizer"),
+    [
+        pytest.param("data", "gpt2", "adamw", marks=pytest.mark.nightly),
+        pytest.param("trials", "llama", "adamw", marks=pytest.mark.nightly),
+        ("trials", "llama", "muon"),
+    ],
 )
-def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture):
+def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mesh, architecture, optimizer):
     """As deep models have them, here two blocks under CompleteP: losses, resuming, counts, collectives."""
-    found, programs, _ = run(mesh, architecture=architecture, blocks="scanned")
-    expected = [row["loss"] for row in run_on_cpu(corpus, architecture, blocks="scanned").rows]
+    found, programs, _ = run(mesh, architecture=architecture, optimizer=optimizer, blocks="scanned")
+    expected = [row["loss"] for row in run_on_cpu(corpus, architecture, optimizer, "scanned").rows]
     # Of another order of sums alone, as two threads have, steps make 1e-4 in the third member's loss.
     for losses in (*found["evaluations"], found["rows"]):
         assert losses == pytest.approx(expected, abs=2e-4)
@@ -250,8 +262,8 @@ def test_trials_apart_exchange_nothing_and_batches_apart_reduce_once(run, mesh, 
     assert collectives(run(mesh, architecture=architecture)[1]) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["trials", pytest.param("data", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["trials", "data"])
 def test_muon_s_matrix_products_stay_on_the_chip_of_their_trial(run, mesh, corpus):
     """No product of a stack is gathered or split; the losses are the CPU device's, resumed or not."""
     found, programs, _ = run(mesh, optimizer="muon")

@@ -102,7 +102,7 @@ def command(cloud: Any, *words: object, endpoint: str = "", **more: str) -> Ende
     return Ended(code, out.getvalue(), err.getvalue())
 
 
-def assert_one_sentence(ended: Ended | subprocess.CompletedProcess, *parts: str) -> None:
+def assert_one_sentence(ended: Ended, *parts: str) -> None:
     assert ended.returncode == 2, ended.stdout + ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and all(part in errors[0] for part in parts), ended.stderr
@@ -172,11 +172,11 @@ def objects(folder: Folder) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(cloud, corpus, tmp_path):
+def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(s3, corpus, tmp_path):
     """Byte for byte those of a disk; a call after one that was killed makes what is missing."""
     text = DataConfig(corpus=str(corpus), sequence_length=32, validation_fraction=0.2)
     prepare(text, str(tmp_path), shard_samples=1500, workers=1, progress=False)
-    bucket, disk = Folder(cloud.url()), Folder(tmp_path)
+    bucket, disk = Folder(s3.url()), Folder(tmp_path)
     index = prepare(text, str(bucket), shard_samples=1500, workers=2, progress=False)
     assert objects(bucket) == objects(disk)
     bucket.write("preparing.json", bucket.read("index.json"))
@@ -188,7 +188,7 @@ def test_shards_are_prepared_to_a_bucket_and_streamed_from_it(cloud, corpus, tmp
     for step in (0, 100, 3):
         assert np.array_equal(streamed.train_batch(step), local.train_batch(step))
     assert np.array_equal(streamed.validation_batches(2), local.validation_batches(2))
-    ended = command(cloud, "data", "inspect", "--corpus", bucket, "--verify")
+    ended = command(s3, "data", "inspect", "--corpus", bucket, "--verify")
     assert ended.returncode == 0, ended.stderr
 
 
@@ -313,12 +313,17 @@ def test_of_two_searches_on_one_bucket_the_second_to_write_is_refused(s3, search
 @pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
 def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, package, extra):
     url = f"{scheme}://my-bucket/x"
-    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
-        code = (  # None: importing it fails, as where it is not installed
-            f"import sys\nfrom mup_tpu.cli import main\nsys.modules[{package!r}] = None\nmain({words})"
-        )
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert_one_sentence(ended, url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'")
+    code = (  # None: importing it fails, as where it is not installed
+        f"import sys\nfrom mup_tpu.cli import main\nsys.modules[{package!r}] = None\n"
+        f"for words in (['runs', {url!r}], ['data', 'inspect', '--corpus', {url!r}]):\n"
+        "    try:\n        main(words)\n    except SystemExit as end:\n        print('code', end.code)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.count("code 2") == 2, ended.stdout + ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2 and "Traceback" not in ended.stderr, ended.stderr
+    for part in (url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'"):
+        assert all(part in error for error in errors), ended.stderr
 
 
 @contextlib.contextmanager

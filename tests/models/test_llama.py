@@ -1,13 +1,11 @@
 """Llama and mixtures of experts: stock in float64 to rounding, and exports that need none of our code."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from mup_tpu.config import ModelConfig, Trial
@@ -192,29 +190,14 @@ def test_in_bf16_forms_in_blocks_are_as_near_to_float64_as_torch_s(trial, monkey
     assert (errors / others).log().mean().exp() < 1.25
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Exported checkpoints, a folder each, with their logits from a process of transformers alone."""
-    folders = [tmp_path_factory.mktemp("export") for _ in TRIALS]
-    for trial, folder in zip(TRIALS, folders, strict=True):
-        export_stock(trial, weights(trial), VOCAB, T, 0, folder)
-    torch.save(tokens()[:, :-1], folders[0] / "tokens.pt")
-    code = (
-        "import sys, torch; from transformers import AutoModelForCausalLM\n"
-        "x = torch.load(sys.argv[1] + '/tokens.pt')\n"
-        "for folder in sys.argv[1:]:\n"
-        "    model = AutoModelForCausalLM.from_pretrained(folder)\n"
-        "    torch.save(model(x).logits.detach(), folder + '/logits.pt')\n"
-        "assert not any(name.startswith('mup') for name in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, *folders], check=True, capture_output=True)
-    return folders
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("trial", TRIALS, ids=ids)
-def test_exported_checkpoint_has_our_logits_with_nothing_but_transformers(trial, exported):
-    theirs = torch.load(exported[TRIALS.index(trial)] / "logits.pt", weights_only=True)
+def test_exported_checkpoint_has_our_logits_in_a_class_of_transformers(trial, tmp_path):
+    """`test_gpt2.py` loads its checkpoints in a process without mup_tpu."""
+    export_stock(trial, weights(trial), VOCAB, T, 0, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(model).__module__.startswith("transformers.models.")
+    assert "auto_map" not in model.config.to_dict(), "code of its own"
+    theirs = model(tokens()[:, :-1]).logits.detach()
     ours = outcome(trial, weights(trial))[0].float()
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 

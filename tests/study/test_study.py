@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 import trainers
-from killing import start, starts, table, wait_for_functions
+from killing import killed_study, start, starts, table, wait_for_functions
 from rich.console import Console
 
 import mup_tpu
@@ -229,8 +229,7 @@ def kill(whom, driver, folder):
 def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
     """A driver is killed, and then a worker and a function of another one."""
     alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
-    alone.parent.mkdir()
-    assert start(alone).wait(240) == 0
+    assert killed_study(alone).run(trainers.resumable, workers=2, console=QUIET) == {"finished": 6}
     for whom in (["driver"], ["worker", "function"]):
         driver = start(killed)
         for one in whom:
@@ -255,8 +254,8 @@ def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
     said = "stopped; finished trials are stored" if sent == signal.SIGINT else "the same command goes on"
     assert driver.returncode and said in output, output
     wait_for_functions(driver, tmp_path / "killed", False)
-    assert start(tmp_path / "killed").wait(240) == 0
-    assert load_runs(tmp_path / "killed")["status"].eq("finished").all()
+    killed_study(tmp_path / "killed").run(trainers.resumable, workers=2, console=QUIET)
+    assert load_runs(tmp_path / "killed")["status"].tolist() == ["finished"] * 6
 
 
 def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):

@@ -58,7 +58,8 @@ def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing
 
 @pytest.mark.slow
 def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypatch):
-    """In its second purchase: the first has eight runs, in four packs."""
+    """In its second purchase: the first has eight runs, in four packs. Two looks are enough here."""
+    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
     append, calls = Store.append, []
 
     def interrupted(*arguments, **options):

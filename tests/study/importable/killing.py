@@ -6,15 +6,23 @@ import time
 
 import psutil
 
+from mup_tpu import Study, octaves
 from mup_tpu.store import load_runs
 
 SCRIPT = """
 import sys
-import mup_tpu as mt, trainers
-study = mt.Study(sys.argv[1], scale={"width": [256, 512]}, tune={"lr": mt.octaves(-7, -5)},
-                 compare={"rule": ["stays"]}, settings={"pause": 0.04}, name="killed")
-study.run(trainers.resumable, workers=2, **eval(sys.argv[2]))
+import trainers
+from killing import killed_study
+killed_study(sys.argv[1]).run(trainers.resumable, workers=2, **eval(sys.argv[2]))
 """
+
+
+def killed_study(folder):
+    """The study of the script: six trials of about two seconds."""
+    return Study(
+        folder, scale={"width": [256, 512]}, tune={"lr": octaves(-7, -5)}, compare={"rule": ["stays"]},
+        settings={"pause": 0.04}, name="killed",
+    )  # fmt: skip
 
 
 def start(folder, **options):
