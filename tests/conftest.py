@@ -183,7 +183,7 @@ class SharedRay:
             return
         for node in list(nodes):
             self.cluster.remove_node(node)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
             time.sleep(0.1)
 

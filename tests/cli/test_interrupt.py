@@ -30,7 +30,7 @@ def interrupted(command: list[str], moment: str) -> tuple[int, list[str]]:
         raise AssertionError(f"it never imported {moment}")
     os.killpg(process.pid, signal.SIGINT)
     try:
-        _, rest = process.communicate(timeout=60)  # until all that it started has ended too
+        _, rest = process.communicate(timeout=240)  # until all that it started has ended too
     finally:
         process.kill()
     lines = [*said, *rest.splitlines(keepends=True)]

@@ -159,11 +159,11 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, smal
     command = [str(part) for part in command]
     run = [sys.executable, "-m", "mup_tpu", *command]
     process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 143, output
     assert "preempted at step" in output
     assert "the same command goes on" in output

@@ -90,7 +90,7 @@ def test_prefetch_runs_ahead_by_its_depth_and_no_further():
 
     with prefetch(make, 0, 100, depth=3) as batches:
         next(batches)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(asked) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)

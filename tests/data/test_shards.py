@@ -91,7 +91,7 @@ def test_a_killed_call_goes_on_and_ends_with_the_same_bytes(prepared, config, tm
         "--sequence-length", "64", "--validation-fraction", "0.2", "--shard-samples", "600", "--workers", "2",
     ]  # fmt: skip
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while len(list(out.glob("*.tar.sha256"))) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)

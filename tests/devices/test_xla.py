@@ -161,31 +161,31 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
     assert found["cache"].startswith(os.environ["MUP_TPU_CACHE"])
 
 
-NO_TPU = "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU"
-
-
 @pytest.mark.slow
-def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(run_program, corpus):
-    found = run_program("unset", corpus, devices=1)
-    assert found["code"] == 2 and NO_TPU in found["said"].replace("\n", " ")
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("pjrt_device", "sentence"),
+    ("command", "pjrt_device", "sentence"),
     [
-        (None, NO_TPU),
-        ("TPU", "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU"),
+        (
+            ["-c", "from mup_tpu.devices import get_device; get_device('xla')"],
+            None,
+            "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU",
+        ),
+        pytest.param(
+            ["-m", "mup_tpu", "train", "--device", "xla"],
+            "TPU",
+            "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
-def test_a_process_of_its_own_says_the_same_without_a_tpu(corpus, pjrt_device, sentence):
+def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(command, pjrt_device, sentence):
     pytest.importorskip("torch_xla")
     environment = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
     environment |= {"PJRT_DEVICE": pjrt_device} if pjrt_device else {}
-    command = [sys.executable, "-m", "mup_tpu", "train", "--device", "xla", "--corpus", str(corpus)]
+    command = [sys.executable, *command]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
+    assert result.returncode == (1 if "-c" in command else 2)
+    assert "-c" in command or "Traceback" not in result.stderr
     assert sentence in result.stderr.replace("\n", " ")
 
 

@@ -7,12 +7,10 @@ MESH PRECISION CORPUS CHECKPOINTS ARCHITECTURE OPTIMIZER BLOCKS
 unread MESH
 tpu CORPUS
 micro MESH
-unset CORPUS
 """
 
 import contextlib
 import gc
-import io
 import json
 import os
 import sys
@@ -29,7 +27,6 @@ from torch_xla import runtime
 from torch_xla._internal import tpu
 
 from mup_tpu import data
-from mup_tpu.cli import main as command_line
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.devices import get_device, xla
 from mup_tpu.models.layers import OnePassLayerNorm
@@ -133,18 +130,6 @@ def as_on_a_tpu(corpus: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def without_a_device(corpus: str) -> dict[str, Any]:
-    """Exit code and error of a command for XLA where the environment names no device."""
-    del os.environ["PJRT_DEVICE"]
-    code, said = 0, io.StringIO()
-    with contextlib.redirect_stderr(said):
-        try:
-            command_line(["train", "--device", "xla", "--corpus", corpus])
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return {"code": code, "said": said.getvalue()}
-
-
 def main(
     mesh: str, precision: str, corpus: str, checkpoints: str, architecture: str, optimizer: str, blocks: str
 ) -> None:
@@ -198,9 +183,7 @@ def main(
 
 def run(arguments: list[str]) -> None:
     """One run; it has a process to itself."""
-    kinds = {
-        "unread": unread_losses, "micro": in_parts, "tpu": as_on_a_tpu, "unset": without_a_device
-    }  # fmt: skip
+    kinds = {"unread": unread_losses, "micro": in_parts, "tpu": as_on_a_tpu}
     if arguments[0] in kinds:
         print(json.dumps(kinds[arguments[0]](*arguments[1:])))
     else:

@@ -34,7 +34,10 @@ def test_silence_counts_from_the_last_report_and_only_while_the_driver_listens()
     for _ in range(2):
         time.sleep(1.2)
         assert beats.hung() == [], "the driver was elsewhere, for longer than the limit"
-    for _ in range(7):
+    hung: list[str] = []
+    for _ in range(100):  # a longer pause, as a busy machine makes it, does not count
+        if hung:
+            break
         time.sleep(0.2)
         beats.heard("lively")
         hung = beats.hung()

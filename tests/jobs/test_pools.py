@@ -71,8 +71,8 @@ def lasts(jobs, pool, limit=LONG, on_event=lambda job, event: None):
 
 
 def gone(pids):
-    """Whether processes end within a minute: Ray takes a moment, and a zombie waits for its parent."""
-    deadline = time.monotonic() + 60
+    """Whether processes end in time: Ray takes a moment, and a zombie waits for its parent."""
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         states = []
         for pid in pids:

@@ -113,7 +113,7 @@ def test_what_changes_after_saving_is_not_in_the_checkpoint(folder, monkeypatch)
     write = Folder.writing
 
     def late(self, name):
-        assert changed.wait(10)
+        assert changed.wait(60)
         return write(self, name)
 
     monkeypatch.setattr(Folder, "writing", late)

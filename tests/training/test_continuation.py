@@ -17,7 +17,10 @@ def ids(trials, dataset):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "at"),
-    [({"schedule": "wsd", "cooldown": 0.25}, 12), ({"schedule": "constant"}, 16)],
+    [
+        ({"schedule": "wsd", "cooldown": 0.25}, 12),
+        pytest.param({"schedule": "constant"}, 16, marks=pytest.mark.nightly),  # test_train.py has one daily
+    ],
     ids=["wsd", "constant"],
 )
 def test_a_continued_run_is_bit_identical_to_one_of_its_length(tiny, dataset, tmp_path, settings, at):

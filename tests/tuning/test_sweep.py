@@ -184,7 +184,7 @@ def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
     assert len(processes) == 2
     driver.send_signal(sign)
     printed, _ = driver.communicate(timeout=120)
-    gone, alive = psutil.wait_procs(processes, timeout=30)
+    gone, alive = psutil.wait_procs(processes, timeout=120)
     assert not alive
     assert "Traceback" not in printed
     if sign == signal.SIGTERM:

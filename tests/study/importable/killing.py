@@ -47,7 +47,7 @@ def alive(folder):
 
 def wait_for_functions(driver, folder, are_there):
     """Function and worker of the newest start that runs, once there is one; or wait for the end of all."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while bool(found := alive(folder)) != are_there:
         assert time.monotonic() < deadline and (driver.poll() is None or not are_there)
         time.sleep(0.02)
