@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -14,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.this_machine import start_process
 from mup_tpu.parametrize import parametrize
 
 WIDTH, BASE = 64, 16
@@ -160,7 +160,10 @@ def train_sharded(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_over_two_processes_it_trains_as_it_does_whole(tmp_path):
-    mp.spawn(train_sharded, (str(tmp_path),), nprocs=2)
+    processes = [start_process(train_sharded, (rank, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
     found = pickle.loads((tmp_path / "found").read_bytes())
     expected = steps(fresh())
     for name in ("fsdp", "fully_shard", "ddp"):

@@ -58,8 +58,9 @@ def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing
 
 @pytest.mark.slow
 def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypatch):
-    """In its second purchase: the first has eight runs, in four packs. Two looks are enough here."""
+    """In its second purchase: the first has eight runs, in four packs. Two looks are enough, and few steps."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
+    short = dataclasses.replace(sweep, base=sweep.base.replace(steps=10, eval_batches=2))
     append, calls = Store.append, []
 
     def interrupted(*arguments, **options):
@@ -70,10 +71,10 @@ def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "append", interrupted)
-        settle(sweep, tmp_path, options=SweepOptions(pack_size=2))
+        settle(short, tmp_path, options=SweepOptions(pack_size=2))
     before = set(load_runs(tmp_path)["trial_id"])
     assert len(before) > 8 and not ended(tmp_path)
-    settle(sweep, tmp_path, options=SweepOptions(pack_size=2))
+    settle(short, tmp_path, options=SweepOptions(pack_size=2))
     runs = load_runs(tmp_path)
     assert before < set(runs["trial_id"]) and runs["trial_id"].is_unique
     for _, own in runs.groupby("parametrization"):
