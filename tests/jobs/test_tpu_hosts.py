@@ -43,7 +43,25 @@ def cluster(fake_cluster):
 
 @contextlib.contextmanager
 def hosts(fake, *described):
-    """Hosts with these numbers of chips, labels and environments, until the block ends."""
+    """Hosts with these numbers of chips, labels and environments, until the block ends.
+
+    Without a cluster they are nodes as Ray describes them.
+    """
+    if fake.cluster is None:
+        told = [
+            {
+                "Alive": True,
+                "NodeManagerAddress": f"10.0.0.{i}",
+                "Resources": {"TPU": chips},
+                "Labels": labels,
+            }
+            for i, (chips, labels, _) in enumerate(described)
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray, "nodes", lambda: told)
+            patch.setattr(ray, "cluster_resources", dict)
+            yield
+        return
     nodes = [
         fake.cluster.add_node(num_cpus=1, resources={"TPU": chips}, labels=labels, env_vars=environment)
         for chips, labels, environment in described
@@ -65,8 +83,13 @@ def environment_of(options):
     return {name: seen[name] for name in TOLD if name in seen}
 
 
-@pytest.mark.parametrize("chips", [3, pytest.param(16, marks=pytest.mark.nightly)])
-def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(cluster, chips):
+DESCRIBED = pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.nightly)])
+"""Hosts as Ray describes them, and nightly nodes of a real Ray; other tests have real ones daily."""
+
+
+@DESCRIBED
+@pytest.mark.parametrize("chips", [3, 16])
+def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chip(cluster, ray, chips):
     with hosts(cluster, (chips, {}, {})):
         with pytest.raises(
             ConfigError, match=rf"^TPU host [\d.]+ has {chips} chips, but Ray gives one pack 1, 2"
@@ -76,7 +99,8 @@ def test_a_host_with_a_number_of_chips_that_ray_does_not_give_can_be_used_by_chi
         assert (room.count, room.needs["resources"]) == (chips, {"TPU": 1})
 
 
-def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster):
+@DESCRIBED
+def test_where_hosts_differ_a_pack_has_the_chips_of_the_smallest(cluster, ray):
     with hosts(cluster, (8, {}, {}), (4, {}, {})):
         room = slots(BY_HOST)
         assert (room.count, room.needs["resources"]) == (3, {"TPU": 4})
@@ -118,7 +142,8 @@ def test_unusable_slices_are_named_with_the_reason(monkeypatch):
     assert chips_of_a_pack(tpu_hosts()) == 4, "their hosts can be used singly"
 
 
-def test_tpu_v7x_is_refused_in_a_sentence(cluster):
+@DESCRIBED
+def test_tpu_v7x_is_refused_in_a_sentence(cluster, ray):
     with hosts(cluster, (4, {"ray.io/tpu-pod-type": "v7x-8"}, {})):
         for options in (BY_HOST, BY_CHIP, BY_SLICE):
             with pytest.raises(

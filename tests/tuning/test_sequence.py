@@ -58,7 +58,7 @@ def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing
 
 @pytest.mark.slow
 def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypatch):
-    """In its second purchase: the first has eight runs, in four packs. Two looks are enough, and few steps."""
+    """In its second purchase: the first has eight runs, in four packs. Two looks of few steps are enough."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
     short = dataclasses.replace(sweep, base=sweep.base.replace(steps=10, eval_batches=2))
     append, calls = Store.append, []
