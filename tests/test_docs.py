@@ -303,6 +303,9 @@ def test_files_and_private_names_that_prose_names_are_there():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mup_tpu").rglob("*.py"))
     for code, page in named(r"_[a-z]\w+"):
         assert re.search(rf"\b{code}\b", source), f"{page}: nothing in mup_tpu is called {code}"
+    source += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for code, page in named(r"[A-Z][A-Z_]+|[A-Z][a-z]\w+"):
+        assert page != "CONTRIBUTING.md" or re.search(rf"\b{code}\b", source), f"nothing is called {code}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=str)

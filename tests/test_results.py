@@ -131,6 +131,17 @@ def test_every_folder_says_how_it_was_made(folder):
     assert "cores" in text or "H200" in text
 
 
+@pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
+def test_a_sweep_s_page_has_each_drift_exponent_of_its_analysis(folder):
+    text = (folder / "README.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+    numbers = r"([+-]?\d+\.\d+) \((-?\d+\.\d+) to (-?\d+\.\d+)\)"
+    said = [tuple(map(float, found)) for found in re.findall(numbers, " ".join(text.split()))]
+    for result in json.loads((folder / "figures" / "analysis.json").read_text())["results"]:
+        drift = [result["drift"][key] for key in ("alpha", "low", "high")]
+        if None not in drift:
+            assert pytest.approx(drift, abs=0.006) in said, result["parametrization"]
+
+
 @pytest.mark.parametrize("file", PREDICTED, ids=lambda p: p.parent.name)
 def test_predictions_are_older_than_the_runs_at_their_scale(file):
     runs = load_runs(file.parent)

@@ -39,8 +39,7 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 
 _INTRODUCTION = """\
 Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one stored
-sweep, judged from its rows (`mup-tpu referee {name}`). A verdict holds for the sizes, lengths and data on its
-sweep's page.
+sweep (`mup-tpu referee {name}`); it holds for the sizes, lengths and data on the sweep's page.
 
 - **α (95 %)**: exponent with which the best value follows the scale; 0 where it stays.
 - **Regret, nat (95 %)**: what the smallest scale's best value costs at the largest.
@@ -51,10 +50,10 @@ the rules."""
 
 _WORTH = """\
 ## Is a transfer worth it?
-For rules with four known optima or more, whose loss falls as the scale n grows: what the transfer costs, as a
-share of what growing gains; how loss gap (n^-a) and optimum (n^-b) approach their limits; the robustness κ;
-the penalty R(∞). A transfer is *useful* where b > a/2; *not told*: the intervals leave it open
-([what these are](../docs/statistics.md#is-a-transfer-worth-it))."""
+As the scale n grows without end: cost of the transfer as a share of what growing gains, loss gap ∝ n^-a,
+optimum's distance from its limit ∝ n^-b, robustness κ, penalty R(∞) ([what these
+are](../docs/statistics.md#is-a-transfer-worth-it)). Rules with fewer than four known optima, and those whose
+intervals tell neither a nor whether the transfer is useful (b > a/2), are left out. {useful}."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def page(
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    if told := [r for r in found if r.worth.kappa.is_known]:
+    if told := [r for r in found if r.worth.tells]:
         lines += ["", *_worths(told)]
     if predictions:
         inside = [one for of_folder in predictions.values() for one in of_folder]
@@ -245,16 +244,24 @@ def page(
             f"Predictions scored: {sum(inside)} of {len(inside)} inside their 95 % interval ({folders}).",
         ]
     if left_out:
-        others = "; ".join(f"[{name}]({name}/README.md), {why}" for name, why in left_out.items())
-        lines += ["", f"Not in the tables: {others}."]
+        others = [
+            ", ".join(f"[{name}]({name}/README.md)" for name in left_out if left_out[name] == why)
+            + f" ({why})"
+            for why in dict.fromkeys(left_out.values())
+        ]
+        lines += ["", f"Not in the tables: {'; '.join(others)}."]
     return "\n".join(lines) + "\n"
 
 
 def _worths(told: list[Ruling]) -> list[str]:
     """The table of what transfers are worth as a scale grows without end."""
-    heads = ("rule", "from, to", *HEADINGS, "sweep")
-    rows = ((f"`{r.rule}`", r.growing, *r.worth.cells, f"[{r.sweep}]({r.sweep}/README.md)") for r in told)
-    return [_WORTH, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
+    heads = ("rule", "from, to", *HEADINGS[:-1], "sweep")
+    rows = (
+        (f"`{r.rule}`", r.growing, *r.worth.cells[:-1], f"[{r.sweep}]({r.sweep}/README.md)") for r in told
+    )
+    sure = [f"`{r.rule}` along {r.growing} ({r.worth.useful})" for r in told if r.worth.useful != "not told"]
+    top = _WORTH.format(useful=f"Told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}")
+    return [top, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
 
 
 def _setting(ruling: Ruling) -> tuple[str, str, str]:

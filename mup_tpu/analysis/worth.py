@@ -105,6 +105,11 @@ class Worth:
         return "useful" if margin.low > 0 else "not useful" if margin.high < 0 else "not told"
 
     @property
+    def tells(self) -> bool:
+        """Whether the intervals tell how fast the loss gap falls, or whether transfer is useful."""
+        return math.isfinite(self.loss_exponent.high) or self.useful != "not told"
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Numbers for a row of a table."""
         numbers = (self.share, self.loss_exponent, self.optimum_exponent, self.kappa, self.penalty)

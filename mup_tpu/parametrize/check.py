@@ -143,7 +143,7 @@ def assert_mup(
         options: others of `coord_check`, such as `rules` in place of ("mup",), and of `parametrize`.
 
     Raises:
-        AssertionError: a layer grows: the lower end of its exponent's 95 % interval is above 0.
+        AssertionError: a layer grows: its exponent is above 0.2, and its 95 % interval above 0.
     """
     widths = widths or [base_width * 2**k for k in range(5)]
     options = dict[str, Any](rules=("mup",), seeds=3) | options
