@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config.table import Table
 
 
 def say_what_would_run(
@@ -42,14 +41,15 @@ def say_what_would_run(
         run.micro_batches,
     )
     each = " on each device" if machine.devices > 1 else ""
-    table = Table("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    rows = []
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
             needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
         counts = map(str, (row.size, row.trials, row.packs))
-        table.add_row(*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds))
-    console.print(table)
+        rows.append((*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds)))
+    console.print(Table(headings, rows, left=("size",)))
     seconds = format_seconds(sum(row.seconds for row in sizes))
     flops = sum(row.flops * row.trials for row in sizes)
     console.print(

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
+from mup_tpu.config.table import Table
 from mup_tpu.config.visible import visible
 from mup_tpu.errors import TableError, reason
 from mup_tpu.plots.markup import powers
@@ -50,16 +51,6 @@ class Text:
     kind: ClassVar[str] = "text"
     text: str
     is_note: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table, which scrolls on a narrow screen."""
-
-    kind: ClassVar[str] = "table"
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
 
 
 @dataclass(frozen=True)

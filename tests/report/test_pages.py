@@ -169,7 +169,7 @@ def test_ablations_have_a_row_a_sweep_with_its_interval(tmp_path):
     text = text_of(report.render(report.ablations_page("ablations", table)))
     worst = table.iloc[0]
     assert worst["name"] == "sp" and "3 sweeps: 2 TRANSFERS, 1 DRIFTS" in text
-    row = f"SP{worst['alpha']:.2f}{worst['low']:.2f} to {worst['high']:.2f}{worst['regret']:.3f}"
+    row = f"SP{worst['alpha']:.2f} ({worst['low']:.2f} to {worst['high']:.2f}){worst['regret']:.3f}"
     assert row in text and "μP" in text and "untied" in text
 
 
@@ -182,8 +182,8 @@ def test_a_coordinate_check_says_what_grows_and_every_slope():
     for sentence in coord_check.sentences(part):
         assert said(sentence).replace("−", "-") in text
     fitted = coord_check.slopes(part).query("layer == 'logits' and parametrization == 'sp'")
-    for slope, low, high in fitted[["slope", "low", "high"]].itertuples(index=False):
-        assert f"{slope:.2f} ({low:.2f} to {high:.2f})" in text
+    for slope, high in fitted[["slope", "high"]].itertuples(index=False):
+        assert f"{slope:.2f} ± {high - slope:.2f}" in text
 
 
 def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
