@@ -314,10 +314,12 @@ def referee(path: Where = "results", out: File | None = None) -> None:
         out: Markdown file for the page, in place of printing it; the figure, referee.png and referee.svg, is
             written beside it.
     """
-    from mup_tpu.analysis.referee import held, page, rulings
+    from mup_tpu.analysis.referee import Judged, held, page, rulings
 
-    found, left_out = rulings(path)
-    text = page(Path(path).name, found, left_out, "" if out is None else "referee.png", held(path))
+    judged: Judged = {}
+    found, left_out = rulings(path, judged)
+    figure = "" if out is None else "referee.png"
+    text = page(Path(path).name, found, left_out, figure, held(path, judged))
     if out is None:
         Console().write(text.removesuffix("\n"))
         return

@@ -17,6 +17,7 @@ from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.config.columns import label, write, write_scale
 from mup_tpu.config.table import Table
+from mup_tpu.plots import markup
 from mup_tpu.plots import name as name_of
 from mup_tpu.plots.coord_check import CHECKED
 from mup_tpu.report.words import number, power
@@ -36,15 +37,11 @@ def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
     return (
         write_scale(scale, o.scale),
         power(o.x, ".2f") if o.is_bracketed else "-",
-        "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
+        "-" if math.isnan(o.low) else f"{markup.power(o.low, '.2f')} to {markup.power(o.high, '.2f')}",
         f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
         f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
         o.sentence(),
     )
-
-
-def _power(x: float) -> str:
-    return f"2^{x:.2f}" if math.isfinite(x) else "−∞" if x < 0 else "∞"
 
 
 def regret_table(result: TransferResult, scale: str, title: str) -> Table:

@@ -89,9 +89,7 @@ class SearchProgress(tune.Callback):
         found = f", best {best['loss']:.4f} ({best['point']})" if best else ""
         self._console.print(
             f"trial {row['trial']} {status} at step {row['step']}: {loss}, {row['point']}; "
-            f"{self._ended} of {self._total} ended{found}",
-            highlight=False,
-            soft_wrap=True,
+            f"{self._ended} of {self._total} ended{found}"
         )
 
     def _table(self) -> Table:

@@ -82,7 +82,7 @@ def run_until_settled(
 
         outcome = buy(grid, store, run_batch, run.halving, deadline, console)
     if time.monotonic() >= deadline:
-        console.print(f"the budget of {until.budget} is used up; the same command goes on", highlight=False)
+        console.print(f"the budget of {until.budget} is used up; the same command goes on")
     return outcome
 
 
@@ -309,7 +309,7 @@ def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> Non
             line = f"{plan.name} ends here: {plan.stops}"
         else:
             line = f"{plan.name}, purchase {plan.purchase}: {plan.batch.reason}; {plan.batch.price()}"
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 def _cells(look: LookTaken | None) -> tuple[str, ...]:
