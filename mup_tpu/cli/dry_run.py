@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mup_tpu.cli.console import Console
+from mup_tpu.cli.grid import SweepRun
 from mup_tpu.config import Sweep
 from mup_tpu.config.table import Table
-
-if TYPE_CHECKING:
-    from mup_tpu.cli.tuning import SweepRun
 
 
 def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:

@@ -10,7 +10,8 @@ import tyro
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.dry_run import say_what_would_run
 from mup_tpu.cli.ending import guard
-from mup_tpu.cli.tuning import SearchRun, SweepRun, run_and_show, run_either, search_and_show, show_and_judge
+from mup_tpu.cli.grid import SearchRun, SweepRun
+from mup_tpu.cli.tuning import run_and_show, run_either, search_and_show, show_and_judge
 from mup_tpu.config import Axis, Sweep, Trial, unknown_key
 from mup_tpu.config.paths import Folder
 from mup_tpu.config.search import Search

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.grid import GridOptions
+from mup_tpu.cli.grid import GridOptions, SearchRun, SweepRun
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.tables import TableOptions
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config.paths import File, Folder, Where
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.search import Search
 from mup_tpu.config.toml import read_toml
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
 from mup_tpu.tuning.target import Target
 
 _OF_A_STUDY = {"trainer", "settings"}
 """Keys that make a TOML file a study file."""
-
-
-@dataclass(frozen=True)
-class SweepRun:
-    """How a sweep is run."""
-
-    grid: GridOptions = GridOptions()
-    """Axes in place of the sweep's own."""
-    results: Folder | None = None
-    """Results folder (or fsspec URL); stored trials are not run again. By default results/EXPERIMENT."""
-    run: RunOptions = RunOptions()
-    """How each trial is run."""
-    where: SweepOptions = SweepOptions()
-    """Where the sweep runs."""
-    until: SequenceOptions = SequenceOptions()
-    """Whether runs are bought until the verdict is settled."""
-    dry: DryRunOptions = DryRunOptions()
-    """Whether to print the missing runs in place of running them."""
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing is run."""
-        return self.dry.dry_run or self.dry.dry_run_on is not None
 
 
 def sweep(
@@ -177,21 +153,6 @@ def run_either(
         from mup_tpu.tuning.sweep import run_sweep
 
     return run_sweep(sweep, folder, how.where, how.run, console, continue_to)
-
-
-@dataclass(frozen=True)
-class SearchRun:
-    """How a search is run."""
-
-    results: Folder | None = None
-    """Results folder (or fsspec URL); by default results/EXPERIMENT."""
-    resume: bool = False
-    """Go on with the search in the folder: ended trials are not repeated, others go on from their
-    checkpoints, and the algorithm knows all earlier losses."""
-    options: SearchOptions = SearchOptions()
-    """Algorithm, scheduler, limits, and where it runs."""
-    run: RunOptions = RunOptions()
-    """How each trial is run."""
 
 
 def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchRun()) -> None:

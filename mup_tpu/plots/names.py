@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
+from mup_tpu.config.values import as_number
 
 _LABELS = {
     "mup": "μP",
@@ -61,11 +62,8 @@ def raised(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    value = as_number(text)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def plain(name: str) -> str:

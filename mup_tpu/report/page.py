@@ -77,13 +77,12 @@ class Picture:
     @classmethod
     def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
         """Draw a figure for either screen."""
-        width, pictures = 0, list[str]()
+        drawn = []
         for column in (_COLUMN, _NARROW):
             with plots.beside(column / _PER_INCH):
-                figure = draw()
-            pictures.append(base64.b64encode(plots.png(figure, 130)).decode())
-            width = width or round(_PER_INCH * figure.get_figwidth())
-        return cls(title, *pictures, width)
+                drawn.append(draw())
+        wide, narrow = (base64.b64encode(plots.png(figure, 130)).decode() for figure in drawn)
+        return cls(title, wide, narrow, round(_PER_INCH * drawn[0].get_figwidth()))
 
 
 @dataclass(frozen=True)
