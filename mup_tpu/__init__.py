@@ -23,16 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 _FROM = {
-    "Axis": "config",
-    "Ladder": "config",
-    "Study": "study",
-    "Sweep": "config",
-    "Trial": "config",
-    "analyze": "analysis",
-    "load_table": "analysis",
-    "plan": "tuning.target_plan",
-    "predict": "analysis",
-    "octaves": "study",
+    "analysis": ("analyze", "load_table", "predict"),
+    "config": ("Axis", "Ladder", "Sweep", "Trial"),
+    "study": ("Study", "octaves"),
+    "tuning.target_plan": ("plan",),
 }
 
 _moved.install()
@@ -40,6 +34,7 @@ _moved.install()
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its room."""
-    if name not in _FROM:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"mup_tpu.{_FROM[name]}"), name)
+    for module, names in _FROM.items():
+        if name in names:
+            return getattr(importlib.import_module(f"mup_tpu.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -223,7 +223,9 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
             )
         axes.plot([row["low"], row["high"]], [y, y], color="black", linewidth=2, zorder=2)
         axes.plot(row["alpha"], y, "D", color="black", markersize=5, zorder=3)
-    labels = [f"{row['growing']}: {row['rule']} ({row['sweeps']})" for _, row in kept.iterrows()]
+    labels = [
+        plots.raised(f"{row['growing']}: {row['rule']} ({row['sweeps']})") for _, row in kept.iterrows()
+    ]
     axes.set_yticks(range(len(kept)), labels, fontsize=8)
     axes.axvline(0, color="0.6", linewidth=1, zorder=0)
     for y in range(1, len(kept)):
@@ -231,7 +233,7 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
             axes.axhline(y - 0.5, color="0.85", linewidth=0.8, zorder=0)
     axes.set_ylim(-0.7, len(kept) - 0.3)
     axes.set_xlim(-2, 1.2)
-    axes.set_xlabel("α: best learning rate ∝ scale^α (95 % of the mean)")
+    axes.set_xlabel(r"α: best learning rate ∝ scale$^{\alpha}$ (95 % of the mean)")
     for marker, colour, label in (("o", "#0072B2", "a sweep of others"), ("s", "#E69F00", "a sweep of ours"),
                                   ("D", "black", "mean, random effects")):  # fmt: skip
         axes.plot([], [], marker, color=colour, label=label, markersize=5)

@@ -32,31 +32,10 @@ if TYPE_CHECKING:
     from mup_tpu.analysis.worth import Worth
 
 __all__ = [
-    "AtZero",
-    "Columns",
-    "Drift",
-    "FittedLaw",
-    "LearningCurve",
-    "LossCurve",
-    "Noise",
-    "Optimum",
-    "Prediction",
-    "Predictions",
-    "Regret",
-    "RulePrediction",
-    "RunTable",
-    "ScalingLaw",
-    "TransferAnalysis",
-    "TransferResult",
-    "Verdict",
-    "WiderIsBetter",
-    "Worth",
-    "analyze",
-    "check_table",
-    "fit_scaling_law",
-    "load_table",
-    "predict",
-]
+    "AtZero", "Columns", "Drift", "FittedLaw", "LearningCurve", "LossCurve", "Noise", "Optimum", "Prediction",
+    "Predictions", "Regret", "RulePrediction", "RunTable", "ScalingLaw", "TransferAnalysis", "TransferResult",
+    "Verdict", "WiderIsBetter", "Worth", "analyze", "check_table", "fit_scaling_law", "load_table", "predict",
+]  # fmt: skip
 
 _FROM = {
     "drift": ("Drift", "WiderIsBetter"),

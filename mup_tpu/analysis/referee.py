@@ -14,7 +14,7 @@ from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import score
-from mup_tpu.analysis.transfer import TransferResult, analyze
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.analysis.worth import HEADINGS, Worth
 from mup_tpu.config import columns
 from mup_tpu.errors import MupTpuError, TableError
@@ -101,8 +101,14 @@ class Ruling:
         return f"no power law, but regret {self.regret.low:.3f} to {self.regret.high:.3f} nat"
 
 
-def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
+Judged = dict[Path, tuple[RunTable, TransferAnalysis]]
+"""Tables of sweeps and their analyses, by their folders."""
+
+
+def rulings(folder: str | Path, judged: Judged | None = None) -> tuple[list[Ruling], dict[str, str]]:
     """Rulings of the sweeps below a folder, and the reason why each other folder is left out.
+
+    Sweeps are added to `judged`, from which `held` takes them.
 
     Raises:
         TableError: there is no sweep.
@@ -124,6 +130,8 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
                 left_out[path.name] = f"of one {columns.label(tuned)} at each {columns.label(scale)}"
                 continue
             analysis = analyze(table)
+            if judged is not None:
+                judged[path] = table, analysis
         except MupTpuError as error:
             left_out[path.name] = str(error).partition(";")[0]
             continue
@@ -133,19 +141,20 @@ def rulings(folder: str | Path) -> tuple[list[Ruling], dict[str, str]]:
     return sorted(found, key=lambda r: (r.scale, r.compares != _FIRST, r.compares, r.rule, r.sweep)), left_out
 
 
-def held(folder: str | Path) -> dict[str, list[bool]]:
+def held(folder: str | Path, judged: Judged | None = None) -> dict[str, list[bool]]:
     """Whether the interval of each kept prediction holds the optimum that came out.
 
     Args:
         folder: of results folders, at any depth; the answers are listed by its direct subfolders.
+        judged: sweeps in it that are analysed already.
     """
     found: dict[str, list[bool]] = {}
     for file in sorted(Path(folder).glob(f"*/**/{FILE}")):
         try:
-            table = load_table(file.parent)
+            table, analysis = (judged or {}).get(file.parent) or (load_table(file.parent), None)
             run = set(table.runs["scale"])
             kept = [p for p in load_predictions(file.parent) if p.scale in run and p.scale not in p.scales]
-            inside = [s.is_inside for s in score(kept, analyze(table))] if kept else []
+            inside = [s.is_inside for s in score(kept, analysis or analyze(table))] if kept else []
         except MupTpuError:
             continue
         if known := [one for one in inside if one is not None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from mup_tpu.errors import ConfigError, LayerGrows, StoreError, reason
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
-_SECONDS = 50.0
-"""Time after which a check adds no width, and one of somebody's module no seed."""
-_FEWEST = 3
-"""Widths that a check has however long they take."""
+_SECONDS = 60.0
+"""Time within which a check's last width is expected to end, and its module's last seed."""
 
 
 def coord_check(
@@ -150,8 +147,8 @@ def coord_checks(
 ) -> None:
     """Measure missing points of several trials into one table, draw it and print it.
 
-    Trials differ in optimizer or tying. Beyond three points of the scale, no further one is begun if all
-    would then take longer than `seconds`.
+    Trials differ in optimizer or tying. Beyond three points of the scale, no further one is begun that is
+    not expected to end within `seconds`.
     """
     import pandas as pd
     import pyarrow as pa
@@ -171,27 +168,16 @@ def coord_checks(
         for trial in trials:
             trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
             stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
-            began, share = time.monotonic(), 0.0
-
-            def told(pack: str, done: float) -> None:
-                nonlocal share
-                share = done
-                bar.update(pack, done)
-
             with Bar(console) as bar:
-                for table in measure(trial, scale, parametrizations, num_seeds, stored, told):
-                    if not len(table):
-                        continue
-                    with folder.writing(CHECK_FILE) as file:
-                        table.to_parquet(file, index=False)
-                    rules = table.groupby(scale.column)["parametrization"].nunique()
-                    whole = rules.index[rules >= len(parametrizations)]
-                    left = [value for value in scale.values if value not in rules.index]
-                    is_late = share > 0 and (time.monotonic() - began) / share > seconds
-                    if left and is_late and len(whole) == len(rules) >= _FEWEST:
-                        words = f"{scale.field} {', '.join(map(str, left))}"
-                        console.print(f"{words} would take longer: the same command measures it")
-                        break
+                for table in measure(trial, scale, parametrizations, num_seeds, stored, bar.update, seconds):
+                    if len(table):
+                        with folder.writing(CHECK_FILE) as file:
+                            table.to_parquet(file, index=False)
+            measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
+            if left := [str(value) for value in scale.values if value not in measured]:
+                console.print(
+                    f"{scale.field} {', '.join(left)} would take longer: the same command measures it"
+                )
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
     replay.show(results)

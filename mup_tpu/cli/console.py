@@ -13,14 +13,12 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import rich.console
-from rich.box import SIMPLE_HEAD
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from mup_tpu.config.visible import VisibleFormatter, visible
@@ -99,25 +97,6 @@ def _wrapped(text: str, width: int) -> str:
 
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(nat|s|min|h|FLOP|octaves?)\b|%)")
 """Space between a number and its unit, at which no line breaks."""
-
-
-def table(*headings: str, title: str, left: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """An empty table that fits 80 columns: numbers at the right, cells folded and never cut.
-
-    Columns in `left` are text; cells of columns in `whole` stay on one line.
-    """
-    made = Table(
-        title=title,
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-        title_justify="left",
-    )
-    for heading in headings:
-        justify: Literal["left", "right"] = "left" if heading in left else "right"
-        made.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in whole)
-    return made
 
 
 class Bar:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from mup_tpu.cli.console import Console
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.cli.grid import SweepRun
+from mup_tpu.config import Sweep
+from mup_tpu.config.table import Table
 
 
-def say_what_would_run(
-    sweep: Sweep,
-    folder: str,
-    where: SweepOptions,
-    run: RunOptions,
-    until: SequenceOptions,
-    dry: DryRunOptions,
-) -> None:
+def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.training.report import format_seconds
     from mup_tpu.tuning import forecast
@@ -26,36 +19,37 @@ def say_what_would_run(
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    if dry.dry_run_on:
+    if how.dry.dry_run_on:
         from mup_tpu.tpu_compiler import target
 
-        machine = forecast.tpu(target(dry.dry_run_on))
+        machine = forecast.tpu(target(how.dry.dry_run_on))
     else:
-        machine = forecast.this_machine(missing, run)
+        machine = forecast.this_machine(missing, how.run)
     sizes = forecast.forecast(
         missing,
         sweep.scale_axis.fields,
         lambda trial: corpora.of(trial).vocab_size,
         machine,
-        dry.mfu,
-        where,
-        run.micro_batches,
+        how.dry.mfu,
+        how.where,
+        how.run.micro_batches,
     )
     each = " on each device" if machine.devices > 1 else ""
-    table = Table("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    rows = []
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
             needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
         counts = map(str, (row.size, row.trials, row.packs))
-        table.add_row(*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds))
-    console.print(table)
+        rows.append((*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds)))
+    console.print(Table(headings, rows, left=("size",)))
     seconds = format_seconds(sum(row.seconds for row in sizes))
     flops = sum(row.flops * row.trials for row in sizes)
     console.print(
         f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "
-        f"{dry.mfu:.0%} of {machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation "
+        f"{how.dry.mfu:.0%} of {machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation "
         "and evaluation"
     )
-    if until.until_settled:
+    if how.until.until_settled:
         console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")

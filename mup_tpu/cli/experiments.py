@@ -8,20 +8,13 @@ from collections.abc import Mapping, Sequence
 import tyro
 
 from mup_tpu.cli.console import Console
+from mup_tpu.cli.dry_run import say_what_would_run
 from mup_tpu.cli.ending import guard
-from mup_tpu.cli.grid import GridOptions
-from mup_tpu.config import (
-    Axis,
-    DryRunOptions,
-    RunOptions,
-    SequenceOptions,
-    Sweep,
-    SweepOptions,
-    Trial,
-    unknown_key,
-)
+from mup_tpu.cli.grid import SearchRun, SweepRun
+from mup_tpu.cli.tuning import run_and_show, run_either, search_and_show, show_and_judge
+from mup_tpu.config import Axis, Sweep, Trial, unknown_key
 from mup_tpu.config.paths import Folder
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.search import Search
 from mup_tpu.errors import ConfigError
 
 
@@ -32,33 +25,17 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
     """
     presets = {"cpu": sweep} | ({"h200": h200} if h200 else {})
 
-    def experiment(
-        preset: str = "cpu",
-        grid: GridOptions = GridOptions(),
-        results: Folder | None = None,
-        run: RunOptions = RunOptions(),
-        where: SweepOptions = SweepOptions(),
-        until: SequenceOptions = SequenceOptions(),
-        dry: DryRunOptions = DryRunOptions(),
-    ) -> None:
+    def experiment(preset: str = "cpu", how: SweepRun = SweepRun()) -> None:
         """Run an experiment.
 
         Args:
             preset: Grid to start from: cpu, for hours on two cores, or for some experiments h200.
-            grid: Axes in place of the preset's.
-            results: Results folder (or fsspec URL); stored trials are not run again. By default
-                results/NAME, or results/NAME_h200.
-            run: How each trial is run.
-            where: Where the sweep runs.
-            until: Whether runs are bought until the verdict is settled.
-            dry: Whether to print the missing runs in place of running them.
+            how: How the sweep is run.
         """
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
             raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
-        from mup_tpu.cli.tuning import run_and_show
-
-        run_and_show(grid.change(presets[preset]), results, where, run, until, dry)
+        run_and_show(presets[preset], how)
 
     _command_line(experiment, description)
 
@@ -67,34 +44,28 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
     """Command line of several sweeps, each in a folder of its name: run missing trials, then compare."""
 
     def experiment(
-        names: tuple[str, ...] = tuple(sweeps),
-        grid: GridOptions = GridOptions(),
-        results: Folder = "results/ablations",
-        run: RunOptions = RunOptions(),
-        where: SweepOptions = SweepOptions(),
-        until: SequenceOptions = SequenceOptions(),
+        names: tuple[str, ...] = tuple(sweeps), how: SweepRun = SweepRun(results="results/ablations")
     ) -> None:
         """Run several sweeps.
 
         Args:
             names: Sweeps to run.
-            grid: Axes in place of each sweep's own.
-            results: Results folder; stored trials are not run again.
-            run: How each trial is run.
-            where: Where the sweeps run.
-            until: Whether runs are bought until each verdict is settled.
+            how: How each sweep is run.
         """
         for name in names:
             if name not in sweeps:
                 raise ConfigError(f"names: {unknown_key(name, sweeps)}")
         from mup_tpu.cli import replay
-        from mup_tpu.cli.tuning import run_either, show_and_judge
 
-        outcome = Counter[str]()
+        outcome, results = Counter[str](), str(how.results)
         for name in names:
-            sweep, folder = grid.change(sweeps[name]), f"{results}/{name}"
-            outcome += run_either(sweep, folder, where, run, until, Console())
-        show_and_judge(outcome, results, lambda: replay.show(results))
+            sweep, folder = how.grid.change(sweeps[name]), f"{results}/{name}"
+            if how.is_dry:
+                say_what_would_run(sweep, folder, how)
+            else:
+                outcome += run_either(sweep, folder, how, Console())
+        if not how.is_dry:
+            show_and_judge(outcome, results, lambda: replay.show(results))
 
     _command_line(experiment, description)
 
@@ -134,24 +105,13 @@ def run_coord_checks(
 def run_search_experiment(search: Search, description: str | None) -> None:
     """Command line of a search: run it or go on with it, then show its best trial."""
 
-    def experiment(
-        results: Folder | None = None,
-        resume: bool = False,
-        options: SearchOptions = SearchOptions(),
-        run: RunOptions = RunOptions(),
-    ) -> None:
+    def experiment(how: SearchRun = SearchRun()) -> None:
         """Run a search.
 
         Args:
-            results: Results folder; by default results/EXPERIMENT.
-            resume: Go on with the search in the folder.
-            options: Algorithm, scheduler, limits, and where it runs.
-            run: How each trial is run.
+            how: How the search is run.
         """
-        from mup_tpu.cli.tuning import search_and_show
-
-        command = f"python experiments/{search.experiment}.py"
-        search_and_show(search, results, resume, options, run, command)
+        search_and_show(search, how, f"python experiments/{search.experiment}.py")
 
     _command_line(experiment, description)
 

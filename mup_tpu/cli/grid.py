@@ -1,4 +1,4 @@
-"""Options that narrow, extend or replace the axes of a sweep."""
+"""Options of commands that run sweeps and searches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from mup_tpu.config import LearningRate, Sweep
+from mup_tpu.config import DryRunOptions, LearningRate, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config.paths import Folder
+from mup_tpu.config.search import SearchOptions
 from mup_tpu.config.toml import parse_axis
 from mup_tpu.errors import ConfigError
 
@@ -55,3 +57,41 @@ class GridOptions:
             elif values is not None:
                 changes |= {axis: None, name: values}
         return dataclasses.replace(sweep, **changes)
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """How a sweep is run."""
+
+    grid: GridOptions = GridOptions()
+    """Axes in place of the sweep's own."""
+    results: Folder | None = None
+    """Results folder (or fsspec URL); stored trials are not run again. By default results/EXPERIMENT."""
+    run: RunOptions = RunOptions()
+    """How each trial is run."""
+    where: SweepOptions = SweepOptions()
+    """Where the sweep runs."""
+    until: SequenceOptions = SequenceOptions()
+    """Whether runs are bought until the verdict is settled."""
+    dry: DryRunOptions = DryRunOptions()
+    """Whether to print the missing runs in place of running them."""
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing is run."""
+        return self.dry.dry_run or self.dry.dry_run_on is not None
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """How a search is run."""
+
+    results: Folder | None = None
+    """Results folder (or fsspec URL); by default results/EXPERIMENT."""
+    resume: bool = False
+    """Go on with the search in the folder: ended trials are not repeated, others go on from their
+    checkpoints, and the algorithm knows all earlier losses."""
+    options: SearchOptions = SearchOptions()
+    """Algorithm, scheduler, limits, and where it runs."""
+    run: RunOptions = RunOptions()
+    """How each trial is run."""

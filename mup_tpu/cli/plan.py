@@ -12,6 +12,7 @@ from mup_tpu.cli.output import to_json, write_new
 from mup_tpu.config import RunOptions, Sweep, Trial
 from mup_tpu.config.paths import File
 from mup_tpu.config.toml import read_toml, sweep_of
+from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError
 
 
@@ -50,7 +51,7 @@ def plan(
     paid = budget or asked.get("budget")
     if paid is None:
         raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
-    is_time = not _is_number(str(paid))
+    is_time = as_number(str(paid)) is None
     speed = mfu * _peak(on, sweep.base) if is_time or on else None
     found = make(goal, paid, sweep, table, speed)
     written = out or (None if json else File("plan.toml"))
@@ -80,14 +81,6 @@ def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
     elif "target" in asked:
         asked["target"] = str(goal)
     return sweep_of({"experiment": "plan"} | values, str(file)), asked
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _peak(on: str | None, base: Trial) -> float:

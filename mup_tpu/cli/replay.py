@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.paths import File, Several, Where
+from mup_tpu.config.table import Table
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
 
 def runs(path: Where, csv: File | None = None, compact: bool = False, where: tuple[str, ...] = ()) -> None:
@@ -63,10 +62,11 @@ def _run_table(table: pd.DataFrame, varied: Sequence[str]) -> Table:
     }
     left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
     title = f"{table['experiment'].iloc[0]}: {len(table)} runs{said}"
-    shown = new_table(*headings.values(), title=title, left=left)
-    for row in table[list(headings)].itertuples(index=False):
-        shown.add_row(*(_cell(name, value) for name, value in zip(headings, row, strict=True)))
-    return shown
+    rows = [
+        [_cell(name, value) for name, value in zip(headings, row, strict=True)]
+        for row in table[list(headings)].itertuples(index=False)
+    ]
+    return Table([*headings.values()], rows, title, left)
 
 
 def _cell(column: str, value: Any) -> str:
@@ -314,10 +314,12 @@ def referee(path: Where = "results", out: File | None = None) -> None:
         out: Markdown file for the page, in place of printing it; the figure, referee.png and referee.svg, is
             written beside it.
     """
-    from mup_tpu.analysis.referee import held, page, rulings
+    from mup_tpu.analysis.referee import Judged, held, page, rulings
 
-    found, left_out = rulings(path)
-    text = page(Path(path).name, found, left_out, "" if out is None else "referee.png", held(path))
+    judged: Judged = {}
+    found, left_out = rulings(path, judged)
+    figure = "" if out is None else "referee.png"
+    text = page(Path(path).name, found, left_out, figure, held(path, judged))
     if out is None:
         Console().write(text.removesuffix("\n"))
         return

@@ -18,16 +18,15 @@ import pandas as pd
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
-from mup_tpu.analysis.drift import exponent
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
 from mup_tpu.analysis.scores import Score, score, to_keep
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.console import table as new_table
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
+from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError
 from mup_tpu.plots import name as name_of
 from mup_tpu.report.words import said
@@ -98,14 +97,10 @@ class Results:
         """Print the content in tables and sentences."""
         self.show_notes(console)
         for result in self.analysis.results:
-            cells = rendering.optima_cells(result, self.analysis.scale)
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
-            title = f"{result.parametrization}: best {tuned} by {scale}"
-            shown = new_table(*cells["headings"][:-1], title=title)
-            for row in cells["rows"]:
-                shown.add_row(*row[:-1])
-            console.print(shown)
-            for at, *_, status in cells["rows"]:
+            optima = rendering.optima_table(result, self.analysis.scale, "")
+            console.print(optima.between(0, -1, f"{result.parametrization}: best {tuned} by {scale}"))
+            for at, *_, status in optima.rows:
                 if status != "bracketed":
                     console.print(f"  {scale} {at}: {status}")
         for result in self.analysis.results:
@@ -132,11 +127,16 @@ class Results:
                 continue
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
             title = f"{result.parametrization}: runs to add"
-            shown = new_table(scale, tuned, "add", "then", title=title)
-            for cell in batch.cells:
-                at = columns.write_scale(analysis.scale, cell.scale)
-                shown.add_row(at, rendering.power(cell.x), str(cell.runs), str(cell.seeds))
-            console.print(shown)
+            rows = [
+                (
+                    columns.write_scale(analysis.scale, c.scale),
+                    rendering.power(c.x),
+                    str(c.runs),
+                    str(c.seeds),
+                )
+                for c in batch.cells
+            ]
+            console.print(Table((scale, tuned, "add", "then"), rows, title))
             console.print(f"  {batch.reason}; {batch.price()}")
             for line in batch.commands(checked.columns, checked.command):
                 console.print(f"  {line}", wrap=False)
@@ -226,19 +226,8 @@ class SeveralSweeps(Results):
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
-        headings = ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
         title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
-        shown = new_table(*headings, title=title, left=("", "verdict"), whole=("", "verdict"))
-        rows: list[dict[Any, Any]] = self.compared.to_dict("records")
-        for row in rows:
-            shown.add_row(
-                row["name"].replace(": ", ":\n"),
-                exponent(row["alpha"], row["low"], row["high"]),
-                _regret(row),
-                rendering.number(row["best_loss"], 3),
-                row["verdict"],
-            )
-        console.print(shown)
+        console.print(rendering.sweeps_table(self.compared, title))
 
     def figures(self) -> Mapping[str, Figure]:
         """Drift exponents and regrets in one figure."""
@@ -263,15 +252,10 @@ class SearchResults(Results):
 
     def show(self, console: Console) -> None:
         """Print the ten best trials."""
-        trials = ranking(load_runs(self.path))
-        counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
-        best = trials[trials["status"] == "finished"].drop(columns=["status", "steps_done"]).head(10)
-        headings = [str(column).removesuffix("_steps") for column in best]
-        shown = new_table(*headings, title=f"best of {len(trials)} trials ({counts})")
-        for row in best.itertuples(index=False):
-            cells = zip(best.columns, row, strict=True)
-            shown.add_row(*(f"{value:.4f}" if name == "loss" else f"{value:.3g}" for name, value in cells))
-        console.print(shown)
+        runs = load_runs(self.path)
+        counts = ", ".join(f"{n} {status}" for status, n in runs["status"].value_counts().items())
+        best = rendering.trials_table(runs)
+        console.print(best.between(1, None, f"best of {len(runs)} trials ({counts})"))
 
     def figures(self) -> Mapping[str, Figure]:
         """Loss against each hyperparameter of the space."""
@@ -305,29 +289,12 @@ class CoordinateCheck(Results):
     def show(self, console: Console) -> None:
         """Print exponents and sentences for each optimizer and tying."""
         for setting, table in coord_check.by_setting(self.measured).items():
-            self._show_slopes(console, table, setting)
-
-    def _show_slopes(self, console: Console, table: pd.DataFrame, setting: str) -> None:
-        rows: list[dict[Any, Any]] = coord_check.slopes(table).to_dict("records")
-        cells = {
-            (r["layer"], r["parametrization"], r["quantity"]): (
-                f"{r['slope']:+.2f} ± {r['high'] - r['slope']:.2f}"
-            )
-            for r in rows
-        }
-        quantities = [q for q in dict.fromkeys(r["quantity"] for r in rows) if q in coord_check.SIZES]
-        title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
-        parametrizations = list(dict.fromkeys(r["parametrization"] for r in rows))
-        for i in range(0, len(parametrizations), 2):  # three would be too wide for a terminal
-            headings = [(p, q) for p in parametrizations[i : i + 2] for q in quantities]
-            shown = new_table(
-                "layer", *(" ".join(heading) for heading in headings), title=title, left=("layer",)
-            )
-            for layer in dict.fromkeys(r["layer"] for r in rows):
-                shown.add_row(layer, *(cells.get((layer, *heading), "") for heading in headings))
-            console.print(shown)
-        for sentence in coord_check.sentences(table):
-            console.print(sentence, style="bold")
+            rules = list(table["parametrization"].unique())
+            title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
+            for i in range(0, len(rules), 2):  # three would be too wide for a terminal
+                console.print(rendering.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
+            for sentence in coord_check.sentences(table):
+                console.print(sentence, style="bold")
 
     def figures(self) -> Mapping[str, Figure]:
         """A figure for each optimizer and tying."""
@@ -342,14 +309,6 @@ class CoordinateCheck(Results):
     def page(self) -> rendering.Page:
         """Report of the checks."""
         return rendering.coordinate_check_page(self.name, self.measured)
-
-
-def _regret(row: Mapping[Any, Any]) -> str:
-    """Regret with its interval, or why there is none."""
-    value, low, high = (rendering.number(row[name], 3) for name in ("regret", "regret_low", "regret_high"))
-    if value == "-":
-        return str(row["regret_status"])
-    return value if "-" in (low, high) else f"{value} ({low} to {high})"
 
 
 def _sweeps_in(path: str) -> list[str]:

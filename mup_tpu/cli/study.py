@@ -11,7 +11,7 @@ import tyro
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.replay import where_
 from mup_tpu.config.paths import Where
-from mup_tpu.config.values import parse_seconds
+from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ class StudyOptions:
         """
         amounts = {}
         for text in self.resources:
-            name, _, amount = text.partition("=")
-            try:
-                amounts[name] = float(amount)
-            except ValueError:
-                raise ConfigError(f"resources {text!r} is not NAME=NUMBER; write for example GPU=1") from None
+            name, _, written = text.partition("=")
+            if (amount := as_number(written)) is None:
+                raise ConfigError(f"resources {text!r} is not NAME=NUMBER; write for example GPU=1")
+            amounts[name] = amount
         return amounts or None
 
 
@@ -102,12 +101,9 @@ def tell(
         loss: Its loss; nan or inf where it diverged.
         failed: Why it has none; it may then be asked for again.
     """
-    value: float | None = None
-    if loss is not None:
-        try:
-            value = float(loss)
-        except ValueError:
-            raise ConfigError(f"loss {loss!r} is not a number") from None
+    value = None if loss is None else as_number(loss)
+    if loss is not None and value is None:
+        raise ConfigError(f"loss {loss!r} is not a number")
     trial = _study(path).tell(trial_id, value, failed=failed)
     said = f"loss {value:g}" if value is not None else f"failed: {failed}"
     Console().print(f"{trial}: {said}")

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import tyro
 
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.grid import GridOptions
+from mup_tpu.cli.grid import GridOptions, SearchRun, SweepRun
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.tables import TableOptions
-from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions
+from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config.paths import File, Folder, Where
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.search import Search
 from mup_tpu.config.toml import read_toml
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
 from mup_tpu.tuning.target import Target
@@ -26,12 +26,7 @@ _OF_A_STUDY = {"trainer", "settings"}
 
 def sweep(
     file: Annotated[File, tyro.conf.Positional],
-    grid: GridOptions = GridOptions(),
-    results: Folder | None = None,
-    run: RunOptions = RunOptions(),
-    where: SweepOptions = SweepOptions(),
-    until: SequenceOptions = SequenceOptions(),
-    dry: DryRunOptions = DryRunOptions(),
+    how: SweepRun = SweepRun(),
     continue_to: int | None = None,
     study: StudyOptions = StudyOptions(),
 ) -> None:
@@ -42,12 +37,7 @@ def sweep(
             under [base.model], [base.data], [base.optimizer], [base.train]. Other axes are
             scale = {depth = [2, 4, 8]}, tune = {weight_decay = [0, 0.01]}, compare = {precision = [...]}, and
             [[ladder]] tables for fields that grow together.
-        grid: Axes in place of the file's.
-        results: Results folder (or fsspec URL); by default results/EXPERIMENT.
-        run: How each trial is run.
-        where: Where the sweep runs.
-        until: Whether runs are bought until the verdict is settled.
-        dry: Whether to print the missing runs in place of running them.
+        how: How the sweep is run.
         continue_to: Steps of all trials in place of the file's; trials go on from checkpoints of the shorter
             ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Own training; the file then has experiment, scale, tune, compare, num_seeds, all under names of
@@ -56,76 +46,60 @@ def sweep(
     from mup_tpu.config.toml import load_sweep
 
     if study.trainer is not None or not _OF_A_STUDY.isdisjoint(read_toml(file)):
-        if grid != GridOptions() or continue_to is not None:
+        if how.grid != GridOptions() or continue_to is not None:
             raise ConfigError("a study's grid stands in its file: change it there")
-        is_dry = dry.dry_run or dry.dry_run_on is not None
-        run_study(file, results, study, run, where, until, is_dry)
+        run_study(file, study, how)
         return
     if study != StudyOptions():
         raise ConfigError("workers, timeout and resources are options of a --trainer, and there is none")
-    run_and_show(grid.change(load_sweep(file)), results, where, run, until, dry, continue_to)
+    run_and_show(load_sweep(file), how, continue_to)
 
 
-def run_study(
-    file: Path,
-    results: str | None,
-    options: StudyOptions,
-    run: RunOptions,
-    where: SweepOptions,
-    until: SequenceOptions,
-    dry: bool,
-) -> None:
+def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
     from mup_tpu.cli.replay import show
     from mup_tpu.study.toml import load_study
 
-    study, trainer = load_study(file, results)
+    study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer
     if trainer is None:
         raise ConfigError("trainer is missing: give --trainer, or name one in the file")
-    if dry:
+    if how.is_dry:
         Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
         return
     outcome = study.run(
         trainer,
-        until_settled=until.until_settled,
-        budget=until.budget,
+        until_settled=how.until.until_settled,
+        budget=how.until.budget,
         workers=options.workers,
         timeout=options.timeout,
-        heartbeat=where.heartbeat,
-        halving=run.halving,
-        ray=where.ray,
-        address=where.address,
+        heartbeat=how.where.heartbeat,
+        halving=how.run.halving,
+        ray=how.where.ray,
+        address=how.where.address,
         resources=options.amounts(),
-        track=where.track,
+        track=how.where.track,
         console=Console(),
     )
     show_and_judge(outcome, study.folder, lambda: show(study.folder))
 
 
-def run_and_show(
-    sweep: Sweep,
-    results: str | None,
-    where: SweepOptions,
-    run: RunOptions,
-    until: SequenceOptions,
-    dry: DryRunOptions,
-    continue_to: int | None = None,
-) -> None:
+def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
     """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
     from mup_tpu.jobs.this_machine import start_server
 
+    sweep = how.grid.change(sweep)
     sweep.trials()  # raises for trials that are not allowed, before anything starts
-    folder = results or f"results/{sweep.experiment}"
-    if dry.dry_run or dry.dry_run_on:
+    folder = how.results or f"results/{sweep.experiment}"
+    if how.is_dry:
         if continue_to is not None:
             raise ConfigError("continue_to and dry_run were both given: give one of them")
         from mup_tpu.cli.dry_run import say_what_would_run
 
-        say_what_would_run(sweep, folder, where, run, until, dry)
+        say_what_would_run(sweep, folder, how)
         return
     if not Path(folder, "store.json").exists():  # else all trials may be stored already
-        start_server(where, run)
+        start_server(how.where, how.run)
     # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
     # while torch is half imported, as by a pack in this process.
     import scipy.stats  # noqa: F401
@@ -135,7 +109,7 @@ def run_and_show(
 
     console = Console()
     try:
-        outcome = run_either(sweep, folder, where, run, until, console, continue_to)
+        outcome = run_either(sweep, folder, how, console, continue_to)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"stopped; finished trials are stored in {folder}, run the same command to go on"
@@ -165,54 +139,36 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], N
 
 
 def run_either(
-    sweep: Sweep,
-    folder: str,
-    where: SweepOptions,
-    run: RunOptions,
-    until: SequenceOptions,
-    console: Console,
-    continue_to: int | None = None,
+    sweep: Sweep, folder: str, how: SweepRun, console: Console, continue_to: int | None = None
 ) -> Counter[str]:
     """Run missing trials of a sweep's grid, or buy runs until its verdicts are settled."""
-    if until.until_settled:
+    if how.until.until_settled:
         if continue_to is not None:
             raise ConfigError("continue_to and until_settled were both given: give one of them")
         with console.status("importing"):
             from mup_tpu.tuning.sequence import run_until_settled
 
-        return run_until_settled(sweep, folder, until, where, run, console)
+        return run_until_settled(sweep, folder, how.until, how.where, how.run, console)
     with console.status("importing"):
         from mup_tpu.tuning.sweep import run_sweep
 
-    return run_sweep(sweep, folder, where, run, console, continue_to)
+    return run_sweep(sweep, folder, how.where, how.run, console, continue_to)
 
 
-def search(
-    file: Annotated[File, tyro.conf.Positional],
-    results: Folder | None = None,
-    resume: bool = False,
-    options: SearchOptions = SearchOptions(),
-    run: RunOptions = RunOptions(),
-) -> None:
+def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchRun()) -> None:
     """Search the space in a TOML file with Ray Tune; every trial is stored.
 
     Args:
         file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
             with kind (loguniform, uniform, choice), low and high, or values.
-        results: Results folder (or fsspec URL); by default results/EXPERIMENT.
-        resume: Go on with the search in the folder: ended trials are not repeated, others go on from their
-            checkpoints, and the algorithm knows all earlier losses.
-        options: Algorithm, scheduler, limits, and where it runs.
-        run: How each trial is run.
+        how: How the search is run.
     """
     from mup_tpu.config.search import load_search
 
-    search_and_show(load_search(file), results, resume, options, run, f"mup-tpu search {file}")
+    search_and_show(load_search(file), how, f"mup-tpu search {file}")
 
 
-def search_and_show(
-    search: Search, results: str | None, resume: bool, options: SearchOptions, run: RunOptions, command: str
-) -> None:
+def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     """Run a search, then print the numbers of its trials, the best trial, and the next command."""
     from mup_tpu.config.columns import write
 
@@ -221,12 +177,12 @@ def search_and_show(
         from mup_tpu.tuning.found import best_trials
         from mup_tpu.tuning.search import run_search
 
-    folder = results or f"results/{search.experiment}"
-    outcome = run_search(search, folder, options, run, resume, console)
+    folder = how.results or f"results/{search.experiment}"
+    outcome = run_search(search, folder, how.options, how.run, how.resume, console)
     ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
     if outcome.unfinished:
-        at = f" --results {results}" if results else ""
+        at = f" --results {how.results}" if how.results else ""
         line = f"{outcome.unfinished} trials to go; go on with: {command}{at} --resume"
         console.print(line)
     if outcome.counts["finished"]:

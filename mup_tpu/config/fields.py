@@ -136,6 +136,11 @@ def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
         raise ConfigError(f"{name} {shown(value)} is not allowed: it must be {allowed}")
 
 
+def require_count(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> None:
+    """Refuse a value that is no whole number, or out of bounds."""
+    require_value(name, value, int, About(least=least, most=most))
+
+
 def require_above_zero(name: str, value: float) -> None:
     """Refuse a number that is not finite and above 0."""
     if not 0 < value < math.inf:

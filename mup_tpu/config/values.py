@@ -32,6 +32,14 @@ def parse_number(text: str | float, name: str = "number") -> float:
     return value
 
 
+def as_number(text: str) -> float | None:
+    """A text as a number, as float reads it; None for any other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def shown(value: Any) -> str:
     """A value in an error: on one line, cut if it is long."""
     try:

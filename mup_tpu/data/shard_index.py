@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+from mup_tpu.config.fields import About, require_valid
 from mup_tpu.data.cache import SPLITS, token_type
-from mup_tpu.errors import DataError
+from mup_tpu.errors import ConfigError, DataError
 
 FORMAT = 1
 """Version in the fingerprint: shards of another format give other batches."""
@@ -20,6 +19,7 @@ MAX_SHARD_BYTES = 2**34
 """Largest shard: eight are held in memory at a time."""
 
 _TAR_BLOCK = 512
+_FROM_0, _FROM_1 = ({"about": About(least=least)} for least in (0, 1))
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Shard:
     """One tar file of samples."""
 
     name: str
-    size: int
+    size: int = field(metadata=_FROM_1)
     """Bytes."""
     sha256: str
 
     def __post_init__(self) -> None:
-        _check(self, name=str, size=1, sha256=str)
+        require_valid(self)
         if not self.name or "/" in self.name or "\\" in self.name or self.name in (".", ".."):
             raise ValueError(f"shard {self.name!r} is no file of the folder")
         if self.size > MAX_SHARD_BYTES:
@@ -43,14 +43,14 @@ class Shard:
 class Split:
     """Shards of one split, with equal numbers of samples."""
 
-    documents: int
-    tokens: int
+    documents: int = field(metadata=_FROM_0)
+    tokens: int = field(metadata=_FROM_0)
     """Tokens of the corpus; a rest that does not fill a shard is left out."""
-    samples_per_shard: int
+    samples_per_shard: int = field(metadata=_FROM_1)
     shards: tuple[Shard, ...]
 
     def __post_init__(self) -> None:
-        _check(self, documents=0, tokens=0, samples_per_shard=1)
+        require_valid(self)
         if len({shard.name for shard in self.shards}) < len(self.shards):
             raise ValueError("a shard is named twice")
 
@@ -67,9 +67,9 @@ class ShardIndex:
     dataset: str
     fingerprint: str
     """Fingerprint of the batches: tokens, sequence length, and the order of sequences in shards."""
-    sequence_length: int
-    vocab_size: int
-    separator: int
+    sequence_length: int = field(metadata=_FROM_1)
+    vocab_size: int = field(metadata=_FROM_1)
+    separator: int = field(metadata=_FROM_0)
     tokenizer_sha256: str | None
     """Checksum of tokenizer.json; None where tokens are bytes."""
     unigram_entropy: float
@@ -79,10 +79,7 @@ class ShardIndex:
     validation: Split
 
     def __post_init__(self) -> None:
-        _check(self, dataset=str, fingerprint=str, sequence_length=1, vocab_size=1, separator=0)
-        _check(self, unigram_entropy=float, bytes_per_token=float)
-        if self.tokenizer_sha256 is not None:
-            _check(self, tokenizer_sha256=str)
+        require_valid(self)
         if self.vocab_size > 2**32 or self.separator >= self.vocab_size:
             raise ValueError(f"vocab_size {self.vocab_size} with separator {self.separator}")
         for split in (self.train, self.validation):
@@ -111,7 +108,7 @@ class ShardIndex:
                     raise ValueError(f"it names no {split} shards")
                 values[split] = Split(**values[split], shards=shards)
             return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise DataError(f"{where} is not the index of prepared shards: {what}") from None
 
@@ -120,19 +117,3 @@ def sample_bytes(sequence_length: int, vocab_size: int) -> int:
     """Least size of a sample in its tar file: a header, and the tokens in whole blocks."""
     tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
     return _TAR_BLOCK + -(-tokens // _TAR_BLOCK) * _TAR_BLOCK
-
-
-def _check(values: Any, **kinds: type | int) -> None:
-    """Refuse fields of another kind: text, finite numbers, or integers with a least value."""
-    for name, kind in kinds.items():
-        value = getattr(values, name)
-        if kind is str:
-            ok, allowed = isinstance(value, str), "text"
-        elif kind is float:
-            ok = type(value) in (int, float) and math.isfinite(value)
-            allowed = "a finite number"
-        else:
-            assert isinstance(kind, int)
-            ok, allowed = type(value) is int and value >= kind, f"an integer from {kind} on"
-        if not ok:
-            raise ValueError(f"{name} is {str(value)[:50]!r}, not {allowed}")

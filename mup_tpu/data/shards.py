@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import DataConfig
+from mup_tpu.config.fields import require_count
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
 from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
 from mup_tpu.errors import ConfigError, DataError, raised_as
@@ -63,9 +64,8 @@ def prepare(
         DataError: the corpus cannot be used or is shorter than one sequence a split, or `out` cannot be
             written or holds other shards.
     """
-    for name, value, least in (("shard_samples", shard_samples, 1), ("workers", workers, 0)):
-        if value < least:
-            raise ConfigError(f"{name} {value} is not allowed: it must be {least} or more")
+    require_count("shard_samples", shard_samples)
+    require_count("workers", workers, least=0)
     if is_prepared(config.corpus):
         raise DataError(f"corpus {config.corpus!r} is prepared already; give its text")
     cache = load_cache(config, progress)

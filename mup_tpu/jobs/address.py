@@ -71,11 +71,16 @@ def check_answers(address: str) -> None:
     """Check in seconds that a cluster answers.
 
     Raises:
-        ConfigError: nothing listens at the address, or nothing that speaks Ray's protocol.
+        ConfigError: the address is not of an allowed form, nothing listens there, or nothing that speaks
+            Ray's protocol.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "://" in host:
+    if "://" in address or address == "local":
         return
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"address {address!r} is not allowed: write auto, HOST:PORT (10.0.0.1:6379) or ray://HOST:PORT"
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):

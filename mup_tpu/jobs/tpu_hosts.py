@@ -106,11 +106,7 @@ def take_chips(placement: str) -> None:
     if POD_TYPE in here["Labels"]:  # torch_xla needs it at import without metadata
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", here["Labels"][POD_TYPE])
     if placement != "slice" and _has_neighbours(here):
-        os.environ |= {
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_WORKER_HOSTNAMES": "localhost",
-            "TPU_WORKER_ID": "0",
-        }
+        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 
 
 def _has_neighbours(host: dict[str, Any]) -> bool:

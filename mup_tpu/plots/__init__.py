@@ -13,20 +13,20 @@ from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.coord_check import coordinate_check_figure, coordinate_check_figures
 from mup_tpu.plots.law import law_figure
 from mup_tpu.plots.losses import best_loss_figure, learning_curves_figure, scaling_law_figure
-from mup_tpu.plots.names import label, name, ordered, point
+from mup_tpu.plots.names import label, name, ordered, point, raised
 from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
 from mup_tpu.plots.prediction import prediction_figure
 from mup_tpu.plots.referee import referee_figure
 from mup_tpu.plots.search import search_figure
-from mup_tpu.plots.style import STYLE, beside, save_figure, stacked
+from mup_tpu.plots.style import STYLE, beside, png, save_figure
 from mup_tpu.plots.verdict import ablations_figure, known_looks, regret_figure, sequence_figure
 
 __all__ = [
     "STYLE", "ablations_figure", "beside", "best_loss_figure", "collapse_figure", "coordinate_check_figure",
     "coordinate_check_figures", "drawings", "label", "law_figure", "learning_curves_figure", "name",
-    "optimum_figure", "ordered", "point", "prediction_figure", "referee_figure", "regret_figure",
-    "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "stacked", "transfer_figure",
-    "transfer_figures",
+    "optimum_figure", "ordered", "png", "point", "prediction_figure", "raised", "referee_figure",
+    "regret_figure", "save_figure", "scaling_law_figure", "search_figure", "sequence_figure",
+    "transfer_figure", "transfer_figures",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     for i, result in enumerate(results):
         handles += _draw_best_losses(axes[0], result, analysis, i)
     scales = sorted({o.scale for r in results for o in r.optima})
-    ticks.scale_axis(axes[0], analysis.scale, scales, 4.9)
+    ticks.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
     ticks.loss_axis(axes[0], losses)
     axes[0].set_ylabel(LOSS)

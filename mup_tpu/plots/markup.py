@@ -18,6 +18,6 @@ def powers(text: str) -> str:
     return re.sub(r"\^(−?\d+(?:\.\d+)?|α)", r"<sup>\1</sup>", written)
 
 
-def power(x: float) -> str:
-    """2 to some power, with two digits; "0" and "∞" at the ends."""
-    return f"2^{x:.4g}" if math.isfinite(x) else "0" if x < 0 else "∞"
+def power(x: float, digits: str = ".4g") -> str:
+    """2 to some power; "0" and "∞" at the ends."""
+    return f"2^{x:{digits}}" if math.isfinite(x) else "0" if x < 0 else "∞"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
+from mup_tpu.config.values import as_number
 
 _LABELS = {
     "mup": "μP",
@@ -26,11 +27,7 @@ _LABELS = {
 """Parametrization -> its name for people, in the order of all figures."""
 _RULES = {
     "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
-    "token_rule": {
-        "none": "no token rule",
-        "lr_0.32": "lr × tokens^−0.32",
-        "lr_0.5": "lr × tokens^−0.5",
-    },
+    "token_rule": {"none": "no token rule", "lr_0.32": "lr × tokens^−0.32", "lr_0.5": "lr × tokens^−0.5"},
     "decay_rule": {
         "parametrization": "decay of the parametrization",
         "constant": "decay constant",
@@ -56,15 +53,17 @@ def name(compared: str, column: str = "parametrization") -> str:
 
 def label(compared: str, column: str = "parametrization") -> str:
     """Name of a compared value for matplotlib; arguments as of `name`."""
-    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(name(compared, column)))
+    return raised(name(compared, column))
+
+
+def raised(text: str) -> str:
+    """Text for matplotlib with its exponents raised: tokens^−0.32."""
+    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(text))
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    value = as_number(text)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def plain(name: str) -> str:

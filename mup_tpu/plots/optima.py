@@ -179,7 +179,7 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
         bent = "bends: no power law" if dashes == "--" else ""
         text = (names.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
-    ticks.scale_axis(panel, analysis.scale, _scales(results), 5.2)
+    ticks.scale_axis(panel, analysis.scale, _scales(results), style.narrowed(5.2))
     panel.set_ylabel(f"best {names.title(analysis.hyperparameter)}")
     low, high = panel.get_ylim()
     if high - low < 1:  # an octave at least, or noise looks like a drift

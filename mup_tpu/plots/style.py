@@ -76,15 +76,24 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg, the same bytes for the same figure."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    # 256 colours look the same and take a third of the bytes.
+    Image.open(io.BytesIO(png(figure, 150))).convert("RGB").quantize(256).save(paths[0], optimize=True)
     with matplotlib.rc_context(STYLE):
-        with io.BytesIO() as drawn:
-            figure.savefig(drawn, dpi=150, metadata={"Software": None})
-            # 256 colours look the same and take a third of the bytes.
-            Image.open(drawn).convert("RGB").quantize(256).save(paths[0], optimize=True)
         # The second file takes the first one's layout, which takes half of the time.
         figure.set_layout_engine(None)
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths
+
+
+def png(figure: Figure, dpi: int) -> bytes:
+    """Bytes of a PNG file, drawn once: `Figure.savefig` draws twice, the first time for the layout alone."""
+    canvas, usual, file = figure.canvas, figure.dpi, io.BytesIO()
+    figure.set_dpi(dpi)
+    with matplotlib.rc_context(STYLE):
+        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
+    figure.set_canvas(canvas)
+    figure.set_dpi(usual)
+    return file.getvalue()
 
 
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
@@ -116,7 +125,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 @contextlib.contextmanager
 def beside(inches: float) -> Iterator[None]:
-    """Figures drawn inside have panels beside each other as far as they fit into this width; 0 stacks all."""
+    """Figures drawn inside have panels beside each other as far as they fit into this width; 0 stacks all.
+
+    A panel that is wider than this becomes narrower.
+    """
     token = _ROOM.set(inches)
     try:
         yield
@@ -124,14 +136,14 @@ def beside(inches: float) -> Iterator[None]:
         _ROOM.reset(token)
 
 
-def stacked() -> contextlib.AbstractContextManager[None]:
-    """Figures drawn inside have all panels below each other, as on the screen of a phone."""
-    return beside(0)
-
-
 def most_across(width: float) -> int:
     """Largest number of panels of a width, in inches, beside each other here."""
     return int(max(1, min(ACROSS, _ROOM.get() // width)))
+
+
+def narrowed(width: float) -> float:
+    """Width of a panel here, inches: at most the room."""
+    return min(width, _ROOM.get() or width)
 
 
 Given = Axes | Sequence[Axes] | None
@@ -155,6 +167,7 @@ def panels(
         return given
     across = min(count, 2 if count == 4 else ACROSS, most_across(width))
     rows = -(-count // across)
+    width = narrowed(width)
     figure = new_figure(width * across, height * rows)
     axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)
     shown = list(axes.flat)[:count]

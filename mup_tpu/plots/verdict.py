@@ -43,7 +43,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     results = names.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     written = [_written(r) for result in results for r in result.regrets]
-    has_room = len(scales) <= _MOST_INTERVALS
+    has_room = len(scales) <= _MOST_INTERVALS and style.narrowed(5) == 5
     intervals = [_interval(r) for result in results for r in result.regrets] if has_room else []
     longest = max(
         0.09 * max(map(len, written), default=0), 0.058 * max(map(len, intervals), default=0) + 0.06
@@ -166,14 +166,13 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     """
     baselines = [name for name in ("mup", "sp") if (table["name"] == name).any()]
     table = table.iloc[np.argsort([*map(lambda n: [*baselines, n].index(n), table["name"])], kind="stable")]
-    longest = min(3.5, 0.085 * max(map(len, table["name"]), default=0))
+    is_wide = style.most_across(5.2) > 1
+    panel, letters = (3.4, 40) if is_wide else (2.4, 17)
+    longest = 0.085 * min(letters, max(map(len, table["name"]), default=0))
     height = 0.34 * len(table) + 1.5
-    if style.most_across((6.8 + longest) / 2) > 1:
-        figure = style.new_figure(6.8 + longest, height)
-        axes = figure.subplots(1, 2, sharey=True)
-    else:
-        figure = style.new_figure(3.6 + longest, 2 * height)
-        axes = figure.subplots(2, 1, sharey=True)
+    shape, times = ((1, 2), (2, 1)) if is_wide else ((2, 1), (1, 2))
+    figure = style.new_figure(panel * times[0] + longest, height * times[1])
+    axes = figure.subplots(*shape, sharey=True)
     rows = np.arange(len(table))[::-1]
     for ax, (value, low, high), text in (
         (axes[0], ("alpha", "low", "high"), "drift exponent α"),
@@ -200,7 +199,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
     written = [names.label(name).replace("_", " ") for name in table["name"]]
-    axes[0].set_yticks(rows, ["\n".join(style.broken(name, 40)) for name in written])
+    axes[0].set_yticks(rows, ["\n".join(style.broken(name, letters)) for name in written])
     axes[0].set_ylim(-0.7, len(table) - 0.3)
     if 0 < len(baselines) < len(table):
         for ax in axes:

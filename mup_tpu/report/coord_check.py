@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
-from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences, slopes
+from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences
 from mup_tpu.config.columns import label
-from mup_tpu.plots import name as name_of
 from mup_tpu.plots import ordered
-from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, interactive
-from mup_tpu.report.words import number, said
+from mup_tpu.report.page import Block, Box, Interactive, Page, Section, interactive
+from mup_tpu.report.tables import slopes_table
+from mup_tpu.report.words import said
 
 _RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
@@ -27,7 +25,10 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
         setting = _setting(part)
         lead += _boxes(part, setting)
         title = f"Sizes against {scale}, a line a layer; none should rise"
-        blocks: list[Block] = [Interactive(title, interactive().coordinate_check_panels(part)), _slopes(part)]
+        blocks: list[Block] = [
+            Interactive(title, interactive().coordinate_check_panels(part)),
+            slopes_table(part, ordered(part["parametrization"].unique())),
+        ]
         sections.append(Section(setting or "Figure", blocks))
     return Page(
         f"{name}: do activations and updates keep their size as {scale} grows?",
@@ -60,27 +61,3 @@ def _setting(part: pd.DataFrame) -> str:
         return ""
     rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
     return f"{_RULES.get(rule, rule)}, {'tied' if tied else 'untied'} embeddings"
-
-
-def _slopes(part: pd.DataFrame) -> Table:
-    """Slopes with intervals, a row a layer, a column a parametrization and quantity."""
-    fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
-    fitted = {(f["layer"], f["quantity"], f["parametrization"]): f for f in fits}
-    compared = ordered(part["parametrization"].unique())
-    keys = [
-        (quantity, name)
-        for quantity in dict.fromkeys(part["quantity"])
-        for name in compared
-        if any(key[1:] == (quantity, name) for key in fitted)
-    ]
-    rows = [
-        [layer, *(_slope(fitted[layer, *key]) if (layer, *key) in fitted else "-" for key in keys)]
-        for layer in dict.fromkeys(part["layer"])
-    ]
-    headings = ["layer", *(f"{name_of(compared)}, {quantity}" for quantity, compared in keys)]
-    return Table(headings, rows, "Slopes")
-
-
-def _slope(fit: dict[Any, Any]) -> str:
-    known = number(fit["slope"], 2)
-    return known if known == "-" else f"{known} ({number(fit['low'], 2)} to {number(fit['high'], 2)})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jinja2
-import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
+from mup_tpu.config.table import Table
 from mup_tpu.config.visible import visible
 from mup_tpu.errors import TableError, reason
 from mup_tpu.plots.markup import powers
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 _COLUMN = 1024
 """Width of a page's column on a desk, CSS pixels."""
+_NARROW = 358
+"""Width of a page's column on a phone of 390 CSS pixels."""
 _PER_INCH = 94
 """CSS pixels of an inch of a figure: its type of 10 points then has the 13 pixels of interactive panels."""
 
@@ -53,16 +54,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table, which scrolls on a narrow screen."""
-
-    kind: ClassVar[str] = "table"
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-
-
-@dataclass(frozen=True)
 class Values:
     """Names and values."""
 
@@ -79,21 +70,19 @@ class Picture:
     wide: str
     """PNG, base64."""
     narrow: str
-    """PNG for narrow screens, base64; "" where the wide one has one panel."""
+    """PNG for narrow screens, base64."""
     width: int
     """Of the wide form on the screen, CSS pixels, so that all figures and panels have one size of type."""
 
     @classmethod
     def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
         """Draw a figure for either screen."""
-        with plots.beside(_COLUMN / _PER_INCH):
-            figure = draw()
-        width = round(_PER_INCH * figure.get_figwidth())
-        specs = [ax.get_subplotspec() for ax in figure.axes]
-        if not any(spec.get_gridspec().ncols > 1 for spec in specs if spec is not None):
-            return cls(title, _png(figure), "", width)
-        with plots.beside(0):
-            return cls(title, _png(figure), _png(draw()), width)
+        drawn = []
+        for column in (_COLUMN, _NARROW):
+            with plots.beside(column / _PER_INCH):
+                drawn.append(draw())
+        wide, narrow = (base64.b64encode(plots.png(figure, 130)).decode() for figure in drawn)
+        return cls(title, wide, narrow, round(_PER_INCH * drawn[0].get_figwidth()))
 
 
 @dataclass(frozen=True)
@@ -177,10 +166,3 @@ def _embedded(shown: Sequence[Panels]) -> tuple[str, str, dict[str, str]]:
     script, elements = components(figures, wrap_plot_info=True)
     library = Resources(mode="inline", components=["bokeh"], log_level="warn").render_js()
     return library, script, {f.id: element for f, element in zip(figures, elements, strict=True)}
-
-
-def _png(figure: Figure) -> str:
-    sink = io.BytesIO()
-    with matplotlib.rc_context(plots.STYLE):
-        figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
-    return base64.b64encode(sink.getvalue()).decode()

@@ -7,11 +7,9 @@ import pandas as pd
 
 from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.config.columns import label, write
-from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, Text, Values, interactive
+from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Text, Values, interactive
+from mup_tpu.report.tables import trials_table
 from mup_tpu.report.words import how_made
-
-_BEST = 10
-"""Number of trials in the table."""
 
 
 def search_page(name: str, runs: pd.DataFrame) -> Page:
@@ -27,17 +25,12 @@ def search_page(name: str, runs: pd.DataFrame) -> Page:
     if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
         title = "Loss of every trial against each hyperparameter"
         figures = [Interactive(title, interactive().search_panels(trials, searched))]
-    headings = ["trial", "loss (nat)", *(label(column) for column in searched)]
-    rows = [
-        [str(trial["trial_id"]), f"{trial['loss']:.4f}", *(write(c, trial[c]) for c in searched)]
-        for trial in finished.head(_BEST).to_dict("records")
-    ]
     return Page(
         f"{name}: a search of {len(trials)} trials",
         [_best(finished, searched, counts)],
         [
             Section("Figure", figures),
-            Section(f"The best of {len(finished)} finished trials", [Table(headings, rows)]),
+            Section(f"The best of {len(finished)} finished trials", [trials_table(runs)]),
             Section("How the runs were made", [Values(how_made(runs))]),
         ],
         "A trial stopped early has the loss of its last step; do not compare it with a finished one.",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from mup_tpu import plots
 from mup_tpu.analysis import worth
-from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import Score
@@ -31,7 +28,8 @@ from mup_tpu.report.page import (
     Values,
     interactive,
 )
-from mup_tpu.report.words import details, how_made, number, optima_cells, regret_cells, said
+from mup_tpu.report.tables import optima_table, regret_table, sweeps_table
+from mup_tpu.report.words import details, how_made, said
 
 _TITLES = {
     "transfer": "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
@@ -68,10 +66,8 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
     """
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
     results = [(plots.name(result.compared, analysis.compares), result) for result in results_of(analysis)]
-    optima = [_table(name, optima_cells(result, analysis.scale)) for name, result in results]
-    regrets = [
-        _table(name, regret_cells(result, analysis.scale)) for name, result in results if result.regrets
-    ]
+    optima = [optima_table(result, analysis.scale, name) for name, result in results]
+    regrets = [regret_table(result, analysis.scale, name) for name, result in results if result.regrets]
     read = partial(_read, analysis=analysis)
     sections = [Section("Figures", _figures(analysis, table)), Section("Optima", optima)]
     if regrets:
@@ -81,7 +77,7 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         sections.append(Section("Regret", [said_first, *regrets]))
         worths = [(name, *result.worth.cells) for name, result in results]
         heads = (label(analysis.compares), *worth.HEADINGS)
-        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), Table(heads, worths, "")]))
+        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), Table(heads, worths)]))
     if scores:
         sections.append(Section("Predictions", [Text(f"{said(one.sentence())}.") for one in scores]))
     if table.stored is not None:
@@ -126,46 +122,17 @@ def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
     return blocks
 
 
-def _table(title: str, cells: dict[str, Any]) -> Table:
-    return Table(cells["headings"], cells["rows"], title)
-
-
 def ablations_page(name: str, table: pd.DataFrame) -> Page:
     """Report of several sweeps beside each other; `table` is from `mup_tpu.analysis.ablations.compare`."""
     counts = table["verdict"].value_counts()
     summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
-    headings = ("sweep", "drift exponent α", "95 %", "regret (nat)", "95 %", "best loss, largest", "verdict")
-    rows = [
-        (
-            plots.name(row["name"]).replace("_", " "),
-            *_exponent(row),
-            row["regret_status"] if math.isnan(row["regret"]) else number(row["regret"], 3),
-            _between(row["regret_low"], row["regret_high"], 3),
-            number(row["best_loss"], 3),
-            row["verdict"],
-        )
-        for row in table.to_dict("records")
-    ]
     title = "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter"
     return Page(
         f"{name}: what each change does to transfer",
         [Box(f"{len(table)} sweeps: {summary}")],
         [
             Section("Figure", [Picture.of(title, partial(plots.ablations_figure, table))]),
-            Section("Sweeps, the worst regret first", [Table(headings, rows)]),
+            Section("Sweeps, the worst regret first", [sweeps_table(table)]),
         ],
         "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
     )
-
-
-def _exponent(row: dict[Any, Any]) -> tuple[str, str]:
-    """α and its interval, or that it is not known."""
-    if not is_told(row["low"], row["high"]):
-        return "not known", "-"
-    return number(row["alpha"], 2), _between(row["low"], row["high"], 2)
-
-
-def _between(low: float, high: float, digits: int) -> str:
-    """An interval."""
-    ends = (number(low, digits), number(high, digits))
-    return "-" if ends == ("-", "-") else " to ".join(ends)

@@ -1,4 +1,4 @@
-"""Sentences and cells of tables about an analysis, for reports and the terminal."""
+"""Sentences about an analysis, for reports and the terminal."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import means
-from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import COLUMNS, CONFIGURED, configured, label, write, write_scale
 from mup_tpu.plots import name
-
-Cells = dict[str, Sequence[Any]]
-"""A table for people: "headings", and "rows" of cells."""
 
 _MADE = (
     "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
@@ -121,44 +115,6 @@ def _zero_line(zero: AtZero, result: TransferResult) -> str:
     return line
 
 
-def optima_cells(result: TransferResult, scale: str) -> Cells:
-    """Rows of optima by scale: optimum, interval, loss there, status."""
-    headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
-    optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
-    return {"headings": headings, "rows": [_optimum_row(o, scale) for o in optima]}
-
-
-def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
-    return (
-        write_scale(scale, o.scale),
-        power(o.x, ".2f") if o.is_bracketed else "-",
-        "-" if math.isnan(o.low) else f"{_power(o.low)} to {_power(o.high)}",
-        f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
-        f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
-        o.sentence(),
-    )
-
-
-def regret_cells(result: TransferResult, scale: str) -> Cells:
-    """Rows of regrets by pair of scales: in nat with interval, relative to the gain, as compute."""
-    headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
-    return {"headings": headings, "rows": [_regret_row(r, scale) for r in result.regrets]}
-
-
-def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
-    known = r.status in ("estimated", AT_LEAST)
-    return (
-        write_scale(scale, r.source),
-        write_scale(scale, r.target),
-        f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
-        f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
-        f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
-        f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
-        if math.isfinite(r.compute_share)
-        else "-",
-    )
-
-
 def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
     """Number of runs, and names and values of their settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
@@ -194,7 +150,3 @@ def power(x: float, digits: str = ".4g") -> str:
     """A power of two and its value: 2^-5.53 = 0.0216."""
     exponent = f"{x:{digits}}"
     return f"2^{exponent if float(exponent) else exponent.lstrip('-')} = {2.0**x:.3g}"
-
-
-def _power(x: float) -> str:
-    return f"2^{x:.2f}" if math.isfinite(x) else "−∞" if x < 0 else "∞"

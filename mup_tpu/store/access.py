@@ -20,6 +20,8 @@ def results_folder(path: str | os.PathLike[str]) -> Folder:
         return Folder(path)
 
 
-def accessed(folder: object, how: Literal["opened", "read", "written"]) -> AbstractContextManager[None]:
-    """Raise errors of the file system as StoreErrors."""
-    return raised_as(StoreError, f"results folder {folder} cannot be {how}")
+def accessed(
+    folder: object, how: Literal["opened", "read", "written"], file: str = ""
+) -> AbstractContextManager[None]:
+    """Raise errors of the file system as StoreErrors, which name the file where it is known."""
+    return raised_as(StoreError, f"results folder {folder} cannot be {how}{file and f': {file}'}")

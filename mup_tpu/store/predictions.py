@@ -83,7 +83,7 @@ def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]
     """Predictions that are kept in a results folder, in the order in which they were made."""
     folder = results_folder(path)
     said = f"results folder {folder} cannot be read: {FILE} is no list of predictions"
-    with accessed(folder, "read"), raised_as(StoreError, said, _MISFITS):
+    with accessed(folder, "read", FILE), raised_as(StoreError, said, _MISFITS):
         try:
             return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
         except (FileNotFoundError, NotADirectoryError):
@@ -99,5 +99,5 @@ def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction
         return
     folder = results_folder(path)
     content = json.dumps([asdict(prediction) for prediction in [*kept, *more]], indent=1).encode() + b"\n"
-    with accessed(folder, "written"):
+    with accessed(folder, "written", FILE):
         patiently(lambda: folder.write(FILE, content))

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, first_line, reason
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.study.attempt import Function
@@ -172,8 +173,7 @@ def _result(file: Path, last: str) -> Any:
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise RuntimeError(f'{RESULT} holds no number and no {{"loss": number}}')
         return found
-    try:
-        return float(last)
-    except ValueError:
+    if (value := as_number(last)) is None:
         shown = repr(last if len(last) <= 60 else f"{last[:57]}...") if last else "nothing"
-        raise RuntimeError(f"its last line of output is {shown}, not a number") from None
+        raise RuntimeError(f"its last line of output is {shown}, not a number")
+    return value

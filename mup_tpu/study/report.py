@@ -73,11 +73,7 @@ class Report:
     """
 
     def __init__(
-        self,
-        folder: str,
-        send: Callable[[Reported], None],
-        rungs: str | None = None,
-        name: str = "",
+        self, folder: str, send: Callable[[Reported], None], rungs: str | None = None, name: str = ""
     ) -> None:
         self._folder, self._send, self._sent_at = Folder(folder), send, -math.inf
         self._rungs, self._name = rungs, name

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from mup_tpu.config import MOST_TRIALS, shown
-from mup_tpu.config.fields import require_name
+from mup_tpu.config.fields import require_count, require_name
 from mup_tpu.errors import ConfigError
 from mup_tpu.store import STUDY_COLUMNS, StoredAxes, StoredAxis
 
@@ -145,8 +145,7 @@ class Space:
             ConfigError: a name or a value is not allowed.
         """
         require_name("name", name)
-        if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MOST_TRIALS:
-            raise ConfigError(f"seeds {shown(seeds)} is not allowed: it must be a whole number, 1 or more")
+        require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
         measured_by = measured_by or next(iter(points[0]))
         tuned, values = _one_axis("tune", tune)

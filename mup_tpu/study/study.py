@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.config import require_above_zero, shown
+from mup_tpu.config import require_above_zero
+from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import parse_seconds
 from mup_tpu.errors import ConfigError, StoreError, reason
 from mup_tpu.store import Store, results_folder
-from mup_tpu.study.asked import PATIENCE_S, Asked, AskedTrials
+from mup_tpu.study.asked import PATIENCE_S, AskedTrials
 from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.function_job import How, check_function, pickled
 from mup_tpu.study.functions import Functions, OpensPool, as_rows, pool_here, pool_on_ray
@@ -146,10 +147,8 @@ class Study:
         deadline = time.monotonic() + (math.inf if budget is None else parse_seconds("budget", budget))
         seconds = math.inf if timeout is None else parse_seconds("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise ConfigError(
-                f"workers {shown(workers)} is not allowed: it must be a whole number, 1 or more"
-            )
+        if workers is not None:
+            require_count("workers", workers)
         function = trainer_of(train, self.space) if isinstance(train, str) else train
         check_function(function)
         on_ray = ray or address is not None or resources is not None
@@ -164,7 +163,7 @@ class Study:
             threads = max(1, (os.cpu_count() or 1) // count)
         grid = _grid_of(self.space) if until_settled else None
         store = self._open(grid)
-        asked = AskedTrials(store.folder, self.space.name)
+        asked = AskedTrials(store, self.space)
         how = How(self.folder, threads, seconds, halving)
         payload = pickled(function, by_value=on_ray)
         functions = Functions(self.space, payload, how, pool)
@@ -207,14 +206,12 @@ class Study:
             ConfigError: count or patience is not allowed.
             StoreError: the folder cannot be written, or holds another study.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ConfigError(f"count {shown(count)} is not allowed: it must be a whole number, 1 or more")
+        require_count("count", count)
         require_above_zero("patience", patience)
         grid = _grid_of(self.space) if until_settled else None
         store = self._open(grid)
-        asked = AskedTrials(store.folder, self.space.name)
+        asked = AskedTrials(store, self.space)
         with asked.alone():
-            taken = store.done() | asked.awaited()
             planned: list[tuple[Trial, int | None]]
             if grid is not None:
                 plans = Buyer(grid, store).plans()
@@ -222,9 +219,7 @@ class Study:
             else:
                 purchase = store.next_purchase()
                 planned = [(t, purchase) for t in self.space.trials()]
-            chosen = [(trial, of) for trial, of in planned if trial.id not in taken][:count]
-            asked.add(chosen, patience)
-        return [trial for trial, _ in chosen]
+            return asked.give(planned, count, patience)
 
     def tell(self, trial: Trial | str, loss: Any = None, *, failed: str | None = None) -> Trial:
         """Store the loss of a trial that was asked for.
@@ -252,30 +247,12 @@ class Study:
             is_finite = math.isfinite(value)
             outcome = Outcome("finished" if is_finite else "diverged", value if is_finite else math.inf)
         store = self._open()
-        asked = AskedTrials(store.folder, self.space.name)
+        asked = AskedTrials(store, self.space)
         with asked.alone():
-            found = self._asked(trial, store, asked)
+            found = asked.find(trial.id if isinstance(trial, Trial) else str(trial))
             store.append(*as_rows(found.trial, outcome, found.purchase))
             asked.forget(found.trial.id)
         return found.trial
-
-    def _asked(self, trial: Trial | str, store: Store, asked: AskedTrials) -> Asked:
-        """Entry of a trial that was asked for, or is in the grid and not told yet."""
-        name = trial.id if isinstance(trial, Trial) else str(trial)
-        results = store.results()
-        known = results.loc[results["trial_id"] == name, "loss"]
-        if len(known):
-            raise StoreError(f"trial {name} has a loss already, {known.iloc[0]:.6g}: a loss is told once")
-        there = asked.all()
-        if name in there:
-            return there[name]
-        if one := next((t for t in self.space.trials() if t.id == name), None):
-            return Asked(one, 0.0, 0.0, store.next_purchase())
-        waiting = ", ".join(list(there)[:4]) + (" ..." if len(there) > 4 else "")
-        raise StoreError(
-            f"trial {shown(name)} is not one that {self.folder} asked for; "
-            + f"it waits for {waiting or 'none'}"
-        )
 
     def verdict(self) -> TransferAnalysis:
         """Analysis of stored trials; printed, it says each verdict in a sentence.

@@ -11,6 +11,8 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,8 @@ from mup_tpu.training.pack import Pack
 
 CELL = ("setting", "parametrization", "seed")
 """Columns that, with the scale's, name a trained trial."""
+_FEWEST = 3
+"""Points of the scale that a check has however long they take."""
 
 
 def measure(
@@ -38,6 +42,7 @@ def measure(
     num_seeds: int,
     stored: pd.DataFrame | None = None,
     say: Callable[[str, float], None] = lambda pack, share: None,
+    seconds: float = math.inf,
 ) -> Iterator[pd.DataFrame]:
     """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
 
@@ -49,6 +54,7 @@ def measure(
         num_seeds: seeds from 0.
         stored: earlier measurements, which are not repeated.
         say: told the name of each pack and the share of all work that is done.
+        seconds: time within which a further point must be expected to end, once three are measured.
 
     Yields:
         All measurements so far, stored ones first, at the start and after each point and parametrization.
@@ -82,7 +88,17 @@ def measure(
                 packs.append((value, parametrization, members))
     vocab_size = data.load(trial.data).vocab_size
     flop = [len(members) * training_flops(members[0], vocab_size) for _, _, members in packs]
+    began = point_began = time.monotonic()
+    point_flop = 0.0
     for i, (value, parametrization, members) in enumerate(packs):
+        if point_flop and value != packs[i - 1][0]:
+            now = time.monotonic()
+            wanted = sum(f for f, (other, *_) in zip(flop, packs, strict=True) if other == value)
+            ends = now - began + (now - point_began) * wanted / point_flop
+            if ends > seconds and table[table["setting"] == setting][scale.column].nunique() >= _FEWEST:
+                return
+            point_began, point_flop = now, 0.0
+        point_flop += flop[i]
 
         def told(share: float, i: int = i, name: str = f"{scale.field} {value}, {parametrization}") -> None:
             say(name, (sum(flop[:i]) + share * flop[i]) / sum(flop))

@@ -106,9 +106,7 @@ class Packs(TrialKind[Trial]):
         if at_start:
             self._console.print(
                 f"{at_start} of {len(packs)} packs have no checkpoint of {steps_before} steps or before to "
-                "go on from, and train from the start",
-                highlight=False,
-                soft_wrap=True,
+                "go on from, and train from the start"
             )
 
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:

@@ -127,10 +127,7 @@ class TrialProgress(Generic[T]):
                 at += f", seed {row['seed']}"
                 said = f"loss {row['loss']:.4f}" if row["status"] == "finished" else row["status"]
             total, done = self._total.total(), self._done()
-            self.console.print(
-                f"{at}: {said}; {done} of {total} trials stored, {self._time_left()} left",
-                highlight=False,
-            )
+            self.console.print(f"{at}: {said}; {done} of {total} trials stored, {self._time_left()} left")
 
     def _done(self) -> int:
         return sum(statuses.total() for statuses in self._ended.values())

@@ -169,10 +169,7 @@ def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
         if interrupted:
             raise KeyboardInterrupt
         interrupted.append(True)
-        console.print(
-            "stopping: running trials checkpoint at their next evaluation; Ctrl-C again stops now",
-            highlight=False,
-        )
+        console.print("stopping: running trials checkpoint at their next evaluation; Ctrl-C again stops now")
         signal.raise_signal(signal.SIGUSR1)
 
     with handling({signal.SIGINT: on_interrupt, signal.SIGUSR1: signal.SIG_IGN}):

@@ -7,9 +7,9 @@ from typing import Any
 from ray import tune
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from mup_tpu.config.columns import write
+from mup_tpu.config.table import Table
 
 KEY = "_key"
 """Key of a proposal's number in its configuration."""
@@ -89,21 +89,20 @@ class SearchProgress(tune.Callback):
         found = f", best {best['loss']:.4f} ({best['point']})" if best else ""
         self._console.print(
             f"trial {row['trial']} {status} at step {row['step']}: {loss}, {row['point']}; "
-            f"{self._ended} of {self._total} ended{found}",
-            highlight=False,
-            soft_wrap=True,
+            f"{self._ended} of {self._total} ended{found}"
         )
 
     def _table(self) -> Table:
         best = self.best()
-        caption = f"{self._ended} of {self._total} ended"
+        title = f"{self._ended} of {self._total} ended"
         if best is not None:
-            caption += f" · best {best['loss']:.4f} at {best['point']}"
-        table = Table("trial", "status", "node", "step", "loss", "hyperparameters", caption=caption)
+            title += f" · best {best['loss']:.4f} at {best['point']}"
+        rows = []
         for row in list(self._rows.values())[-_SHOWN:]:
             loss = f"{row['loss']:.4f}" if row["loss"] is not None else ""
-            table.add_row(row["trial"], row["status"], row["node"], str(row["step"]), loss, row["point"])
-        return table
+            rows.append((row["trial"], row["status"], row["node"], str(row["step"]), loss, row["point"]))
+        headings = ("trial", "status", "node", "step", "loss", "hyperparameters")
+        return Table(headings, rows, title, left=("status", "node", "hyperparameters"))
 
 
 def _point(config: dict[str, Any]) -> str:

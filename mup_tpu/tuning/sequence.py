@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
@@ -28,6 +27,7 @@ from mup_tpu.analysis.rows import selected_scales
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import configured, label, write_scale
+from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
@@ -82,7 +82,7 @@ def run_until_settled(
 
         outcome = buy(grid, store, run_batch, run.halving, deadline, console)
     if time.monotonic() >= deadline:
-        console.print(f"the budget of {until.budget} is used up; the same command goes on", highlight=False)
+        console.print(f"the budget of {until.budget} is used up; the same command goes on")
     return outcome
 
 
@@ -297,14 +297,11 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
 
 def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> None:
     """Print the last look at each parametrization, and its next purchase."""
-    shown = Table(title=f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look")
-    shown.add_column(label(columns.parametrization), no_wrap=True)
-    for heading in ("look", "runs", "α (95 %)", "regret (nat, 95 %)"):
-        shown.add_column(heading, justify="right")
-    shown.add_column("verdict", no_wrap=True)
-    for plan in plans:
-        shown.add_row(plan.name, *_cells(plan.looks[-1] if plan.looks else None))
-    console.print(shown)
+    title = f"best {label(columns.hyperparameter)} by {label(columns.scale)}, look by look"
+    texts = (label(columns.parametrization), "verdict")
+    headings = (texts[0], "look", "runs", "α (95 %)", "regret (nat, 95 %)", texts[1])
+    rows = [(plan.name, *_cells(plan.looks[-1] if plan.looks else None)) for plan in plans]
+    console.print(Table(headings, rows, title, texts, texts))
     for plan in plans:
         if plan.batch is None:
             line = f"settled: {plan.looks[-1].sentence}"
@@ -312,7 +309,7 @@ def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> Non
             line = f"{plan.name} ends here: {plan.stops}"
         else:
             line = f"{plan.name}, purchase {plan.purchase}: {plan.batch.reason}; {plan.batch.price()}"
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 def _cells(look: LookTaken | None) -> tuple[str, ...]:

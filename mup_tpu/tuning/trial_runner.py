@@ -149,8 +149,7 @@ class TrialRunner(Generic[T]):
         asked = len(lacking) - len(missing)
         self._console.print(
             f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
-            f"{len(missing)} to run" + (f", {asked} asked for elsewhere" if asked else ""),
-            highlight=False,
+            f"{len(missing)} to run" + (f", {asked} asked for elsewhere" if asked else "")
         )
         if missing:
             jobs, pool = kind.jobs(missing)
@@ -164,7 +163,7 @@ class TrialRunner(Generic[T]):
                     if time.monotonic() >= deadline:
                         break
             if summary := kind.summary():
-                self._console.print(summary, highlight=False, soft_wrap=True)
+                self._console.print(summary)
         if not self._outcome["failed"] and time.monotonic() < deadline:
             kind.tidy(trials, store.done)
         return self._outcome
@@ -180,7 +179,7 @@ class TrialRunner(Generic[T]):
             case Split():
                 progress.split(job)
                 words = f"{event.reason}: split into {len(event.parts)} packs"
-                self._console.print(words, highlight=False)
+                self._console.print(words)
             case Failed() | Finished():
                 self._keep(job, event, progress, purchases)
             case _:
@@ -207,5 +206,5 @@ class TrialRunner(Generic[T]):
             )
         for reason in dict.fromkeys(row["reason"] for row in rows if row["status"] == "failed"):
             words = f"{self._kind.name(job)} failed: {reason}"
-            self._console.print(words, style="red", soft_wrap=True, highlight=False)
+            self._console.print(words, style="red")
         self._kind.stored(job, rows)

@@ -13,7 +13,7 @@ from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
 from mup_tpu.analysis.verdict import Look, decide
 from mup_tpu.errors import TableError
-from mup_tpu.report import details, optima_cells
+from mup_tpu.report import details, optima_table
 
 REFERENCE = Path(__file__).parents[1] / "reference_runs"
 WIDTHS = (64, 128, 256, 512)
@@ -377,7 +377,7 @@ def test_scale_0_has_an_optimum_of_its_own_and_is_in_no_fit():
     assert any(note.startswith("33 runs at weight_decay 0 have an optimum of") for note in analysis.notes)
     assert result.optima == plain.optima and result.verdict == plain.verdict
     assert result.at_scale_0.x == pytest.approx(-8.5, abs=0.1)
-    rows = optima_cells(result, analysis.scale)["rows"]
+    rows = optima_table(result, analysis.scale, "").rows
     assert [row[0] for row in rows] == ["0", *map(str, WIDTHS)]
     assert "at_scale_0" not in plain.to_dict() and result.to_dict()["at_scale_0"]["status"] == "bracketed"
     with pytest.raises(TableError, match="weight_decay is 0 in every run"):

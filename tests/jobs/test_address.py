@@ -98,6 +98,12 @@ def test_a_port_on_which_nobody_listens_and_one_that_cannot_be_are_one_sentence(
             check_answers(f"127.0.0.1:{wrong}")
 
 
+@pytest.mark.parametrize("address", ["head", "10.0.0.1", "head:port", ":6379"])
+def test_an_address_of_another_form_does_not_go_to_ray(address):
+    with pytest.raises(ConfigError, match=f"address '{address}' is not allowed: write auto, HOST:PORT"):
+        check_answers(address)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ray_", [True])
 def test_a_cluster_answers(ray_, local_ray):

@@ -176,7 +176,7 @@ def test_everything_can_be_read_where_panels_are_below_each_other():
     analysis = analyze(
         check_table(swept(**TABLES["long names"]), Columns(scale=TABLES["long names"]["scale"]))
     )
-    with plots.stacked():
+    with plots.beside(0):
         figures = [
             plots.regret_figure(analysis),
             plots.best_loss_figure(analysis),

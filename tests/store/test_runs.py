@@ -30,6 +30,7 @@ from mup_tpu.store import (
 from mup_tpu.store import runs as stored_runs
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import read_header
+from mup_tpu.store.predictions import load_predictions
 
 
 def row(trial_id: str, loss: float = 1.0, status: str = "finished", **more) -> dict:
@@ -426,7 +427,11 @@ def test_what_is_no_regular_file_is_refused_not_read(what, tmp_path):
     """A pipe was waited for, a device read until memory was out."""
     store = Store(tmp_path, "x")
     store.append([row("a")])
-    for target in (tmp_path / "runs" / "other.parquet", tmp_path / "store.json"):
+    for target, read, named in (
+        (tmp_path / "runs" / "other.parquet", load_runs, ""),
+        (tmp_path / "store.json", load_runs, ""),
+        (tmp_path / "predictions.json", load_predictions, "predictions.json: "),
+    ):
         target.unlink(missing_ok=True)
         if what == "a named pipe":
             os.mkfifo(target)
@@ -434,8 +439,8 @@ def test_what_is_no_regular_file_is_refused_not_read(what, tmp_path):
             target.symlink_to("/dev/zero")
         else:
             target.mkdir()
-        with pytest.raises(StoreError, match="cannot be read: it is not a regular file"):
-            load_runs(tmp_path)
+        with pytest.raises(StoreError, match=f"cannot be read: {named}it is not a regular file"):
+            read(tmp_path)
         target.rmdir() if what == "a folder" else target.unlink()
 
 

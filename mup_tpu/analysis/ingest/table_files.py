@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.config import shown
+from mup_tpu.config.values import as_number
 from mup_tpu.errors import TableError, reason
 
 _READERS = {
@@ -117,17 +118,9 @@ def _delimited(text: str) -> pd.DataFrame:
     if heads[delimiter] == 1 and len(lines[start : start + 1]) and len(lines[start].split()) > 1:
         delimiter = r"\s+"
     table = pd.read_csv(io.StringIO(text), sep=delimiter, low_memory=False)
-    if len(table.columns) > 1 and all(_is_number(name) for name in table.columns):
+    if len(table.columns) > 1 and all(as_number(name) is not None for name in table.columns):
         raise ValueError("its first line holds numbers, not names of columns")
     return table
-
-
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _json_lines(text: str) -> pd.DataFrame:
