@@ -167,6 +167,8 @@ def coord_checks(
     try:
         for trial in trials:
             trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
+            if trial.train.precision == "auto":  # the table of an earlier check goes on
+                trial = trial.replace(precision="float32")
             stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
             with Bar(console) as bar:
                 for table in measure(trial, scale, parametrizations, num_seeds, stored, bar.update, seconds):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mup_tpu.devices.bfloat16 import cpu_units
 from mup_tpu.devices.tpus import device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
@@ -171,20 +172,10 @@ def _machine() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     found = f"{platform.machine()}, {cores} cores, {memory:.0f} GiB"
-    units = bfloat16_units(Path("/proc/cpuinfo"))
-    return Finding("machine", found if units is None else f"{found}, {units}")
-
-
-def bfloat16_units(cpuinfo: Path) -> str | None:
-    """Instructions by which the CPU multiplies bfloat16; None where the system does not say.
-
-    Without them torch emulates such products, and --precision bf16 is far slower than float32.
-    """
-    if not cpuinfo.exists():
-        return None
-    flags = set(cpuinfo.read_text().split())
-    units = [name for name in ("avx512_bf16", "amx_bf16", "bf16") if name in flags]
-    return f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
+    if (units := cpu_units()) is not None:
+        how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
+        found = f"{found}, {how}"
+    return Finding("machine", found)
 
 
 def _cuda() -> Finding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import SweepRun
 from mup_tpu.config import Sweep
@@ -12,9 +14,13 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.training.report import format_seconds
     from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.precision import decided_sweep
     from mup_tpu.tuning.sweep import what_is_missing
 
-    console, total = Console(), len(sweep.trials())
+    console = Console()
+    run = replace(how.run, device="xla") if how.dry.dry_run_on else how.run
+    sweep = decided_sweep(sweep, folder, run, console)
+    total = len(sweep.trials())
     missing, corpora = what_is_missing(sweep, folder)
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:

@@ -73,7 +73,7 @@ def plan(
 def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
     """Sweep of a file, with its target and budget."""
     if file is None:
-        return Sweep("plan", Trial()), {}
+        return Sweep("plan", Trial().replace(precision="auto")), {}
     values = read_toml(file)
     asked: dict[str, Any] = {name: values.pop(name) for name in ("target", "budget") if name in values}
     if isinstance(goal := asked.get("target"), dict):
@@ -90,7 +90,10 @@ def _peak(on: str | None, base: Trial) -> float:
         ConfigError: the machine is unknown.
     """
     from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.precision import precision_of
 
+    if base.train.precision == "auto":
+        base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")
     if on is None:
         return forecast.this_machine([base] * 8, RunOptions()).flops
     from mup_tpu.devices.peak import gpu_peak_flops

@@ -286,8 +286,10 @@ class TrainConfig:
     run."""
     eval_batches: int = described(8, above=0, most=_LARGEST)
     """Batches of held-out text per evaluation."""
-    precision: Literal["float32", "float64", "bf16"] = "float32"
-    """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32."""
+    precision: Literal["float32", "float64", "bf16", "auto"] = "float32"
+    """Arithmetic; "bf16" multiplies matrices in bfloat16 and keeps weights, optimizer and loss in float32.
+    "auto" is the precision of the results folder's rows; in a new folder bf16 where the device has units for
+    it, else float32."""
     base_batch_size: int = described(0, unit="sequences", least=0, most=_LARGEST)
     """Batch size at which all rules are the same, sequences; 0 takes the trial's own."""
     base_steps: int = described(0, least=0, most=_LONGEST)

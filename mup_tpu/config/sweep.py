@@ -160,6 +160,8 @@ class Sweep:
             raise ConfigError("seed is no axis of a sweep: num_seeds gives the seeds of every cell")
         if twice := [f for f in fields if fields.count(f) > 1]:
             raise ConfigError(f"{twice[0]} is on two axes of the sweep: each field may change along one")
+        if any(point.get("precision") == "auto" for axis in self.axes for point in axis.points):
+            raise ConfigError("precision 'auto' cannot be on an axis: give 'float32', 'bf16' or 'float64'")
         self._require_bases(set(fields))
         count = math.prod(len(axis.points) for axis in self.axes) * self.num_seeds
         if count > MOST_TRIALS:

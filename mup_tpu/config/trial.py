@@ -84,7 +84,12 @@ class Trial:
 
         A field that is newer than the first release counts only if it differs from its default, so that
         stored rows keep their names. 0 and 0.0 are one trial.
+
+        Raises:
+            ConfigError: the precision is "auto", which is decided when a trial runs.
         """
+        if self.train.precision == "auto":
+            raise ConfigError("precision 'auto' has no trial_id yet: give 'float32', 'bf16' or 'float64'")
         content: dict[str, Any] = {"data_fingerprint": data_fingerprint}
         for part in dataclasses.fields(self):
             config = getattr(self, part.name)

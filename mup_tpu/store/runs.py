@@ -201,6 +201,15 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
     return runs.sort_values(order, ignore_index=True)
 
 
+def load_precisions(path: str | os.PathLike[str]) -> list[str]:
+    """Precisions of the runs in a results folder; none if it is new."""
+    folder = results_folder(path)
+    if (header := read_header(folder)) is None:
+        return []
+    runs = tables.read_table(folder, "runs", header.columns)
+    return [] if "precision" not in runs else sorted(runs["precision"].dropna().unique())
+
+
 def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
     """Axes of the sweep in a results folder; width and learning rate if none are stored."""
     header = read_header(results_folder(path))

@@ -13,7 +13,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.rows import failed_row
 from mup_tpu.training.signals import handling
+from mup_tpu.tuning.precision import decided
 from mup_tpu.tuning.ray_tune import TuneSearch
 from mup_tpu.tuning.search_log import SearchLog
 from mup_tpu.tuning.search_progress import KEY, SearchProgress, point_of
@@ -64,6 +65,7 @@ def run_search(
     if run.placement == "slice":
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
     require_packages(options.track)
+    search = replace(search, base=decided(search.base, results, run, console))
     store = Store(results, search.experiment)
     folder = store.folder
     data.load(search.base.data)

@@ -33,6 +33,7 @@ from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
+from mup_tpu.tuning.precision import decided_sweep
 from mup_tpu.tuning.sweep import check_alike, measured
 
 _SAME_X = 1e-6
@@ -62,6 +63,7 @@ def run_until_settled(
         DataError: the corpus cannot be used.
     """
     deadline = time.monotonic() + (until.seconds or math.inf)
+    sweep = decided_sweep(sweep, results, run, console)
     corpora = Corpora()
     grid = _grid_of(sweep, corpora)
     if lacking := sorted(set(load_planned(results)) - set(grid.points)):

@@ -78,7 +78,11 @@ def train_one(
         ConfigError: an export or a profile cannot be written, or the trial is not allowed.
         Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
+    from mup_tpu.tuning.precision import decided
+
     kept.prepare()
+    trial = decided(trial, kept.results, run, console)
+    shorter = shorter and shorter.replace(precision=trial.train.precision)
     checkpoints = None if kept.checkpoints is None else _folder_of(trial, kept.checkpoints, shorter, console)
     result = _train(trial, run, kept, checkpoints, console)
     row = result.rows[0]

@@ -22,6 +22,7 @@ from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.continuation import longer
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
+from mup_tpu.tuning.precision import decided_sweep
 
 
 def run_sweep(
@@ -46,6 +47,7 @@ def run_sweep(
             another kind.
         DataError: the corpus cannot be used.
     """
+    sweep = decided_sweep(sweep, results, run, console)
     trials = sweep.trials()
     if continue_to is not None:
         _check_goes_on(sweep, run)

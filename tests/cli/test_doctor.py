@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mup_tpu.cli.doctor import (
-    bfloat16_units,
     check_fit,
     check_folder,
     check_libtpu,
@@ -25,21 +24,6 @@ def test_this_machine_is_examined(tmp_path):
     assert found["torch"].found == pytest.importorskip("torch").__version__.split("+")[0]
     assert f"{len(os.sched_getaffinity(0))} cores" in found["machine"].found
     assert not found["results folder"].problem
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("flags : fpu avx512f avx512_bf16 amx_bf16", "bfloat16 by avx512_bf16, amx_bf16"),
-        ("Features : fp asimd bf16", "bfloat16 by bf16"),  # an Arm
-        ("flags : fpu avx2", "no bfloat16 units: precision bf16 is slow"),
-    ],
-)
-def test_units_for_bfloat16_are_read_from_the_cpu_s_flags(line, found, tmp_path):
-    file = tmp_path / "cpuinfo"
-    assert bfloat16_units(file) is None
-    file.write_text(f"processor : 0\n{line}\n")
-    assert bfloat16_units(file) == found
 
 
 def test_torch_and_torch_xla_that_do_not_fit():

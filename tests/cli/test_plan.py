@@ -49,7 +49,7 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     code, out, err = outcome(*arguments, "8xH100", "--mfu", "0.5", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["flops_per_second"] == pytest.approx(8 * 67e12 * 0.5)
+    assert found["flops_per_second"] == pytest.approx(8 * 989e12 * 0.5)  # in bf16
     assert found["budget"] == pytest.approx(3600 * found["flops_per_second"])
     assert found["flops"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
     (tmp_path / "plan.toml").write_text("mine")

@@ -1,0 +1,42 @@
+"""Units for bfloat16, by the CPU's flags and the kind of device."""
+
+import pytest
+
+from mup_tpu.devices import bfloat16
+
+AMD, PLAIN = "flags : fpu avx512f avx512_bf16 amx_bf16", "flags : fpu avx2"
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "said"),
+    [
+        (AMD, ("avx512_bf16", "amx_bf16"), "this CPU has avx512_bf16, amx_bf16"),
+        ("Features : fp asimd bf16", ("bf16",), "this CPU has bf16"),  # an Arm
+        (PLAIN, (), "this CPU shows no units for bfloat16"),
+    ],
+)
+def test_units_for_bfloat16_are_read_from_the_cpu_s_flags(line, found, said, tmp_path, monkeypatch):
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(bfloat16, "CPUINFO", file)
+    assert bfloat16.cpu_units() is None and not bfloat16.units("cpu")[0]
+    file.write_text(f"processor : 0\n{line}\n")
+    assert bfloat16.cpu_units() == found
+    assert bfloat16.units("cpu") == (bool(found), said)
+
+
+def test_a_tpu_has_units_and_xla_s_cpu_client_is_none(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert not bfloat16.units("xla")[0]
+    monkeypatch.delenv("PJRT_DEVICE")
+    assert bfloat16.units("xla")[0]
+
+
+def test_a_gpu_has_units_by_its_capability():
+    torch = pytest.importorskip("torch")
+    has, said = bfloat16.units("cuda")
+    if torch.cuda.is_available():
+        assert (
+            has == (torch.cuda.get_device_properties(0).major >= 8) and torch.cuda.get_device_name() in said
+        )
+    else:
+        assert (has, said) == (False, "no GPU here has no units for bfloat16")

@@ -1,0 +1,112 @@
+"""Precision "auto": the folder's, else the device's; rows and ids hold what it became."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+from rich.console import Console
+
+from mup_tpu.cli import main
+from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.config.toml import load_sweep, write_sweep
+from mup_tpu.devices import bfloat16
+from mup_tpu.errors import ConfigError
+from mup_tpu.store.runs import load_precisions, load_runs
+from mup_tpu.tuning.search import run_search
+from mup_tpu.tuning.sequence import run_until_settled
+from mup_tpu.tuning.sweep import run_sweep
+
+CPU = RunOptions(device="cpu", threads=os.cpu_count() or 1)
+"""Options by which packs run in this process."""
+
+
+@pytest.fixture
+def cpu_with(tmp_path, monkeypatch):
+    """Function that gives this machine a CPU with some flags."""
+
+    def set_flags(flags: str) -> None:
+        (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
+        monkeypatch.setattr(bfloat16, "CPUINFO", tmp_path / "cpuinfo")
+
+    return set_flags
+
+
+def sweep_of(trial: Trial, *rates: float) -> Sweep:
+    return Sweep("x", trial, widths=(32,), learning_rates=rates, parametrizations=("mup",))
+
+
+def run(sweep: Sweep, folder, console: Console):
+    return run_sweep(sweep, str(folder), SweepOptions(), CPU, console)
+
+
+@pytest.mark.parametrize(("flags", "precision"), [("avx512_bf16", "bf16"), ("avx2", "float32")])
+def test_a_new_folder_takes_the_device_s_precision_and_keeps_it_elsewhere(
+    flags, precision, cpu_with, tiny, tmp_path
+):
+    asked, console = tiny.replace(precision="auto"), Console(record=True, width=200)
+    cpu_with(flags)
+    assert run(sweep_of(asked, 0.01), tmp_path / "r", console) == {"finished": 1}
+    assert f"precision {precision}: this CPU " in console.export_text()
+    cpu_with("avx2 avx512_bf16" if precision == "float32" else "avx2")  # another machine
+    assert run(sweep_of(asked, 0.01, 0.02), tmp_path / "r", console) == {"finished": 1}
+    assert f"precision {precision}: as the runs in {tmp_path / 'r'}" in console.export_text()
+    rows = load_runs(tmp_path / "r")
+    assert set(rows["precision"]) == {precision}
+    assert {json.loads(config)["train"]["precision"] for config in rows["config"]} == {precision}
+    plain = tiny.replace(precision=precision)
+    assert not run(sweep_of(plain, 0.01, 0.02), tmp_path / "r", console), "ids are those of the precision"
+
+
+def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
+    cpu_with("avx512_bf16")
+    asked, console = tiny.replace(precision="auto", steps=2), Console(record=True, width=200)
+    sweep = dataclasses.replace(sweep_of(asked, 0.01, 0.02, 0.04, 0.08), widths=(32, 64, 96))
+    until = SequenceOptions(until_settled=True, budget="2s")
+    ended = run_until_settled(sweep, str(tmp_path), until, SweepOptions(), CPU, console)
+    assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
+    assert not ended or load_precisions(tmp_path) == ["bf16"]
+
+
+@pytest.mark.slow
+def test_a_search_takes_the_device_s_precision(cpu_with, local_ray, tiny, tmp_path):
+    cpu_with("avx512_bf16")
+    search = Search("s", tiny.replace(precision="auto"), {"learning_rate": Domain("loguniform", 0.001, 0.01)})
+    options = SearchOptions(num_samples=1, algorithm="random", scheduler="none")
+    run_search(search, str(tmp_path), options, CPU, False, Console(quiet=True))
+    assert load_precisions(tmp_path) == ["bf16"]
+
+
+def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):
+    cpu_with("avx512_bf16")
+    file, results = tmp_path / "sweep.toml", str(tmp_path / "r")
+    sweep = sweep_of(tiny.replace(precision="auto"), 0.01)
+    file.write_text(write_sweep(sweep))
+    assert load_sweep(file) == sweep
+    main(["sweep", str(file), "--results", results, "--dry-run"])
+    assert "precision bf16: this CPU has avx512_bf16" in capsys.readouterr().out
+    main(["train", "--precision", "auto", "--results", results, "--device", "cpu", *_options(tiny)])
+    assert load_precisions(results) == ["bf16"]
+    main(["transfer", results, "--width", "64", "--device", "cpu", "--parametrizations", "mup"])
+    assert load_precisions(f"{results}_transfer") == ["bf16"]
+
+
+def _options(trial: Trial) -> list[str]:
+    flat = {k: v for k, v in trial.flat().items() if v != Trial().flat()[k]}
+    return [word for k, v in flat.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+
+
+def test_precisions_are_compared_by_name_alone(tiny, tmp_path):
+    both = {"compare": Axis("precision", ("float32", "bf16")), "parametrizations": None}
+    sweep = dataclasses.replace(sweep_of(tiny.replace(precision="auto"), 0.01), **both)
+    assert run(sweep, tmp_path, Console(quiet=True)) == {"finished": 2}
+    with pytest.raises(ConfigError, match="precision 'auto' cannot be on an axis: give 'float32', 'bf16'"):
+        dataclasses.replace(sweep, compare=Axis("precision", ("float32", "auto")))
+
+
+def test_auto_names_no_trial_and_a_typo_is_named(tiny):
+    with pytest.raises(ConfigError, match="precision 'auto' has no trial_id yet: give 'float32'"):
+        tiny.replace(precision="auto").trial_id("data")
+    with pytest.raises(ConfigError, match="precision 'bf32' is not one of .*'bf16', 'auto'"):
+        tiny.replace(precision="bf32")
