@@ -13,7 +13,7 @@ from mup_tpu.plots import ordered
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Table, interactive
 from mup_tpu.report.words import number, said
 
-_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
+_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"}
 
 
 def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
