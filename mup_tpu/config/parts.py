@@ -22,8 +22,9 @@ _WIDEST, _DEEPEST, _LARGEST, _LONGEST = 2**20, 10_000, 2**24, 10**9
 # Choices that read a field.
 _LLAMA = {"architecture": ("llama", "moe")}
 _MOE = {"architecture": ("moe",)}
-_MUON = {"optimizer": ("muon",)}
-_ADAMW = {"optimizer": ("adamw", "muon")}  # beside Muon, AdamW trains the rest
+_MUON = {"optimizer": ("muon", "muonh")}
+_BESIDE = {"optimizer": ("muon", "adamh", "muonh")}  # rules of hidden matrices; AdamW trains the rest
+_ADAMW = {"optimizer": ("adamw", *_BESIDE["optimizer"])}
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,9 @@ class DataConfig:
 class OptimizerConfig:
     """An update rule, with its hyperparameters at the base width."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """Update rule; "muon" trains hidden matrices, and AdamW the rest."""
+    optimizer: Literal["adamw", "sgd", "muon", "adamh", "muonh"] = "adamw"
+    """Update rule; "muon", "adamh" and "muonh" train hidden matrices, and AdamW the rest. The last two keep
+    matrices at their norm, and their learning rate is a step's angle."""
     learning_rate: LearningRate = described(2.0**-8, column="lr", as_power=True)
     """Peak learning rate at the base width, plain (not log2): 0.004 or 2^-8."""
     weight_decay: Real = described(0.0, least=0)
@@ -210,13 +212,15 @@ class OptimizerConfig:
     """Rule of mup_tpu.rules.optimizer by which learning rate and others follow the training tokens."""
     decay_rule: str = "parametrization"
     """Rule for coupled weight decay along the scales, in place of the parametrization's factor."""
-    adamw_lr_ratio: Real = described(1.0, label="AdamW's learning rate / Muon's", above=0, only=_MUON)
-    """AdamW's learning rate over Muon's; with "muon", AdamW trains all except hidden matrices."""
+    adamw_lr_ratio: Real = described(
+        1.0, label="AdamW's learning rate / hidden matrices'", above=0, only=_BESIDE
+    )
+    """AdamW's learning rate over that of hidden matrices, where another rule trains them."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)
     """Nesterov's look ahead along Muon's momentum."""
-    muon_scale: Literal["spectral", "match_rms_adamw"] = described("spectral", only=_MUON)
+    muon_scale: Literal["spectral", "match_rms_adamw"] = described("spectral", only={"optimizer": ("muon",)})
     """Muon's factor on its orthogonalised update: "spectral", √(out/in), changes outputs alike at any width;
     "match_rms_adamw", 0.2·√max(out, in), makes updates as large as AdamW's."""
     newton_schulz_steps: int = described(5, least=1, most=99, label="Newton-Schulz steps", only=_MUON)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Declaration, Forms, Parameter
+from mup_tpu.models.base import ActivationMemory, Declaration, Forms, Parameter, Slice
 from mup_tpu.models.llama import Llama, gated, stock, weights
 from mup_tpu.rules.parametrization import ForwardScaling
 
@@ -43,10 +43,12 @@ class MoE(Llama):
         """Router and experts, and shared experts with their gate."""
         d, between, experts = config.width, config.expert_width, config.num_experts
         shared = config.shared_experts * between
+        # Gate and up of an expert are rows of one matrix, in this order.
+        rows = {"gate": Slice(0, between), "up": Slice(between, 2 * between)}
+        gate_up = replace(_experts(config, d, 2 * between), slices=rows, sliced_axis=-2)
         parameters = {
             "mlp.gate.weight": _router(d, experts),
-            # Gate and up of an expert are rows of one matrix, in this order.
-            "mlp.experts.gate_up_proj": _experts(config, d, 2 * between),
+            "mlp.experts.gate_up_proj": gate_up,
             "mlp.experts.down_proj": replace(_experts(config, between, d), branch=branch),
         }
         if shared:

@@ -7,18 +7,20 @@ from typing import Any
 
 from mup_tpu.config import OptimizerConfig, Trial
 from mup_tpu.optimizers.adamw import AdamW
-from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, weight_decay
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
+from mup_tpu.optimizers.hyperball import Hyperball
 from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-__all__ = [
-    "UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of", "weight_decay",
-]  # fmt: skip
+__all__ = ["UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of"]
 
 _ADAMW = AdamW()
-UPDATE_RULES: Mapping[str, UpdateRule] = {rule.name: rule for rule in (_ADAMW, SGD(), Muon())}
+UPDATE_RULES: Mapping[str, UpdateRule] = {
+    rule.name: rule
+    for rule in (_ADAMW, SGD(), Muon(), Hyperball("adamh", AdamW()), Hyperball("muonh", Muon("spectral")))
+}
 
 
 def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:

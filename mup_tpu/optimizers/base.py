@@ -73,6 +73,19 @@ class UpdateRule(ABC):
         """Peak learning rate of its parameters, before the parametrization's factors."""
         return config.learning_rate
 
+    def weight_decay(self, config: OptimizerConfig, parameter: Parameter, scaling: Scaling) -> float:
+        """λ of one parameter for torch's update rules: a step shrinks a weight by learning rate · λ.
+
+        Coupled: the parametrization's factor times the configured λ. Independent (Loshchilov & Hutter 2019;
+        Wortsman et al. 2023, section 3.2.2): a step shrinks every matrix by schedule·λ, so λ is divided by
+        the learning rate's peak (before factors) and factor. Norms and biases do not decay.
+        """
+        if not parameter.decays or config.weight_decay == 0:
+            return 0.0
+        if config.decay_mode == "coupled":
+            return config.weight_decay * scaling.weight_decay
+        return config.weight_decay / self.learning_rate(config) * (1 / scaling.learning_rate)
+
     @abstractmethod
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:
         """Numbers that are part of its program, equal for all members of a pack."""
@@ -94,15 +107,9 @@ class UpdateRule(ABC):
         """Apply a stacked gradient in place."""
 
 
-def weight_decay(config: OptimizerConfig, peak: float, parameter: Parameter, scaling: Scaling) -> float:
-    """λ of one parameter for torch's update rules: a step shrinks a weight by learning rate · λ.
-
-    Coupled: the parametrization's factor times the configured λ. Independent (Loshchilov & Hutter 2019;
-    Wortsman et al. 2023, section 3.2.2): a step shrinks every matrix by schedule·λ, so λ is divided by the
-    learning rate's peak (before factors) and factor. Norms and biases do not decay.
-    """
-    if not parameter.decays or config.weight_decay == 0:
-        return 0.0
-    if config.decay_mode == "coupled":
-        return config.weight_decay * scaling.weight_decay
-    return config.weight_decay / peak * (1 / scaling.learning_rate)
+def matrices_of(parameter: Parameter, values: Tensor) -> tuple[Tensor, ...]:
+    """Views of each matrix in a parameter, in order: the whole, or the parts of a fused one."""
+    if not parameter.slices:
+        return (values,)
+    parts = sorted(parameter.slices.values(), key=lambda part: part.start)
+    return values.split([part.stop - part.start for part in parts], parameter.sliced_axis)

@@ -9,10 +9,10 @@ Newton-Schulz steps. The scale is one of two conventions (`OptimizerConfig.muon_
 - "match_rms_adamw", 0.2·√max(out, in): entries have AdamW's root mean square of 0.2 (Liu et al. 2025,
   arXiv:2502.16982, section 2.2), and learning rates are AdamW's.
 
-Parametrizations multiply either by their factors (`mup_tpu.rules.parametrization`). A fused matrix (queries,
-keys and values in one) is orthogonalised slice by slice.
+Parametrizations multiply either by their factors (`mup_tpu.rules.parametrization`). Each matrix of a fused
+parameter (queries, keys and values) or of a stack (experts) is orthogonalised alone.
 
-Shapes: K members, S slices of equal shape, N matrices, R rows, C columns.
+Shapes: K members, S slices of equal shape, N matrices, R rows, C columns; ... experts, in stacks of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from mup_tpu.config import OptimizerConfig
-from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
+from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, matrices_of
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import MomentScaling
 
@@ -52,6 +52,10 @@ class Muon(UpdateRule):
 
     name = "muon"
 
+    def __init__(self, scale: str = "") -> None:
+        """With the scale in each configuration, or one for all."""
+        self._scale = scale
+
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
         """The momentum's buffer."""
         return ("momentum_buffer",)
@@ -62,14 +66,14 @@ class Muon(UpdateRule):
 
     def takes(self, parameter: Parameter) -> bool:
         """Whether it is a hidden matrix; AdamW trains the others."""
-        return parameter.role == "hidden" and len(parameter.shape) == 2
+        return parameter.role == "hidden"
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
         """Momentum and Newton-Schulz steps. Rules for Adam's β do not change the momentum."""
         return MuonConstants(
             float(config.muon_momentum),
             config.muon_nesterov,
-            config.muon_scale,
+            self._scale or config.muon_scale,
             config.newton_schulz_steps,
             config.newton_schulz_dtype,
         )
@@ -82,30 +86,29 @@ class Muon(UpdateRule):
         ):
             if leaf.grad is None:
                 continue
-            widths, matrix = slice_widths(parameter), leaf.detach()
-            directions = _direction(leaf.grad, buffer, constants).split(widths, -1)
-            matrix.mul_(1 - rate * group.weight_decay)
-            for part, direction in zip(matrix.split(widths, -1), directions, strict=True):
-                scale = scale_of(parameter, part.shape[-1], constants.scale)
+            directions = matrices_of(parameter, _direction(leaf.grad, buffer, constants))
+            parts = matrices_of(parameter, leaf.detach().mul_(1 - rate * group.weight_decay))
+            for part, direction in zip(parts, directions, strict=True):
+                scale = scale_of(parameter, part.shape[parameter.sliced_axis], constants.scale)
                 part.add_(orthogonalised(direction, constants.steps, constants.dtype), alpha=-(rate * scale))
 
     def update_stack(self, stack: StackedParameter, constants: MuonConstants) -> None:
         """Update of all members, with slices of equal shape in one batch of matrix products."""
         import torch
 
-        (lr,), p = stack.numbers, stack.values
+        (lr,), p, axis = stack.numbers, stack.values, stack.parameter.sliced_axis
         rate = lr * stack.lr_factor
-        direction_KRC = _direction(stack.gradient, stack.slots["momentum_buffer"], constants)
-        updates_KRC: list[Tensor] = []
-        parts = direction_KRC.split(slice_widths(stack.parameter), -1)
-        for width, alike in groupby(parts, lambda part: part.shape[-1]):
-            stacked_KSRC = torch.stack([*alike], 1)
-            orthogonal_NRC = orthogonalised(stacked_KSRC.flatten(0, 1), constants.steps, constants.dtype)
-            scale = scale_of(stack.parameter, width, constants.scale)
-            scaled_KSRC = scale * orthogonal_NRC.to(p.dtype).view_as(stacked_KSRC)
-            updates_KRC += scaled_KSRC.unbind(1)
+        direction = _direction(stack.gradient, stack.slots["momentum_buffer"], constants)
+        updates: list[Tensor] = []
+        parts = matrices_of(stack.parameter, direction)
+        for size, alike in groupby(parts, lambda part: part.shape[axis]):
+            stacked = torch.stack([*alike], 1)
+            flat_NRC = stacked.flatten(0, -3)
+            orthogonal_NRC = orthogonalised(flat_NRC, constants.steps, constants.dtype).to(p.dtype)
+            scaled_NRC = scale_of(stack.parameter, size, constants.scale) * orthogonal_NRC
+            updates += scaled_NRC.view_as(stacked).unbind(1)
         p.mul_(1 - rate * stack.weight_decay)
-        p.sub_(rate * (updates_KRC[0] if len(updates_KRC) == 1 else torch.cat(updates_KRC, -1)))
+        p.sub_(rate * (updates[0] if len(updates) == 1 else torch.cat(updates, axis)))
 
 
 def _direction(gradient: Tensor, buffer: Tensor, constants: MuonConstants) -> Tensor:
@@ -138,19 +141,16 @@ def orthogonalised(matrices: Tensor, steps: int, dtype: str) -> Tensor:
     return x.mT if is_tall else x
 
 
-def slice_widths(parameter: Parameter) -> list[int]:
-    """Columns of each matrix in a parameter, in order: one matrix, or the parts of a fused one."""
-    slices = sorted(parameter.slices.values(), key=lambda part: part.start)
-    return [part.stop - part.start for part in slices] or [parameter.shape[-1]]
+def scale_of(parameter: Parameter, size: int, convention: str) -> float:
+    """Factor on an orthogonalised matrix of a parameter, stored (in, out) or (out, in).
 
-
-def scale_of(parameter: Parameter, columns: int, convention: str) -> float:
-    """Factor on an orthogonalised matrix with `columns` of a parameter, stored (in, out) or (out, in)."""
+    `size` is the matrix's along the axis of slices.
+    """
     fan_in, fan_out = parameter.fan_in, parameter.fan_out
-    if parameter.shape[-1] == fan_out:
-        fan_out = columns
+    if parameter.shape[parameter.sliced_axis] == fan_out:
+        fan_out = size
     else:
-        fan_in = columns
+        fan_in = size
     if convention == "spectral":
         return math.sqrt(fan_out / fan_in)
     return 0.2 * math.sqrt(max(fan_out, fan_in))

@@ -14,7 +14,6 @@ from torch import nn
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
-from mup_tpu.optimizers import weight_decay as decay_of
 from mup_tpu.parametrize import forward
 from mup_tpu.parametrize.forward import ForwardFactor
 from mup_tpu.parametrize.survey import by_name
@@ -144,13 +143,13 @@ class ModuleParametrization:
         found = by_name(module, self.parameters)
         groups: dict[Any, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
-            scaling = self.scalings[name]
+            scaling, rule = self.scalings[name], update_rule_of(config, parameter)
             settings = {
                 "lr": lr * scaling.learning_rate,
-                "weight_decay": decay_of(config, lr, parameter, scaling),
+                "weight_decay": rule.weight_decay(config, parameter, scaling),
                 "lr_factor": scaling.learning_rate,
             }
-            if update_rule_of(config, parameter).name == "adamw":
+            if rule.name == "adamw":
                 settings["eps"] = eps * scaling.eps
             group = groups.setdefault(tuple(settings.items()), {"params": [], **settings})
             group["params"].append(found[name])

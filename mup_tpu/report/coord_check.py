@@ -11,7 +11,7 @@ from mup_tpu.report.page import Block, Box, Interactive, Page, Section, interact
 from mup_tpu.report.tables import slopes_table
 from mup_tpu.report.words import said
 
-_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
+_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"}
 
 
 def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:

@@ -14,7 +14,7 @@ matrix from activations to a choice among few, such as experts."""
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a fused parameter along its last axis, such as the queries of qkv."""
+    """Part of a fused parameter, such as the queries of qkv."""
 
     start: int
     stop: int
@@ -43,6 +43,8 @@ class Parameter:
     """Exponent of `init_factor` in depth."""
     slices: Mapping[str, Slice] = field(default_factory=dict)
     """Parts of a fused parameter, by name."""
+    sliced_axis: int = -1
+    """Axis along which the parts lie."""
     active: float = 1.0
     """Share of its elements that a token uses: experts a token over experts, for a stack of experts."""
 

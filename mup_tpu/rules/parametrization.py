@@ -153,11 +153,11 @@ def _lost_multipliers_adamw(parameter: Parameter, infshape: InfShape, growth: Gr
     return Scaling(init=_mup_adamw(parameter, infshape, growth).init)
 
 
-def _in_blocks(rule: Rule, alpha: float, scales_eps: bool = True) -> Rule:
+def _in_blocks(rule: Rule, alpha: float) -> Rule:
     """A rule for width, and in blocks learning rate × m_L^(α-1) and ε × 1/(m_N·m_L^α).
 
     Dey et al. 2025, Table 1, for Adam. It needs steps whose size does not follow the gradient's, so it holds
-    for Muon too, which has no ε: L branches, each × m_L^-α, change the stream by L·m_L^-α times one layer's
+    for Muon and Hyperball too: L branches, each × m_L^-α, change the stream by L·m_L^-α times one layer's
     change. Weight decay has the width's factor alone. An architecture's init factor that follows depth, as
     GPT-2's 1/√(2·layers), stays the base depth's.
     """
@@ -170,7 +170,7 @@ def _in_blocks(rule: Rule, alpha: float, scales_eps: bool = True) -> Rule:
             wide,
             init=wide.init * m_L**-parameter.init_depth_exponent,
             learning_rate=wide.learning_rate * m_L ** (alpha - 1),
-            eps=m_L**-alpha / infshape.width_mult() if scales_eps else wide.eps,
+            eps=m_L**-alpha / infshape.width_mult(),
         )
 
     return deep
@@ -188,15 +188,18 @@ def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) 
     return scaling
 
 
-def _mup_muon(growth_of_update: float) -> Rule:
-    """μP of a hidden matrix with orthogonal updates, whose scale grows as m^growth_of_update.
+def _mup_by_norm(growth_of_update: float) -> Rule:
+    """μP of a hidden matrix whose updates have a spectral norm that grows as m^growth_of_update.
 
-    An orthogonal update keeps the norm of the inputs in its row space, so a layer's output changes by the
-    update's spectral norm times its input. That norm must be ∝ √(out/in) (Yang et al. 2023, arXiv:2310.17813,
-    Condition 1), constant if both grow, so the learning rate is × m^-growth_of_update: no factor for
-    "spectral"; 1/√m for "match_rms_adamw", whose updates are ∝ √max(out, in). Adam needs 1/m for entries of
-    the same size: its updates align with their inputs in a few directions, with norm ∝ m; an orthogonal
-    matrix spreads over all directions, with norm ∝ √m. Init is Adam's, and a step's decay, η·λ, the base's.
+    A layer's output changes by that norm times its input, at most. It must be ∝ √(out/in) (Yang et al. 2023,
+    arXiv:2310.17813, Condition 1), constant if both grow, so the learning rate is × m^-growth_of_update.
+    Init is Adam's, and a step's decay, η·λ, the base's.
+
+    - Muon: 0 in "spectral"; ½ in "match_rms_adamw", whose updates are ∝ √max(out, in). Adam needs 1/m for
+      entries of the same size: its updates align with their inputs in a few directions, with norm ∝ m; an
+      orthogonal matrix spreads over all directions, with norm ∝ √m.
+    - Hyperball: updates have Frobenius norm η·R, and R ∝ √m under this init. Adam's alignment makes that the
+      spectral norm, so ½; Muon's has √m times as many directions, so 0.
     """
 
     def rule(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
@@ -209,13 +212,13 @@ def _mup_muon(growth_of_update: float) -> Rule:
     return rule
 
 
-def _with_muon(rules: Mapping[str, Rule], of: Callable[[float], Rule]) -> Mapping[str, Rule]:
-    """Rules, with rules for Muon in both conventions of scale, made from the growth of its updates."""
-    return {**rules, "muon": of(0.0), "muon_match_rms_adamw": of(0.5)}
+def _by_norm(of: Callable[[float], Rule]) -> Mapping[str, Rule]:
+    """Rules of Muon, in both conventions of scale, and of Hyperball, from the growth of their updates."""
+    return {"muon": of(0.0), "muon_match_rms_adamw": of(0.5), "adamh": of(0.5), "muonh": of(0.0)}
 
 
-_SP: Mapping[str, Rule] = _with_muon({"adamw": _unscaled, "sgd": _unscaled}, lambda _: _unscaled)
-_MUP: Mapping[str, Rule] = _with_muon({"adamw": _mup_adamw, "sgd": _mup_sgd}, _mup_muon)
+_SP: Mapping[str, Rule] = {"adamw": _unscaled, "sgd": _unscaled, **_by_norm(lambda _: _unscaled)}
+_MUP: Mapping[str, Rule] = {"adamw": _mup_adamw, "sgd": _mup_sgd, **_by_norm(_mup_by_norm)}
 
 
 def _mup_forward(growth: Growth) -> ForwardScaling:
@@ -231,10 +234,10 @@ def _completep_forward(alpha: float) -> Callable[[Growth], ForwardScaling]:
 def _completep(alpha: float, transfers: tuple[str, ...] = ("width", "head_size")) -> Parametrization:
     return Parametrization(
         source="Dey et al. 2025 (arXiv:2505.01618), Table 1",
-        parameters=_with_muon(
-            {"adamw": _in_blocks(_mup_adamw, alpha)},
-            lambda grown: _in_blocks(_mup_muon(grown), alpha, scales_eps=False),
-        ),
+        parameters={
+            "adamw": _in_blocks(_mup_adamw, alpha),
+            **_by_norm(lambda grown: _in_blocks(_mup_by_norm(grown), alpha)),
+        },
         forward=_completep_forward(alpha),
         transfers=transfers,
         follows=("width", "head_size", "depth"),
@@ -262,9 +265,10 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     "completep_zero": _completep(0.0),
     "completedp": Parametrization(
         source="Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1, width and depth",
-        parameters=_with_muon(
-            {"adamw": _completedp_adamw}, lambda grown: _in_blocks(_mup_muon(grown), 1.0, scales_eps=False)
-        ),
+        parameters={
+            "adamw": _completedp_adamw,
+            **_by_norm(lambda grown: _in_blocks(_mup_by_norm(grown), 1.0)),
+        },
         forward=_completep_forward(1.0),
         transfers=("width", "head_size", "depth"),
         follows=("width", "head_size", "depth"),

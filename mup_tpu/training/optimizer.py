@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
-from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of, weight_decay
+from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.schedule import schedule_factor
@@ -41,7 +41,7 @@ def _factors(
     trial: Trial, rule: UpdateRule, parameter: Parameter, scaling: Scaling
 ) -> tuple[float, float, float]:
     config = trial.optimizer
-    decay = weight_decay(config, rule.learning_rate(config), parameter, scaling)
+    decay = rule.weight_decay(config, parameter, scaling)
     return scaling.learning_rate, decay, config.eps * scaling.eps
 
 

@@ -16,7 +16,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.data import TokenDataset
 from mup_tpu.models import declare, parameter_scalings, sizes
-from mup_tpu.optimizers import constants, update_rule_of, weight_decay
+from mup_tpu.optimizers import constants, update_rule_of
 
 _VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
 
@@ -76,10 +76,9 @@ def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
     parameters = declare(trial.model, vocab_size, length).parameters
     name, parameter = next((n, p) for n, p in parameters.items() if p.role == "hidden")
     scaling, rule = parameter_scalings(trial, vocab_size, length)[name], update_rule_of(config, parameter)
-    peak = rule.learning_rate(config)
     values = {
-        "lr": peak * scaling.learning_rate,
-        "weight_decay": weight_decay(config, peak, parameter, scaling),
+        "lr": rule.learning_rate(config) * scaling.learning_rate,
+        "weight_decay": rule.weight_decay(config, parameter, scaling),
         **rule.applied(config, constants(trial, [rule])[rule.name], scaling),
     }
     return {f"applied_{name}": value for name, value in values.items()}

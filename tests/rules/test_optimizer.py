@@ -7,7 +7,7 @@ import pytest
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare, parameter_scalings
-from mup_tpu.optimizers import UPDATE_RULES, constants, weight_decay
+from mup_tpu.optimizers import UPDATE_RULES, constants
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.training.pack_key import pack_key
@@ -26,10 +26,11 @@ def hyperparameters(trial: Trial, name: str = HIDDEN) -> dict[str, float]:
     scaling = parameter_scalings(trial, VOCAB, T)[name]
     parameter = declare(trial.model, VOCAB, T).parameters[name]
     config = trial.optimizer
-    betas = constants(trial, [UPDATE_RULES["adamw"]])["adamw"]
+    rule = UPDATE_RULES["adamw"]
+    betas = constants(trial, [rule])["adamw"]
     return {
         "lr": config.learning_rate * scaling.learning_rate,
-        "weight_decay": weight_decay(config, config.learning_rate, parameter, scaling),
+        "weight_decay": rule.weight_decay(config, parameter, scaling),
         "eps": config.eps * scaling.eps,
         "beta1": betas.first,
         "beta2": betas.second,

@@ -1,5 +1,6 @@
 """The rules against mup's own optimizers and shape inference, on a real GPT-2."""
 
+import dataclasses
 import math
 
 import mup
@@ -17,7 +18,7 @@ from mup_tpu.models import (
     infshapes,
     parameter_scalings,
 )
-from mup_tpu.optimizers import UPDATE_RULES, weight_decay
+from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import (
     PARAMETRIZATIONS,
@@ -71,7 +72,7 @@ def test_factors_match_mups_optimizer_groups(optimizer, growing, tied, width):
     assert ours.keys() == theirs.keys()
     for name, (lr, wd) in theirs.items():
         assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
-        decay = weight_decay(trial.optimizer, 0.1, declared[name], ours[name])
+        decay = UPDATE_RULES[optimizer].weight_decay(trial.optimizer, declared[name], ours[name])
         if len(dict(model.named_parameters())[name].shape) > 1:  # we never decay biases and norms
             assert decay == pytest.approx(wd), name
         else:
@@ -149,7 +150,7 @@ def test_factors_of_llama_match_mups_optimizer_groups(optimizer, growing, qk_nor
     assert ours.keys() == theirs.keys()
     for name, (lr, wd) in theirs.items():
         assert 0.1 * ours[name].learning_rate == pytest.approx(lr), name
-        decay = weight_decay(trials[128].optimizer, 0.1, declared[name], ours[name])
+        decay = UPDATE_RULES[optimizer].weight_decay(trials[128].optimizer, declared[name], ours[name])
         assert decay == (0 if declared[name].role == "norm" else pytest.approx(wd)), name
 
 
@@ -217,23 +218,31 @@ def test_factors_of_every_parameter_are_those_of_completep_s_table(
     ("name", "alpha"),
     [("mup", None), ("completep", 1), ("completep_half", 0.5), ("completep_zero", 0), ("completedp", 1)],
 )
-@pytest.mark.parametrize(("scale", "width"), [("spectral", 1.0), ("match_rms_adamw", 0.5)])
+@pytest.mark.parametrize(
+    ("own", "width"),
+    [
+        ({"optimizer": "muon", "muon_scale": "spectral"}, 1.0),
+        ({"optimizer": "muon", "muon_scale": "match_rms_adamw"}, 0.5),
+        ({"optimizer": "muonh"}, 1.0),
+        ({"optimizer": "adamh"}, 0.5),
+    ],
+)
 @pytest.mark.parametrize("tied", [True, False])
-def test_muon_s_matrices_are_scaled_by_its_updates_norm_and_the_rest_as_adamw_has_it(
-    name, alpha, scale, width, tied
+def test_hidden_matrices_are_scaled_by_their_updates_norm_and_the_rest_as_adamw_has_it(
+    name, alpha, own, width, tied
 ):
-    """At m_N = 4 and m_L = 4: the norm of the update is ∝ √max(out, in), or not, and must not grow (Yang et
+    """At m_N = 4 and m_L = 4: the norm of the update is ∝ √m_N, or constant, and must not grow (Yang et
     al. 2023, Condition 1), so that the learning rate is × 1/√m_N, or 1; in blocks × m_L^(α-1). A step's
-    decay, η·λ, does not follow width. Init, and all that is no hidden matrix, is as under AdamW."""
+    decay, η·λ, does not follow width. Init, ε, and all that is no hidden matrix, is as under AdamW."""
     trial = Trial().replace(
         parametrization=name, width=128, base_width=32, head_size=16, depth=8, base_depth=2, tied=tied,
-        optimizer="muon", muon_scale=scale,
+        **own,
     )  # fmt: skip
-    found, adamw = (parameter_scalings(trial.replace(optimizer=o), VOCAB, T) for o in ("muon", "adamw"))
+    found, adamw = (parameter_scalings(t, VOCAB, T) for t in (trial, trial.replace(optimizer="adamw")))
     depth = 1 if alpha is None else 4 ** (alpha - 1)
     for n, parameter in declare(trial.model, VOCAB, T).parameters.items():
         if parameter.role == "hidden":
-            expected = Scaling(init=adamw[n].init, learning_rate=width * depth, weight_decay=1 / width)
+            expected = dataclasses.replace(adamw[n], learning_rate=width * depth, weight_decay=1 / width)
             assert vars(found[n]) == pytest.approx(vars(expected)), n
         else:
             assert found[n] == adamw[n], n
@@ -348,7 +357,7 @@ def test_weight_decay_shrinks_as_its_mode_says(name, mode):
         decay_mode=mode,
     )  # fmt: skip
     shrinks = {
-        p.role: 0.01 * s.learning_rate * weight_decay(trial.optimizer, 0.01, p, s)
+        p.role: 0.01 * s.learning_rate * UPDATE_RULES["adamw"].weight_decay(trial.optimizer, p, s)
         for p, s in zip(
             declare(trial.model, VOCAB, T).parameters.values(),
             parameter_scalings(trial, VOCAB, T).values(),

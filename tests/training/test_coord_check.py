@@ -228,20 +228,26 @@ def test_a_check_along_another_scale_is_not_mixed_with_a_stored_one(measured, ti
         next(measure(deep(tiny), Axis("depth", (1, 2)), ("mup",), 1, measured))
 
 
+MATCHED = {"optimizer": "muon", "muon_scale": "match_rms_adamw"}
+
+
 @pytest.mark.parametrize(
-    ("scale", "name", "flat"),
+    ("own", "name", "flat"),
     [
-        ("spectral", "mup", True),
-        ("match_rms_adamw", "mup", True),
-        pytest.param("match_rms_adamw", "no factor", False, marks=pytest.mark.nightly),
-        ("match_rms_adamw", "adam's 1/m", False),
+        ({"optimizer": "muon"}, "mup", True),
+        (MATCHED, "mup", True),
+        pytest.param(MATCHED, "no factor", False, marks=pytest.mark.nightly),
+        (MATCHED, "adam's 1/m", False),
+        ({"optimizer": "adamh"}, "mup", True),
+        ({"optimizer": "adamh"}, "no factor", False),
+        ({"optimizer": "muonh"}, "mup", True),
     ],
 )
-def test_muon_s_updates_change_layers_alike_at_every_width_with_mup_s_factor_alone(
-    scale, name, flat, tiny, monkeypatch
+def test_updates_of_muon_and_hyperball_change_layers_alike_at_every_width_with_mup_s_factor_alone(
+    own, name, flat, tiny, monkeypatch
 ):
-    """Hidden matrices alone learn here. Those updates that are as large as AdamW's are to be scaled by 1/√m:
-    with Adam's own 1/m what they change dies out with width, without a factor it grows."""
+    """Hidden matrices alone learn here. Those updates that are as large as AdamW's, and AdamH's, are to be
+    scaled by 1/√m: with Adam's own 1/m what they change dies out with width, without a factor it grows."""
     mup = PARAMETRIZATIONS["mup"]
     for other, power in (("no factor", 0), ("adam's 1/m", 1)):
 
@@ -249,12 +255,11 @@ def test_muon_s_updates_change_layers_alike_at_every_width_with_mup_s_factor_alo
             m = infshape.width_mult()
             return Scaling(init=m**-0.5, learning_rate=m**-power)
 
-        rules = {**mup.parameters, "muon_match_rms_adamw": rule}
+        rules = {**mup.parameters, "muon_match_rms_adamw": rule, "adamh": rule}
         monkeypatch.setitem(PARAMETRIZATIONS, other, dataclasses.replace(mup, parameters=rules))  # type: ignore[arg-type]
     trial = tiny.replace(
-        steps=4, warmup=0.0, schedule="constant", optimizer="muon", muon_scale=scale, learning_rate=2.0**-5,
-        adamw_lr_ratio=1e-9,
-    )  # fmt: skip
+        steps=4, warmup=0.0, schedule="constant", **own, learning_rate=2.0**-5, adamw_lr_ratio=1e-9
+    )
     *_, table = measure(trial, Axis("width", (32, 64, 128)), (name,), 1)
     found = slopes(table).query("quantity == 'update'").set_index("layer")["slope"]
     # Attention's softmax and the readout, whose weights do not learn here, have exponents of their own.

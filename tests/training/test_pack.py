@@ -34,7 +34,7 @@ TINY = Trial().replace(
 )
 
 
-OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}}
+OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}, "adamh": {}, "muonh": {}}
 """Hyperparameters that an update rule alone reads."""
 
 
@@ -126,6 +126,8 @@ def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, p
         ("sgd", "independent"),
         ("muon", "coupled"),
         pytest.param("muon", "independent", marks=pytest.mark.nightly),
+        ("adamh", "coupled"),
+        ("muonh", "independent"),
     ],
 )
 def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
