@@ -14,6 +14,7 @@ Shapes: S scales, R draws.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,11 +26,12 @@ import tyro
 from rich.progress import track
 from scipy.interpolate import PchipInterpolator
 
-from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
-from mup_tpu.analysis.line import fit_line
+from mup_tpu.analysis import Columns, RunTable, check_table, load_table
+from mup_tpu.analysis.line import _draw_coefficients, fit_line
+from mup_tpu.analysis.looks import Question, weigh
+from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.priors import Priors, kind_of, priors_of
-from mup_tpu.analysis.transfer import TransferResult
+from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
 from mup_tpu.errors import MupTpuError
 
 LINES = {
@@ -38,7 +40,9 @@ LINES = {
     "mean of all": Priors(slope=1e-3, bend=1e-3),
 }
 """Priors of each line; None takes those of the kind of scale."""
-METHODS = (*LINES, "largest's optimum", "smallest's optimum")
+PARABOLA, PARABOLA_BEND = Priors(slope=0.5, scatter=0.15), 0.1
+"""Priors of β₀ + α·r + q·r²: α ~ N(0, 0.5²), q ~ N(0, 0.1²), τ half-normal of scale 0.15."""
+METHODS = (*LINES, "parabola", "largest's optimum", "smallest's optimum")
 _NEEDED = 3
 """Least known optima of a sweep: two to predict from, one to predict."""
 
@@ -63,8 +67,10 @@ class HeldOut:
     case: Case
     rule: str
     optima: tuple[Optimum, ...]
+    """Optima of smaller scales."""
     truth: Optimum
-    result: TransferResult
+    curve: LossCurve
+    """Curve of the held-out scale."""
 
 
 def main(
@@ -87,13 +93,15 @@ def main(
     found = pd.DataFrame([_row(one, method) for one in held_out for method in METHODS])
     if out:
         found.round(5).to_csv(out, index=False)
-    for ahead in ("next", "two octaves"):
-        print(f"\n{ahead}, all\n{summary(found, ahead).to_string()}")
-        print(
-            f"\n{ahead}, three scales or more left\n{summary(found[found['known'] >= 3], ahead).to_string()}"
-        )
-        for kind, part in found.groupby(found["scale"].map(kind_of)):
-            print(f"\n{ahead}, {kind}\n{summary(part, ahead).to_string()}")
+    parts = {
+        "all": found,
+        "optimum known to 0.4 octave": found[1.96 * found["se"] <= 0.4],
+        "three scales or more left": found[found["known"] >= 3],
+        **dict(found.groupby("kind")),
+        **dict(found.groupby("source")),
+    }
+    for ahead, (name, part) in itertools.product(("next", "two octaves"), parts.items()):
+        print(f"\n{ahead}, {name}\n{summary(part, ahead).to_string()}")
     print(f"\nsimulated worlds\n{simulated(worlds).to_string()}")
 
 
@@ -122,7 +130,7 @@ def public_sweeps(folder: Path) -> Iterator[tuple[str, RunTable]]:
     """Run tables of the CSV files in a folder."""
     for file in sorted(folder.glob("*.csv")):
         frame = pd.read_csv(file)
-        if {"N", "D", "bs", "lr", "loss"} <= set(frame):
+        if {"N", "D", "bs", "lr", "smooth loss"} <= set(frame):
             yield from grids(f"public/{file.stem}", frame)
         else:
             try:
@@ -137,44 +145,38 @@ def grids(name: str, frame: pd.DataFrame) -> Iterator[tuple[str, RunTable]]:
     for scale in (size, "D", "bs"):
         fixed = [c for c in (size, "D", "bs") if c != scale]
         for values, part in frame.groupby(fixed):
-            part = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
+            part = part.groupby([scale, "lr"], as_index=False)["smooth loss"].mean()
             if part[scale].nunique() < _NEEDED:
                 continue
             at = ", ".join(f"{c}={v:.4g}" for c, v in zip(fixed, values, strict=True))
-            yield f"{name}/{scale} ({at})", check_table(part, Columns(scale=scale))
+            yield f"{name}/{scale} ({at})", check_table(part, Columns(scale=scale, loss="smooth loss"))
 
 
 def held_out_of(name: str, table: RunTable, least_known: int) -> Iterator[HeldOut]:
     """Held-out optima of a sweep: of each rule, the next scale's and that two octaves ahead."""
-    scale = table.columns.scale
-    analysed: dict[float, dict[str, TransferResult]] = {}
+    for rule, runs in table.runs.groupby("compared"):
 
-    def without(largest: float) -> dict[str, TransferResult]:
-        """Results from scales below one."""
-        if largest not in analysed:
-            part = replace(table.part(lambda f: f["scale"] < largest), planned=())
-            analysed[largest] = {r.compared: r for r in analyze(part).results}
-        return analysed[largest]
+        def optima_below(scale: float, runs: pd.DataFrame = runs) -> tuple[Optimum, ...]:
+            """Optima of smaller scales, by their runs alone."""
+            part = replace(table, runs=runs[runs["scale"] < scale], planned=())
+            return tuple(e.optimum for e in weigh(part.runs, Question.of(part)).estimates)
 
-    for result in analyze(replace(table, planned=())).results:
-        known = [o for o in result.optima if o.is_bracketed]
+        evidence = weigh(runs, Question.of(replace(table, planned=())))
+        known = [e.optimum for e in evidence.estimates if e.optimum.is_bracketed]
         if len(known) < least_known or len({o.x for o in known}) == 1:
             continue
         truth = known[-1]
+        curve = next(c for c in evidence.curves if c.scale == truth.scale)
         nearer = [o.scale for o in known if math.log2(truth.scale / o.scale) >= 1.9]
         cuts = {"next": truth.scale, "two octaves": nearer[-1] * 1.001 if nearer else 0.0}
         for ahead, cut in cuts.items():
             if sum(o.scale < cut for o in known) < 2:
                 continue
-            try:
-                optima = without(cut)[result.compared].optima
-            except (MupTpuError, KeyError):
-                continue
-            if sum(o.is_bracketed for o in optima) < 2:
-                continue
-            octaves = math.log2(truth.scale / max(o.scale for o in optima if o.is_bracketed))
-            case = Case(f"{name} {result.compared}", scale, ahead, octaves)
-            yield HeldOut(case, result.compared, tuple(optima), truth, result)
+            optima = optima_below(cut)
+            below = [o.scale for o in optima if o.is_bracketed]
+            if len(below) >= 2:
+                case = Case(f"{name} {rule}", table.columns.scale, ahead, math.log2(truth.scale / max(below)))
+                yield HeldOut(case, str(rule), optima, truth, curve)
 
 
 def _row(one: HeldOut, method: str) -> dict[str, object]:
@@ -183,16 +185,21 @@ def _row(one: HeldOut, method: str) -> dict[str, object]:
     known = [o for o in one.optima if o.is_bracketed]
     x, inside_50, inside_95 = known[-1 if method.startswith("largest") else 0].x, math.nan, math.nan
     generator = np.random.default_rng(0)
-    if method in LINES:
-        line = fit_line(one.optima, generator, LINES[method] or priors_of(case.scale, one.rule))
-        assert line is not None, "two optima are known"
-        optima_R = line.optima_R(truth.scale, generator)
+    if method in LINES or method == "parabola":
+        if method in LINES:
+            line = fit_line(one.optima, generator, LINES[method] or priors_of(case.scale, one.rule))
+            assert line is not None, "two optima are known"
+            optima_R = line.optima_R(truth.scale, generator)
+        else:
+            optima_R = parabola_R(known, truth.scale, generator)
         x = float(optima_R.mean())
         observed_R = optima_R + truth.se * generator.standard_normal(len(optima_R))
         inside_50, inside_95 = (_is_inside(truth.x, observed_R, share) for share in (0.5, 0.95))
     return {
         "sweep": case.sweep,
+        "source": "stored" if case.sweep.startswith("ours/") else "public",
         "scale": case.scale,
+        "kind": kind_of(case.scale) + (", kept" if keeps(one.rule, kind_of(case.scale)) else ""),
         "ahead": case.ahead,
         "octaves": case.octaves,
         "known": len(known),
@@ -200,10 +207,24 @@ def _row(one: HeldOut, method: str) -> dict[str, object]:
         "predicted": x,
         "truth": truth.x,
         "se": truth.se,
-        "regret": regret_of(one.result, truth, x),
+        "regret": regret_of(one.curve, truth, x),
         "inside_50": inside_50,
         "inside_95": inside_95,
     }
+
+
+def parabola_R(known: list[Optimum], scale: float, generator: np.random.Generator) -> np.ndarray:
+    """Draws of log2 of the optimum at a scale, by a parabola through the known optima."""
+
+    def design(scales: list[float]) -> np.ndarray:
+        r_S = np.log2(np.array(scales) / known[-1].scale)
+        return np.column_stack([np.ones_like(r_S), r_S, PARABOLA_BEND * r_S**2])
+
+    x_S, error_S = np.array([(o.x, max(o.se, 0.01)) for o in known]).T
+    design_SB = design([o.scale for o in known])
+    coefficients_RB, chosen_R = _draw_coefficients(design_SB, x_S, error_S, generator, PARABOLA, 20_000)
+    scatter_R = PARABOLA.tau_K[chosen_R] * generator.standard_normal(len(chosen_R))
+    return np.asarray(coefficients_RB @ design([scale])[0] + scatter_R)
 
 
 def _is_inside(x: float, draws_R: np.ndarray, share: float) -> float:
@@ -211,9 +232,8 @@ def _is_inside(x: float, draws_R: np.ndarray, share: float) -> float:
     return float(low <= x <= high)
 
 
-def regret_of(result: TransferResult, optimum: Optimum, x: float) -> float:
-    """Loss at x over that at the optimum, nat: a monotone spline through the scale's finite means."""
-    curve = next(c for c in result.curves if c.scale == optimum.scale)
+def regret_of(curve: LossCurve, optimum: Optimum, x: float) -> float:
+    """Loss at x over that at the optimum, nat: a monotone spline through the curve's finite means."""
     finite_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
     at = np.append(curve.x_G[finite_G], optimum.x)
     rise = np.append(np.maximum(curve.mean_G[finite_G] - optimum.loss, 0.0), 0.0)
@@ -229,14 +249,16 @@ def regret_of(result: TransferResult, optimum: Optimum, x: float) -> float:
 
 
 def summary(found: pd.DataFrame, ahead: str) -> pd.DataFrame:
-    """A row for each method."""
+    """A row for each method; "beyond its error" is the rmse without the held-out optimum's own error."""
     part = found[found["ahead"] == ahead]
     rows = {}
     for method in METHODS:
         own = part[part["method"] == method]
+        square, of_target = ((own["predicted"] - own["truth"]) ** 2).mean(), (own["se"] ** 2).mean()
         rows[method] = {
             "n": len(own),
-            "rmse": math.sqrt(((own["predicted"] - own["truth"]) ** 2).mean()),
+            "rmse": math.sqrt(square),
+            "beyond its error": math.sqrt(max(square - of_target, 0.0)),
             "mean regret": own["regret"].mean(),
             "median regret": own["regret"].median(),
             "50 %": own["inside_50"].mean(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
 from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.ingest.table import check_table
@@ -113,11 +114,56 @@ class Predictions:
 
     def sentence(self, found: RulePrediction) -> str:
         """Optimum of a prediction with its intervals, and how far it reaches."""
-        return sentence(found, self.scale, self.hyperparameter)
+        scale = self.scale
+        size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
+        at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
+        if not found.target.startswith(scale):
+            at = f"{found.target} ({at})"
+        run = columns.write_scale(scale, found.scale / 2**found.reach)
+        reach, below = "inside the table", math.log2(found.smallest[0] / found.scale)
+        if found.reach > 0.005:
+            reach = f"{_octaves(found.reach)} beyond {columns.label(scale)} {run}"
+        elif below > 0.005:
+            least = columns.write_scale(scale, found.smallest[0])
+            reach = f"{_octaves(below)} below {columns.label(scale)} {least}"
+        (low, high), (half_low, half_high) = found.interval, found.half
+        return (
+            f"{found.compared}: at {at}, {reach}, {columns.label(self.hyperparameter)} 2^{found.x:.2f} "
+            f"({plain(found.x)}), 95 % 2^{low:.2f} to 2^{high:.2f} ({plain(low)} to {plain(high)}), "
+            f"50 % 2^{half_low:.2f} to 2^{half_high:.2f}"
+        )
 
     def details(self, found: RulePrediction) -> list[str]:
         """Limits, costs and loss of a prediction, a line each."""
-        return details(found, self.scale, self.analysis.epsilon)
+        scale, epsilon = self.scale, self.analysis.epsilon
+        lines, cost = [], math.isfinite(found.taking.expected)
+        name, run = columns.label(scale), found.scale / 2**found.reach
+        if not found.bears:
+            limit = (
+                f"an expected cost of {epsilon:g} nat" if cost else f"a 95 % interval of {_WIDEST:g} octaves"
+            )
+            furthest = columns.write_scale(scale, float(f"{run * 2**found.furthest:.3g}"))
+            bound = f"only up to {_octaves(found.furthest)} beyond {columns.write_scale(scale, run)}"
+            held = f"{bound} ({name} {furthest})" if found.furthest > 0.05 else "at no distance"
+            lines.append(f"more than the table bears: within {limit} {held}")
+        if cost:
+            small, large = (
+                f"2^{x:.2f} of {name} {columns.write_scale(scale, at)}"
+                for at, x in (found.smallest, found.largest)
+            )
+            lines.append(
+                f"expected cost {_nat(found.taking)}; with {small} {_nat(found.staying)}, with {large} "
+                f"{_nat(found.following)}"
+            )
+        else:
+            lines.append("cost not told: too few finite runs near the largest scale's optimum")
+        if found.loss is not None:
+            lines.append(
+                f"loss {found.loss.loss:.3f} nat (95 % {found.loss.low:.3f} to {found.loss.high:.3f})"
+            )
+        else:
+            lines.append(f"loss not told: {found.why_no_loss}")
+        return lines
 
     def __repr__(self) -> str:
         return "\n".join([*(self.sentence(found) for found in self.predictions), *self.notes])
@@ -152,7 +198,7 @@ def predict(
 
     Args:
         table: runs, as for `analyze`.
-        at: targets, NAME=VALUE: the table's scale, or a column that it measures, such as params.
+        at: targets, NAME=VALUE: the table's scale, or a column that follows from it, such as params.
         epsilon: regret that does not matter, nat per token.
         seed: of the draws; the same table and seed give the same numbers.
 
@@ -230,11 +276,12 @@ def _predict(
 
     taking = cost(x)
 
-    def bears(octaves: float) -> bool:
+    def excess(octaves: float) -> float:
+        """Cost over epsilon at a distance beyond the table; octaves over the widest without a curvature."""
         variance = line.variance(octaves + math.log2(run / line.origin))
         if valley is None:
-            return 2 * 1.96 * math.sqrt(variance) <= _WIDEST
-        return valley.curvature / 2 * variance <= epsilon
+            return 2 * 1.96 * math.sqrt(variance) - _WIDEST
+        return valley.curvature / 2 * variance - epsilon
 
     return RulePrediction(
         compared=result.compared,
@@ -252,66 +299,17 @@ def _predict(
         loss=law.predict(target.scale) if law is not None else None,
         why_no_loss=why,
         bears=taking.expected <= epsilon if valley else high - low <= _WIDEST,
-        furthest=_furthest(bears),
+        furthest=_furthest(excess),
     )
 
 
-def _furthest(bears: Callable[[float], bool]) -> float:
-    """Octaves up to which a condition holds, to a hundredth."""
-    if not bears(0.0):
+def _furthest(excess: Callable[[float], float]) -> float:
+    """Octaves at which an excess that grows with the distance passes 0."""
+    if excess(0.0) > 0:
         return 0.0
-    low, high = 0.0, _FARTHEST
-    while high - low > 0.005:
-        middle = (low + high) / 2
-        low, high = (middle, high) if bears(middle) else (low, middle)
-    return low
-
-
-def sentence(found: RulePrediction, scale: str, hyperparameter: str) -> str:
-    """Optimum of a prediction with its intervals, and how far it reaches."""
-    size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
-    at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
-    if not found.target.startswith(scale):
-        at = f"{found.target} ({at})"
-    run = columns.write_scale(scale, found.scale / 2**found.reach)
-    is_beyond = found.reach > 0.005
-    reach = (
-        f"{_octaves(found.reach)} beyond {columns.label(scale)} {run}" if is_beyond else "inside the table"
-    )
-    (low, high), (half_low, half_high) = found.interval, found.half
-    return (
-        f"{found.compared}: at {at}, {reach}, {columns.label(hyperparameter)} 2^{found.x:.2f} "
-        f"({plain(found.x)}), 95 % 2^{low:.2f} to 2^{high:.2f} ({plain(low)} to {plain(high)}), "
-        f"50 % 2^{half_low:.2f} to 2^{half_high:.2f}"
-    )
-
-
-def details(found: RulePrediction, scale: str, epsilon: float) -> list[str]:
-    """Limits, costs and loss of a prediction, a line each."""
-    lines, cost = [], math.isfinite(found.taking.expected)
-    name, run = columns.label(scale), found.scale / 2**found.reach
-    if not found.bears:
-        limit = f"an expected cost of {epsilon:g} nat" if cost else f"a 95 % interval of {_WIDEST:g} octaves"
-        furthest = columns.write_scale(scale, float(f"{run * 2**found.furthest:.3g}"))
-        bound = f"only up to {_octaves(found.furthest)} beyond {columns.write_scale(scale, run)}"
-        held = f"{bound} ({name} {furthest})" if found.furthest > 0.05 else "at no distance"
-        lines.append(f"more than the table bears: within {limit} {held}")
-    if cost:
-        small, large = (
-            f"2^{x:.2f} of {name} {columns.write_scale(scale, at)}"
-            for at, x in (found.smallest, found.largest)
-        )
-        lines.append(
-            f"expected cost {_nat(found.taking)}; with {small} {_nat(found.staying)}, with {large} "
-            f"{_nat(found.following)}"
-        )
-    else:
-        lines.append("cost not told: too few finite runs near the largest scale's optimum")
-    if found.loss is not None:
-        lines.append(f"loss {found.loss.loss:.3f} nat (95 % {found.loss.low:.3f} to {found.loss.high:.3f})")
-    else:
-        lines.append(f"loss not told: {found.why_no_loss}")
-    return lines
+    if excess(_FARTHEST) <= 0:
+        return _FARTHEST
+    return float(scipy.optimize.brentq(excess, 0.0, _FARTHEST, xtol=0.005))
 
 
 def plain(x: float) -> str:

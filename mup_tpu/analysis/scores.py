@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,6 +55,8 @@ class Score:
         )
         if math.isfinite(self.x):
             said += f"; came out: 2^{self.x:.2f}, {_inside(self.is_inside)}"
+        else:
+            said += "; its optimum is not known"
         if p.loss is not None and math.isfinite(self.loss):
             loss, least, most = p.loss
             said += (
@@ -106,6 +108,26 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
         )
         for found in predictions.predictions
     ]
+
+
+def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAnalysis:
+    """Analysis in which a rule's only scale, if it was predicted, has that score for a verdict's sentence.
+
+    A transfer's folder holds its target alone: more scales are not what settles it. Runs are added only to
+    find the optimum there.
+    """
+    by_rule = {one.prediction.compared: one for one in scores}
+    results = []
+    for result in analysis.results:
+        found = by_rule.get(result.compared)
+        if found is not None and len(result.optima) == 1:
+            verdict = replace(result.verdict, sentence=f"{found.sentence()}.")
+            if found.is_inside is not None:
+                result = replace(result, next_batch=None)
+                verdict = replace(verdict, settle="")
+            result = replace(result, verdict=verdict)
+        results.append(result)
+    return replace(analysis, results=tuple(results))
 
 
 def score(kept: Iterable[KeptPrediction], analysis: TransferAnalysis) -> list[Score]:

@@ -37,14 +37,15 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
 
     Args:
         table: its scale, and columns that may measure it.
-        at: NAME=VALUE each: the scale itself, or a column with one value a scale, such as params or flops.
+        at: NAME=VALUE each, or several with commas: the scale itself, or a column with one value a scale,
+            such as params or flops.
 
     Raises:
         TableError: there is none, one is not NAME=VALUE above 0, or its column does not measure the scale.
     """
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
-    return tuple(_read(table, text) for text in at)
+    return tuple(_read(table, part.strip()) for text in at for part in text.split(","))
 
 
 def _read(table: RunTable, text: str) -> Target:
@@ -106,7 +107,9 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
     rows, known = _columns(table)
     if name not in known or rows[name].dtype.kind not in "iuf" or not (rows[name] > 0).all():
         grow = ", ".join(f"{c}=VALUE" for c in [own, *(c for c in known if c != own and _grows(rows, c))][:6])
-        raise TableError(f"at {name!r}: the table does not say how {name} follows {own}; give {grow}")
+        is_told = table.stored is not None or bool(rows[table.columns.params].notna().all())
+        hint = "" if is_told else " (--params-col names a table's parameters)"
+        raise TableError(f"at {name!r}: the table does not say how {name} follows {own}{hint}; give {grow}")
     by_scale = rows.groupby("scale")[name]
     if (by_scale.nunique() > 1).any():
         counts = by_scale.nunique()
@@ -129,13 +132,13 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
 def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
     """Rows with their scale, and the columns that may measure it.
 
-    FLOPs are 6·N·D where the table has parameters and tokens, but no FLOPs.
+    FLOPs are 6·N·D where the table has parameters and tokens, but no FLOPs; N is what a token uses.
     """
     own, usual = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
     if table.stored is not None and own.scale in table.stored:
         rows = table.stored.assign(scale=table.stored[own.scale].astype(float))
         rows = rows[rows["scale"].isin(table.runs["scale"])]
-        params = rows["params_non_embedding"]
+        params = rows["params_active"].fillna(rows["params_non_embedding"])
     else:
         rows = table.runs.assign(**{own.params: table.runs["params"], own.tokens: table.runs["tokens"]})
         rows["flops"] = rows["cost"] if table.cost_unit == "FLOP" else math.nan

@@ -130,9 +130,9 @@ def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False)
         table: Columns and rows of the table.
         json: Print JSON only, for machines.
     """
-    from mup_tpu.cli.results import Results
+    from mup_tpu.cli.results import open_results
 
-    found = Results(path, table)
+    found = open_results(path, table)
     if json:
         batches = {r.parametrization: r.next_batch for r in found.analysis.results}
         Console().write(to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
@@ -152,16 +152,17 @@ def predict(
 
     Args:
         path: Results folder (or fsspec URL), or any table, as for analyze.
-        at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that it measures (params=1.3e9).
+        at: Targets, NAME=VALUE, several with commas: the table's scale (width=4096), or a column that follows
+            from it (params=1.3e9).
         table: Columns and rows of the table.
         json: Print JSON only, for machines.
         figure: Folder for the figure: optima, their line, and the fan out to the targets.
         keep: Keep the predictions in the results folder (predictions.json): analyze scores them when their
             scale is run.
     """
-    from mup_tpu.cli.results import Results
+    from mup_tpu.cli.results import open_results
 
-    found = Results(path, table)
+    found = open_results(path, table)
     predictions, drawn = found.predict(at), list[str]()
     if keep:
         found.keep(predictions)

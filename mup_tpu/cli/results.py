@@ -21,7 +21,7 @@ from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
-from mup_tpu.analysis.scores import Score, score, to_keep
+from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
@@ -65,23 +65,37 @@ def open_results(paths: str | Sequence[str], options: TableOptions = TableOption
 class Results:
     """Runs of a sweep, or any table of runs."""
 
+    other = ""
+    """Content that is no run table, in words."""
+
     def __init__(self, path: str, options: TableOptions = TableOptions(), paths: Sequence[str] = ()) -> None:
         self.path, self.options, self.name, self._paths = path, options, Path(path).name, paths or (path,)
 
     @cached_property
     def table(self) -> RunTable:
-        """Checked run table."""
+        """Checked run table.
+
+        Raises:
+            ConfigError: the path holds something else.
+        """
+        if self.other:
+            raise ConfigError(f"{self.path} holds {self.other}; give a sweep or a table of runs")
         return self.options.load(*self._paths)
 
     @cached_property
     def analysis(self) -> TransferAnalysis:
-        """Optima, drift, regret and verdict of the run table."""
-        return self.options.analyze(self.table)
+        """Optima, drift, regret and verdict of the run table; of a predicted scale alone, its score."""
+        found = self.options.analyze(self.table)
+        is_target = any(len(result.optima) == 1 for result in found.results)
+        return answered(found, self._scores(found)) if is_target else found
 
     @property
     def scores(self) -> list[Score]:
         """Predictions kept in the folder whose scale has rows now."""
-        return score(load_predictions(self.path), self.analysis) if self.is_folder else []
+        return self._scores(self.analysis)
+
+    def _scores(self, analysis: TransferAnalysis) -> list[Score]:
+        return score(load_predictions(self.path), analysis) if self.is_folder else []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of the analysis, and of the predictions that can be scored."""
@@ -107,8 +121,10 @@ class Results:
             console.print(result.verdict.sentence, style="bold")
             for detail in rendering.details(result, self.analysis):
                 console.print(f"  {detail}")
+        verdicts = [result.verdict.sentence for result in self.analysis.results]
         for scored in self.scores:
-            console.print(said(scored.sentence(), compares=self.analysis.compares))
+            if f"{scored.sentence()}." not in verdicts:
+                console.print(said(scored.sentence(), compares=self.analysis.compares))
 
     def show_notes(self, console: Console) -> None:
         """Print the notes of the analysis."""
@@ -214,7 +230,7 @@ class Results:
 class SeveralSweeps(Results):
     """Several sweeps, each in a folder of the path."""
 
-    is_folder = True
+    is_folder, other = True, "several sweeps"
 
     @cached_property
     def compared(self) -> pd.DataFrame:
@@ -248,7 +264,7 @@ class SeveralSweeps(Results):
 class SearchResults(Results):
     """Trials of a search."""
 
-    is_folder = True
+    is_folder, other = True, "a search"
 
     def show(self, console: Console) -> None:
         """Print the ten best trials."""
@@ -279,7 +295,7 @@ CHECK_FILE = "coord_check.parquet"
 class CoordinateCheck(Results):
     """Measurements of coordinate checks."""
 
-    is_folder = True
+    is_folder, other = True, "a coordinate check"
 
     @cached_property
     def measured(self) -> pd.DataFrame:

@@ -65,6 +65,8 @@ class Ray:
     trials: tuple[Trial, ...]
     costs: tuple[float, ...]
     """Cost of a run, FLOP."""
+    scales: tuple[float, ...]
+    """Value of the sweep's scale."""
     octaves: tuple[float, ...]
     """Distance from the target along the scale, below 0."""
     rule: str
@@ -99,7 +101,7 @@ class Ray:
         assumed = Assumed.usual(column, rule)
         if own and analysis is not None:
             assumed = Assumed.measured(analysis, rule)
-        return cls(points, trials, costs, octaves, rule, assumed)
+        return cls(points, trials, costs, tuple(at), octaves, rule, assumed)
 
     def candidates(self, budget: float) -> Iterator[Candidate]:
         """Every choice of evenly spaced rungs, a pack each, that the budget pays."""

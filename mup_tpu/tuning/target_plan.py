@@ -28,6 +28,9 @@ from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of
 
+_USUAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
+"""Best learning rates at the smallest scale of stored sweeps: medians, to an octave."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -113,9 +116,7 @@ class Plan:
         ]
         share = f"{100 * self.flops / self.target_flops:.3g} % of the target's own"
         others = "".join(f"; with the same runs in {name} {value:.4f}" for name, value in self.others.items())
-        top = next(
-            s.size for s in self.steps if s.flops / s.runs == max(t.flops / t.runs for t in self.steps)
-        )
+        top = max(self.steps, key=lambda s: s.flops / s.runs).size
         return [
             f"target: {', '.join(self.goal)}; one run costs {self.cost(self.target_flops)}; "
             f"budget {self.cost(self.budget)}",
@@ -138,11 +139,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        steps = [
-            {"size": s.size, "rule": self.rule, "runs": s.runs, "says": s.says, "flops": s.flops}
-            | {"half_width": s.half_width, "regret": s.regret}
-            for s in self.steps
-        ]
+        told = ("size", "runs", "says", "flops", "half_width", "regret")
+        steps = [{"rule": self.rule} | {name: getattr(s, name) for name in told} for s in self.steps]
         return {
             "target": self.target.to_dict(),
             "target_flops": self.target_flops,
@@ -317,7 +315,7 @@ def _told(
     fixed = {name: value for name, value in fields.items() if name not in points[0]}
     bases = {f"base_{name}": points[0][name] for name in ("width", "depth") if name in points[0]}
     base = given.base.replace(**fixed, **bases, parametrization=ray.rule)
-    rates = given.learning_rates or (given.tune.values if given.tune else _rates(base, analysis))
+    rates = given.learning_rates or (given.tune.values if given.tune else _rates(base, found, analysis))
     seeds = max(found.packs) + 1
     planned = Sweep(given.experiment, base, (ray.rule,), None, tuple(rates), seeds, axis_of(points))
     steps, packs = list[Step](), [0] * len(points)
@@ -329,7 +327,8 @@ def _told(
         variance = ray.assumed.variance([at for at, _ in known], [runs for _, runs in known])
         says = f"{PACK * added} more runs, as seeds beside its optimum"
         if number == 0:
-            says = f"{PACK} runs, {write('lr', rates[0])} to {write('lr', rates[-1])}, a seed each"
+            ends = f"{write('lr', rates[0])} to {write('lr', rates[-1])}"
+            says = f"{PACK} runs, {ends}, a seed each, and beyond an end where the loss still falls"
         elif number < len(points):
             says = f"{PACK} runs, within 2 octaves of the optimum so far, the inner three with 2 seeds"
         trial = ray.trials[found.rungs[i]]
@@ -373,13 +372,21 @@ def _larger(found: Candidate, budget: float, whole: float, flops_per_second: flo
     return f"{name} would save {max(saved, 0.0):.4f} nat, and as much compute is worth {price:.4f} nat"
 
 
-def _rates(base: Trial, analysis: TransferAnalysis | None) -> tuple[float, ...]:
-    """Eight learning rates an octave apart, around the table's optimum or the trial's own."""
-    centre = math.log2(base.optimizer.learning_rate)
+def _rates(base: Trial, found: Candidate, analysis: TransferAnalysis | None) -> tuple[float, ...]:
+    """Eight learning rates an octave apart, around the table's optimum, the trial's own rate, or a usual one.
+
+    The table's optimum is its rule's, at the scale nearest to the smallest proxy.
+    """
+    usual, rate = type(base.optimizer)().learning_rate, base.optimizer.learning_rate
+    centre = _USUAL_RATES.get(base.optimizer.optimizer, rate) if rate == usual else rate
     if analysis is not None and analysis.hyperparameter == "lr":
-        known = [o.x for result in analysis.results for o in result.optima if o.is_bracketed]
-        centre = known[0] if known else centre
-    return tuple(2.0 ** (round(centre) + k) for k in range(-PACK // 2, PACK // 2))
+        results = {result.compared: result for result in analysis.results}
+        result = results.get(found.ray.rule, analysis.results[0])
+        smallest = found.ray.scales[found.rungs[0]]
+        known = [o for o in result.optima if o.is_bracketed]
+        nearest = min(known, key=lambda o: abs(math.log2(o.scale / smallest)), default=None)
+        centre = 2.0**nearest.x if nearest else centre
+    return tuple(2.0 ** (round(math.log2(centre)) + k) for k in range(-PACK // 2, PACK // 2))
 
 
 def _cost(flops: float, flops_per_second: float | None) -> str:

@@ -1,6 +1,7 @@
 """Predicted optima against kriging and rejection sampling, targets by other columns, and what is said."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from mup_tpu import predict
-from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.curvature import valley_at
 from mup_tpu.analysis.line import expected_variance, fit_line
 from mup_tpu.analysis.optimum import Optimum
@@ -221,8 +222,19 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
     assert flops.scale == pytest.approx(1024, rel=1e-6)
     (alias,) = predict(valley_runs(), "d_model=1024").predictions
     assert alias.scale == 1024
+    both = predict(valley_runs(), "width=1024, width=32")
+    assert [p.scale for p in both.predictions] == [1024, 32]
+    assert "at width 32, 1 octave below width 64" in repr(both)
     (field,) = predict("results/horizon_transfer", "steps=8000").predictions[:1]
     assert field.scale == 8000, "a field's name, where its column has another"
+
+
+def test_flops_that_rows_lack_are_those_of_the_parameters_that_a_token_uses():
+    table = load_table("results/moe_transfer")
+    rows = table.stored.assign(flops=math.nan)
+    (known,) = rows.loc[rows["width"] == 128, ["params_active", "tokens"]].drop_duplicates().to_numpy()
+    found = predict(replace(table, stored=rows), f"flops={6 * known.prod()}")
+    assert found.predictions[0].scale == pytest.approx(128, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +248,21 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
         ("width=1e300", "octaves from the largest width, 512; at most 40 are predicted"),
         ("tokens=5e9", "all runs have tokens 2e+06, so the table says nothing of another; give width=VALUE"),
         ("depth=8", "the table does not say how depth follows width; give width=VALUE, params=VALUE"),
+        ("width=1024,depth=8", "at 'depth': the table does not say how depth follows width"),
     ],
 )
 def test_targets_that_cannot_be_are_one_sentence(at, sentence):
     with pytest.raises(TableError) as error:
         predict(valley_runs(), at)
     assert sentence in str(error.value)
+
+
+def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them():
+    runs = valley_runs().rename(columns={"params_non_embedding": "params"})
+    with pytest.raises(TableError, match=r"how params follows width \(--params-col names a table's param"):
+        predict(runs, "params=1.3e9")
+    named = check_table(runs, Columns(params="params"))
+    assert predict(named, f"params={12 * 4096**2}").predictions[0].scale == pytest.approx(4096)
 
 
 def test_a_rule_with_one_known_optimum_is_not_predicted():

@@ -140,6 +140,37 @@ def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcom
     assert code == 0 and "Predictions scored: 1 of 1 inside their 95 % interval" in out, err
 
 
+def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules, tmp_path, outcome):
+    folder = tmp_path / "target"
+    store = Store(folder, "target")
+
+    def run(*at):
+        trials = [Trial().replace(width=1024, parametrization="mup", learning_rate=2.0**x) for x in at]
+        store.append(
+            configured(t) | {"trial_id": f"at{x}", "status": "finished", "loss": 2.0 + 0.04 * (x + 6) ** 2}
+            for x, t in zip(at, trials, strict=True)
+        )
+
+    moved = Transfer(two_rules, Target(width=1024))
+    (choice,) = moved.chosen
+    run(choice.prediction.x)
+    moved.keep(folder)
+    code, out, err = outcome("analyze", folder)
+    said = " ".join(out.split())
+    assert code == 0 and "its optimum is not known; loss predicted" in said, err
+    assert "at width 1024" in said and "2048" not in said and "INCONCLUSIVE" not in said
+    run(*range(-9, -3))
+    for command in ("analyze", "next"):
+        code, out, err = outcome(command, folder)
+        said = " ".join(out.split())
+        assert code == 0 and "came out: 2^-6.0" in said and said.count("predicted on") == 1, err
+        assert "2048" not in said and "INCONCLUSIVE" not in said
+    assert "nothing to run" in said
+    code, _, err = outcome("report", folder)
+    page = (folder / "report.html").read_text()
+    assert code == 0 and "came out: 2^-6.0" in page and "width 2048" not in page, err
+
+
 @pytest.mark.parametrize("content", ["{torn", "[1]", '[{"made_at": 3}]'])
 def test_a_damaged_file_of_predictions_is_one_sentence(content, two_rules, outcome):
     Path(two_rules, "predictions.json").write_text(content)

@@ -1,19 +1,27 @@
 """Plans for a target: what they cost, what they expect, and that a sweep takes them."""
 
 import math
+from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
+from rich.console import Console
 
 from mup_tpu import plan
+from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.line import fit_line
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.outlook import Assumed
 from mup_tpu.analysis.priors import Priors
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
+from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.models import training_flops
+from mup_tpu.store import Store, StoredAxes
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.sequence import _grid_of, buy
 
 
 def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
@@ -98,18 +106,57 @@ def test_any_sweep_is_written_as_it_is_read(tmp_path):
         assert load_sweep(tmp_path / "s.toml") == sweep
 
 
+@pytest.mark.parametrize("away", [-3, 3])
+def test_an_optimum_three_octaves_from_the_usual_rate_is_bracketed_at_the_smallest_proxy_first(
+    away, tmp_path
+):
+    planned = plan("width=1024", "1e16").sweep
+    best, corpora = math.log2(planned.learning_rates[4]) + away, Corpora()
+    store = Store(tmp_path, "plan", StoredAxes.of(planned), tuple(map(float, planned.scale_axis.values)))
+
+    def run(trials, purchase):
+        store.append(
+            configured(trial)
+            | {"trial_id": corpora.trial_id(trial), "status": "finished", "purchase": purchase(trial)}
+            | {"loss": 3.0 + 0.05 * (math.log2(trial.optimizer.learning_rate) - best) ** 2}
+            for trial in trials
+        )
+        return Counter(finished=len(trials))
+
+    buy(_grid_of(planned, corpora), store, run, False, math.inf, Console(quiet=True))
+    rows, (result,) = store.results(), analyze(load_table(tmp_path)).results
+    assert all(o.is_bracketed and o.x == pytest.approx(best, abs=0.1) for o in result.optima)
+    larger = rows[rows["width"] > rows["width"].min()]
+    assert (abs(np.log2(larger["lr"]) - best) < 2.6).all(), "only the smallest width searches"
+    assert len(larger) <= 8 * 2 * (len(result.optima) - 1)
+
+
 def test_a_table_of_ones_own_replaces_what_is_usual():
     usual, own = (plan("width=4096", "1e17", table=t) for t in (None, "results/lr_transfer"))
     assert "lr_transfer, mup" in repr(own) and "public sweeps" in repr(usual)
     assert own.half_width < usual.half_width
     assert own.sweep.learning_rates[4] == 2**-6
+    sp = plan("width=2048", "1e17", Sweep("sp", parametrizations=("sp",)), _drifting()).sweep
+    assert sp.learning_rates[4] == 2**-9 / (min(sp.scale_axis.values) / 64), (
+        "its rule's, at its smallest width"
+    )
+    assert plan("width=2048", "1e17", Trial().replace(learning_rate=2**-10)).sweep.learning_rates[4] == 2**-10
     with pytest.raises(TableError, match="two widths with a known optimum"):
         plan("width=4096", "1e17", table=_one_width())
 
 
-def _one_width():
-    import pandas as pd
+def _drifting():
+    """μP's optimum at 2^-4, SP's at 2^-9 at width 64 and falling."""
+    rows = [
+        {"width": width, "parametrization": rule, "lr": 2.0**x, "loss": 2 + 0.1 * (x - best - alpha * k) ** 2}
+        for k, width in enumerate((64, 128, 256))
+        for rule, best, alpha in (("mup", -4, 0), ("sp", -9, -1))
+        for x in range(-14, 0)
+    ]
+    return pd.DataFrame(rows)
 
+
+def _one_width():
     rows = [{"width": 64, "lr": 2.0**x, "loss": 2 + 0.1 * (x + 6) ** 2} for x in range(-9, -3)]
     return pd.DataFrame(rows)
 
