@@ -90,7 +90,7 @@ def png(figure: Figure, dpi: int) -> bytes:
     canvas, usual, file = figure.canvas, figure.dpi, io.BytesIO()
     figure.set_dpi(dpi)
     with matplotlib.rc_context(STYLE):
-        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
+        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
     figure.set_canvas(canvas)
     figure.set_dpi(usual)
     return file.getvalue()

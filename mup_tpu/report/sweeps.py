@@ -15,6 +15,7 @@ from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
+from mup_tpu.config.table import Table
 from mup_tpu.plots.names import results_of
 from mup_tpu.report.page import (
     Block,
@@ -23,7 +24,6 @@ from mup_tpu.report.page import (
     Page,
     Picture,
     Section,
-    Table,
     Text,
     Values,
     interactive,
