@@ -18,7 +18,7 @@ import click
 import pytest
 import tyro
 
-from mup_tpu.cli import checks, data, main, tuning
+from mup_tpu.cli import checks, data, experiments, main
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.rules.optimizer import BATCH_RULES, DECAY_RULES, TOKEN_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
@@ -97,9 +97,13 @@ def parsed_only(command: Callable) -> Callable:
 def run_experiment(path: str, arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "argv", [path, *arguments])
     # Stops after the command line is read and the sweep made.
-    patch.setattr(tuning, "run_and_show", lambda sweep, *_: sweep.trials())
-    patch.setattr(tuning, "run_either", lambda sweep, *_: sweep.trials() and {})
-    for module, name in ((tuning, "show_and_judge"), (tuning, "search_and_show"), (checks, "coord_checks")):
+    patch.setattr(experiments, "run_and_show", lambda sweep, how: how.grid.change(sweep).trials())
+    patch.setattr(experiments, "run_either", lambda sweep, *_: sweep.trials() and {})
+    for module, name in (
+        (experiments, "show_and_judge"),
+        (experiments, "search_and_show"),
+        (checks, "coord_checks"),
+    ):
         patch.setattr(module, name, lambda *_: None)
     runpy.run_path(path, run_name="__main__")
 
