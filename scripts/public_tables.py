@@ -28,9 +28,13 @@ from scipy import stats
 from mup_tpu import plots
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.errors import MupTpuError
+from mup_tpu.store import load_runs
 
 PLACE = Path("results/public")
 STEP_LAW = "step-law/steplaw"
+UPDATE_RULES = {"muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"}
+_HYPERBALL = "WhenWen/WhenWen.github.io"
+_HYPERBALL_RUNS = "wd_blog/scripts/{}/wandb_hyperball_runs.csv"
 ORDER = (
     "width",
     "depth",
@@ -80,6 +84,25 @@ SOURCES = {
         "marin-community/marin", "experiments/speedrun/muonh_qwen3_scaling/selection_summary.json", "329ead4",
         "MuonH on Qwen3 of 130 M to 1.2 B parameters, batch and tokens growing too: the best rate falls",
         Columns(scale="params"), "MuonH",
+    ),
+    "hyperball_width": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
+        "over widths 128 to 2048 of 4 layers the best rate drifts 1.4 times at most for AdamH and MuonH, "
+        "without any factor, 2 times for Adam, 4 times for Muon. Kept are the runs of their figure, which "
+        "decay to 0: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm and "
+        "mup-muonh-linear-input-norm; one has no loss. What the names' mup scales is not in the repository",
+        Columns(parametrization="optimizer"),
+    ),
+    "hyperball_depth": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
+        "the same over 4 to 512 layers of width 128: 1.4 times, 3 times for Adam, 4 times for Muon. Kept are "
+        "the same kinds of runs, and of two that are alike the mean; one has no loss",
+        Columns("depth", parametrization="optimizer"),
+    ),
+    "hyperball_tokens": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("lr_datasize"), "3f6c3f2",
+        "130 M parameters, batches of 524 288 tokens, on 1 to 128 billion tokens; MuonH ends lower at each",
+        Columns("tokens", parametrization="optimizer"),
     ),
 }  # fmt: skip
 
@@ -139,7 +162,12 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
         except MupTpuError:  # a search, say
             continue
         if table.columns.hyperparameter == "lr":
-            yield from _rows(table, "ours", header.parent.name, table.columns.scale.replace("_", " "))
+            runs = load_runs(header.parent)
+            update_rule = str(runs["optimizer"].iloc[0]) if "optimizer" in runs else "adamw"
+            kind = table.columns.scale.replace("num_", "number of ").replace("_", " ")
+            for row in _rows(table, "ours", header.parent.name, kind):
+                named = ", ".join((str(row["rule"]), *UPDATE_RULES.get(update_rule, "").split()))
+                yield row | {"rule": named}
 
 
 def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[str, object]]:
@@ -248,7 +276,9 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     for name, source in SOURCES.items():
         own = sweeps[(sweeps["source"] == source.repository) & (sweeps["sweep"] == name)]
         where = f"`{source.path}` of [{source.repository}](https://github.com/{source.repository})"
-        along = "".join(f" --along {column}" for column in source.columns.along)
+        options = "".join(f" --along {column}" for column in source.columns.along)
+        if source.columns.parametrization == "optimizer":
+            options += f" --width-col {source.columns.scale} --parametrization-col optimizer"
         parts.append(
             f"## {name}\n"
             + textwrap.fill(
@@ -258,7 +288,7 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
                 break_on_hyphens=False,
             )
             + "\n"  # fmt: skip
-            f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{along}\n```\n"
+            f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{options}\n```\n"
             + _table(own, ["rule", "from", "to", "runs"], "verdict")
         )
     step_law = sweeps[sweeps["source"] == STEP_LAW]
@@ -279,11 +309,17 @@ def _findings(pooled: pd.DataFrame) -> str:
         f"- **Width.** μP's best rate stays, over three sources: {of('width', 'μP')}. SP's falls:\n"
         f"  {of('width', 'SP')}, and sources differ more than their errors.\n"
         f"- **Tokens, at fixed size and batch.** Step Law's rate stays: {of('tokens', 'SP')}. The 0.307 of\n"
-        "  their law is along a batch that grows with the tokens.\n"
+        "  their law is along a batch that grows with the tokens. Over a longer span Muon's and MuonH's\n"
+        f"  fall: {of('tokens', 'Muon')}, {of('tokens', 'MuonH')}.\n"
         f"- **Batch, at fixed tokens.** It rises, by less than a root: {of('batch size', 'SP')}.\n"
         "- **Active parameters of a mixture of experts**, all parameters fixed:\n"
         f"  {of('active parameters (MoE)', 'SP')}.\n"
-        "- **Depth** has no other public table that we found: CompleteP rests on our own sweep.\n"
+        "- **Depth** has one other public table, from 4 layers to 512: AdamH's rate stays,\n"
+        f"  {of('depth', 'AdamH')}; Adam's, Muon's and MuonH's fall, Muon's the most:\n"
+        f"  {of('depth', 'Muon')}. CompleteP rests on our own sweep.\n"
+        f"- **Hyperball**, along the width without a factor: AdamH {of('width', 'AdamH')}, MuonH\n"
+        f"  {of('width', 'MuonH')}. From 128 to 2048 that is 1.6 and 1.8 times, where the authors say 1.4\n"
+        "  (their figure ends at 1024); their Adam and Muon move by twice as much.\n"
     )
 
 
