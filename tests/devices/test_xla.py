@@ -34,7 +34,7 @@ PROGRAMS = [
 """GPT-2's on several devices run daily, and so do blocks of a Llama as one loop with Muon."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # in one process of pytest-xdist, which starts one server
 def run_program(tmp_path_factory):
     """What xla_program.py prints, in a process with so many devices."""
     pytest.importorskip("torch_xla")
@@ -177,6 +177,7 @@ def test_on_a_tpu_memory_is_the_generation_s_less_what_was_placed(run_program, c
             marks=pytest.mark.nightly,
         ),
     ],
+    ids=["unset", "TPU"],
 )
 def test_without_a_tpu_it_is_a_sentence_unless_the_cpu_was_asked_for(command, pjrt_device, sentence):
     pytest.importorskip("torch_xla")

@@ -192,7 +192,7 @@ def test_in_bf16_forms_in_blocks_are_as_near_to_float64_as_torch_s(trial, monkey
 
 @pytest.mark.parametrize("trial", TRIALS, ids=ids)
 def test_exported_checkpoint_has_our_logits_in_a_class_of_transformers(trial, tmp_path):
-    """`test_gpt2.py` loads its checkpoints in a process without mup_tpu."""
+    """`tests/cli/test_train.py` loads exports in a process without mup_tpu."""
     export_stock(trial, weights(trial), VOCAB, T, 0, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model).__module__.startswith("transformers.models.")

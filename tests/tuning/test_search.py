@@ -20,6 +20,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.cli import main
+from mup_tpu.cli.grid import SearchRun
 from mup_tpu.cli.tuning import search_and_show
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
@@ -320,21 +321,25 @@ def test_ctrl_c_twice_ends_at_once(search_file, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_checkpoints_and_says_how_to_go_on(local_ray, tiny, tmp_path, capsys):
     """This process interrupts itself."""
-    results = tmp_path / "results"
+    results, has_ended = tmp_path / "results", threading.Event()
 
     def interrupt():
         deadline = time.monotonic() + 240
-        while not checkpoints(results) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        while not checkpoints(results) and not has_ended.wait(0.05):
+            assert time.monotonic() < deadline
+        if not has_ended.is_set():  # otherwise pytest would be interrupted
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    search = Search("x", tiny.replace(steps=300), {"learning_rate": Domain("loguniform", 0.001, 0.03)})
+    search = Search("x", tiny.replace(steps=1500), {"learning_rate": Domain("loguniform", 0.001, 0.03)})
     options = SearchOptions(num_samples=2, scheduler="none", evaluations=30)
-    with pytest.raises(KeyboardInterrupt):
-        search_and_show(search, str(results), False, options, RunOptions(), "mup-tpu search x.toml")
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            search_and_show(search, SearchRun(str(results), options=options), "mup-tpu search x.toml")
+    finally:
+        has_ended.set()
+        thread.join()
     output = " ".join(capsys.readouterr().out.split())
     assert "stopping: running trials checkpoint" in output
     assert f"2 trials to go; go on with: mup-tpu search x.toml --results {results} --resume" in output
@@ -357,7 +362,7 @@ def test_a_trial_that_hangs_is_failed_with_the_reason_and_leaves_no_process(
     """A trial that would train for hours does not outlive its search."""
     space = "space.steps = {kind = 'choice', values = [20, 1000000]}"
     file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"
-    words = {"heartbeat": 4 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
+    words = {"heartbeat": 6 * patience, "evaluations": 2} | ONE_GOOD_ONE_BAD
     options = [word for k, v in words.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     with pytest.raises(SystemExit, match="^1$"):
         main(["search", str(file), "--results", str(results), *options])
