@@ -20,6 +20,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.cli import main
+from mup_tpu.cli.grid import SearchRun
 from mup_tpu.cli.tuning import search_and_show
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
@@ -333,7 +334,7 @@ def test_ctrl_c_checkpoints_and_says_how_to_go_on(local_ray, tiny, tmp_path, cap
     search = Search("x", tiny.replace(steps=300), {"learning_rate": Domain("loguniform", 0.001, 0.03)})
     options = SearchOptions(num_samples=2, scheduler="none", evaluations=30)
     with pytest.raises(KeyboardInterrupt):
-        search_and_show(search, str(results), False, options, RunOptions(), "mup-tpu search x.toml")
+        search_and_show(search, SearchRun(str(results), options=options), "mup-tpu search x.toml")
     thread.join()
     output = " ".join(capsys.readouterr().out.split())
     assert "stopping: running trials checkpoint" in output
