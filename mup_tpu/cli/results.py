@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mup_tpu import plots
 from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
@@ -28,7 +29,6 @@ from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError
-from mup_tpu.plots import name as name_of
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
@@ -52,7 +52,8 @@ def open_results(paths: str | Sequence[str], options: TableOptions = TableOption
     path = paths[0]
     if len(paths) > 1:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
-        return SeveralSweeps(_common(paths), options, paths) if of_sweeps else Results(path, options, paths)
+        innermost = os.path.commonpath([os.path.abspath(path) for path in paths])
+        return SeveralSweeps(innermost, options, paths) if of_sweeps else Results(path, options, paths)
     if sweeps := _sweeps_in(path):
         return SeveralSweeps(path, options, sweeps)
     if is_search(path):
@@ -182,8 +183,6 @@ class Results:
 
     def figures(self) -> Mapping[str, Figure]:
         """Figures by name."""
-        from mup_tpu import plots
-
         return plots.transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
@@ -238,7 +237,7 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         found = zip(names, self._paths, strict=True)
-        return compare({name: Results(path).analysis for name, path in found}, name_of)
+        return compare({name: Results(path).analysis for name, path in found}, plots.name)
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
@@ -247,8 +246,6 @@ class SeveralSweeps(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """Drift exponents and regrets in one figure."""
-        from mup_tpu import plots
-
         return {"ablations": plots.ablations_figure(self.compared)}
 
     def numbers(self) -> Mapping[str, str]:
@@ -275,8 +272,6 @@ class SearchResults(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """Loss against each hyperparameter of the space."""
-        from mup_tpu import plots
-
         return {"search": plots.search_figure(ranking(load_runs(self.path)))}
 
     def numbers(self) -> Mapping[str, str]:
@@ -314,8 +309,6 @@ class CoordinateCheck(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """A figure for each optimizer and tying."""
-        from mup_tpu import plots
-
         return plots.coordinate_check_figures(self.measured)
 
     def numbers(self) -> Mapping[str, str]:
@@ -337,8 +330,3 @@ def _sweeps_in(path: str) -> list[str]:
 def _matching(path: str) -> list[str]:
     """The path, or what a pattern that the shell left alone matches."""
     return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]
-
-
-def _common(paths: Sequence[str]) -> str:
-    """Innermost folder that holds all of these folders."""
-    return os.path.commonpath([os.path.abspath(path) for path in paths])

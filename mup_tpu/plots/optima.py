@@ -233,9 +233,10 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
     axes = style.panels(len(results), 4.6, 4.0, ax=ax)
     scales, top = _scales(results), 0.0
     for panel, result in zip(axes, results, strict=True):
+        beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
         for curve in result.curves:
             shown = np.isfinite(curve.mean_G)
-            moved_G = curve.x_G - _beta(result) * np.log2(curve.scale / scales[0])
+            moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
             above_G = (curve.mean_G - curve.mean_G.min())[shown] if shown.any() else np.array([])
             (line,) = panel.plot(
                 moved_G[shown], above_G, "o-", ms=3.5, lw=1.3, color=style.sequential(scales, curve.scale),
@@ -256,10 +257,6 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
         panel.set_ylabel("loss above the best (nat per token)")
         panel.yaxis.set_major_formatter(ticks.PlainTicks())
     return style.with_key(axes, _lines_of(axes), ax=ax)
-
-
-def _beta(result: TransferResult) -> float:
-    return result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
 
 
 def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:

@@ -17,17 +17,7 @@ from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
 from mup_tpu.config.table import Table
 from mup_tpu.plots.names import results_of
-from mup_tpu.report.page import (
-    Block,
-    Box,
-    Interactive,
-    Page,
-    Picture,
-    Section,
-    Text,
-    Values,
-    interactive,
-)
+from mup_tpu.report.page import Block, Box, Interactive, Page, Picture, Section, Text, Values, interactive
 from mup_tpu.report.tables import optima_table, regret_table, sweeps_table
 from mup_tpu.report.words import details, how_made, said
 

@@ -30,11 +30,6 @@ class Asked:
     purchase: int | None
     """Purchase of a sequence that it belongs to."""
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its patience has not run out."""
-        return time.time() < self.at + self.patience
-
 
 class AskedTrials:
     """Asked trials of one study.
@@ -62,7 +57,8 @@ class AskedTrials:
 
     def awaited(self) -> set[str]:
         """Ids of trials within their patience."""
-        return {name for name, asked in self.all().items() if asked.is_awaited}
+        now = time.time()
+        return {name for name, asked in self.all().items() if now < asked.at + asked.patience}
 
     def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
         """First planned trials that nobody else was given, remembered each with its purchase."""

@@ -153,7 +153,9 @@ class Space:
         compared: tuple[Point, ...] = ({},)
         if compare:
             name_of_it, choices = _one_axis("compare", compare)
-            compared = tuple({name_of_it: choice} for choice in _of_one_type(name_of_it, choices))
+            compared = tuple(
+                {name_of_it: choice} for choice in dict.fromkeys(_typed(f"compare {name_of_it}", choices))
+            )
         shared = {key: _plain(key, value) for key, value in _table("settings", settings or {}).items()}
         names = [*points[0], tuned, *compared[0], *shared]
         for key in names:
@@ -293,10 +295,6 @@ def _typed(name: str, values: Sequence[Any]) -> list[Value]:
     if len(kinds) > 1:
         raise ConfigError(f"{name} mixes {' and '.join(sorted(k.__name__ for k in kinds))}: give one type")
     return plain
-
-
-def _of_one_type(name: str, values: Sequence[Any]) -> list[Value]:
-    return list(dict.fromkeys(_typed(f"compare {name}", values)))
 
 
 def _numbers(name: str, values: Sequence[Any], allow_zero: bool = False) -> tuple[Any, ...]:

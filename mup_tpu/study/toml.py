@@ -60,10 +60,8 @@ def _with_numbers(axis: Any) -> Any:
     if not isinstance(axis, Mapping):
         return axis
     return {
-        name: [_number(value) for value in values] if isinstance(values, list) else values
+        name: [parse_number(value) if isinstance(value, str) else value for value in values]
+        if isinstance(values, list)
+        else values
         for name, values in axis.items()
     }
-
-
-def _number(value: Any) -> Any:
-    return parse_number(value) if isinstance(value, str) else value

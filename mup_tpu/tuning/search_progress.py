@@ -73,7 +73,8 @@ class SearchProgress(tune.Callback):
 
     def _update(self, trial: Any, status: str, result: dict[str, Any] | None = None) -> None:
         row = self._rows.setdefault(trial.trial_id, {"loss": None, "step": 0, "node": ""})
-        row |= {"trial": str(trial.config.get(KEY, "")), "status": status, "point": _point(trial.config)}
+        point = " ".join(f"{name} {write(name, value)}" for name, value in point_of(trial.config).items())
+        row |= {"trial": str(trial.config.get(KEY, "")), "status": status, "point": point}
         if result:
             row["loss"] = result.get("loss", row["loss"])
             row["step"] = result.get("train_step", row["step"])
@@ -103,7 +104,3 @@ class SearchProgress(tune.Callback):
             rows.append((row["trial"], row["status"], row["node"], str(row["step"]), loss, row["point"]))
         headings = ("trial", "status", "node", "step", "loss", "hyperparameters")
         return Table(headings, rows, title, left=("status", "node", "hyperparameters"))
-
-
-def _point(config: dict[str, Any]) -> str:
-    return " ".join(f"{name} {write(name, value)}" for name, value in point_of(config).items())

@@ -71,7 +71,10 @@ def read_file(path: str | Path) -> pd.DataFrame:
             with fsspec.open(str(path), "rb", compression=None if packed else "infer") as file:
                 content = pa.input_stream(file, compression=packed).read()
             text = _text(content)
-            table = {"text": _delimited, "json": _json, "lines": _json_lines}[kind](text)
+            if kind == "text":
+                table = _delimited(text)
+            else:
+                table = _json(json.loads(text)) if kind == "json" else _json_lines(text)
         _check_columns(len(table.columns))
     except Exception as error:  # readers raise errors of any kind on damaged files
         raise TableError(f"table {path} cannot be read: {reason(error)}") from None
@@ -127,12 +130,8 @@ def _json_lines(text: str) -> pd.DataFrame:
     return _records([json.loads(line) for line in text.splitlines() if line.strip()])
 
 
-def _json(text: str) -> pd.DataFrame:
+def _json(found: Any) -> pd.DataFrame:
     """A table from rows, columns, or pandas' orients; or from one of these under a single key."""
-    return _json_value(json.loads(text))
-
-
-def _json_value(found: Any) -> pd.DataFrame:
     if isinstance(found, dict) and {"columns", "data"} <= set(found):
         return pd.DataFrame(found["data"], columns=found["columns"])
     if isinstance(found, dict):
@@ -141,7 +140,7 @@ def _json_value(found: Any) -> pd.DataFrame:
         if "schema" in found and "data" in found:
             return _records(found["data"])
         if len(found) == 1 and not any(map(means, found)):
-            return _json_value(*found.values())
+            return _json(*found.values())
         rows = [*found.values()]
         if rows and all(isinstance(row, dict) for row in rows) and not any(map(means, found)):
             return _records(rows)

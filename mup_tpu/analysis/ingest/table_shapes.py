@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,14 +42,11 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[s
     rows = table.melt(kept, [*values], "heading", columns.loss)
     rows[named] = rows.pop("heading").map(values_C).astype("float64")
     empty = rows[columns.loss].isna()
-    notes = [f"columns {list_of(values)} are taken for losses, one column for each {_word(axis, named)}"]
+    word = "learning rate" if (axis, named) == ("hyperparameter", "lr") else named
+    notes = [f"columns {list_of(values)} are taken for losses, one column for each {word}"]
     if empty.any():
         notes.append(f"{int(empty.sum())} empty cells left out: write inf where a run diverged")
     return rows[~empty].reset_index(drop=True), notes
-
-
-def _word(axis: str, named: str) -> str:
-    return "learning rate" if (axis, named) == ("hyperparameter", "lr") else named
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
@@ -108,7 +104,8 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
     if len(metrics) > 1:
         raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export those of one loss")
     told = {name: settings(matches[name]["run"]) for name in losses}
-    untold = [name for name, found in told.items() if not _has_both(found)]
+    both = {"scale", "hyperparameter"}
+    untold = [name for name, found in told.items() if {AXES.get(what) for what in found} & both != both]
     if untold:
         raise TableError(
             f"table holds curves of {len(losses)} runs whose names do not say width and learning rate "
@@ -121,7 +118,3 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
     ]
     note = f"{len(losses)} columns are taken for curves of {metrics.pop()}, their runs told by their names"
     return pd.concat(rows, ignore_index=True), [note]
-
-
-def _has_both(found: dict[str, Any]) -> bool:
-    return {AXES[what] for what in found if what in AXES} == {"scale", "hyperparameter"}

@@ -94,14 +94,14 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
     if pd.api.types.is_numeric_dtype(column.dtype) and column.dtype.kind not in "bc":  # nullable types
         return column.astype("Float64").astype("float64") if column.hasnans else column.astype("float64")
     values = column.astype(object).tolist()
-    read = [_Read.of(value) for value in values]
+    read = [_read(value) for value in values]
     wrong = [(row, v) for row, v, r in zip(column.index, values, read, strict=True) if r is None]
     if wrong:
         raise TableError(f"{name} must be numbers, but {_rows(wrong)}{hint}")
     kinds: dict[str, tuple[Any, Any]] = {}
     for row, value, r in zip(column.index, values, read, strict=True):
         if r is not None:
-            kinds.setdefault(r.kind, (row, value))
+            kinds.setdefault(r[1], (row, value))
     if "comma" in kinds and ("point" in kinds or "grouped" in kinds):
         mixed = [kinds[kind] for kind in ("comma", "point", "grouped") if kind in kinds]
         raise TableError(f"{name} mixes decimal commas and points: {_rows(mixed)}")
@@ -111,52 +111,45 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
         raise TableError(
             f"{name} of row {row} is {value!r}, which may be {one} or {other}: write it with a point"
         )
-    with_comma = "comma" in kinds
-    return pd.Series([r.number(with_comma) for r in read if r is not None], column.index, dtype="float64")
+    found = [_value(*r, with_comma="comma" in kinds) for r in read if r is not None]
+    return pd.Series(found, column.index, dtype="float64")
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A number as it is written."""
+def _read(value: object) -> tuple[str, str] | None:
+    """A number as it is written, and its kind; None for what is no number.
 
-    text: str
-    kind: str
-    """"plain" (1234), "point" (1.5), "grouped" (1,234.5), "comma" (1.234,5), or "either" of these (1,234)."""
-
-    @classmethod
-    def of(cls, value: object) -> _Read | None:
-        """Reading of a value; None if it is no number."""
-        if isinstance(value, str):
-            return cls._of_text(value.strip())
-        if isinstance(value, bool | np.bool_):
+    Kinds are "plain" (1234), "point" (1.5), "grouped" (1,234.5), "comma" (1.234,5), and "either" of these
+    (1,234).
+    """
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int | float | Decimal | np.integer | np.floating):
+        try:
+            number = float(value)
+        except OverflowError:
             return None
-        if isinstance(value, int | float | Decimal | np.integer | np.floating):
-            try:
-                number = float(value)
-            except OverflowError:
-                return None
-            return cls(repr(number), "point" if math.isfinite(number) and number % 1 else "plain")
-        return cls("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
+        return repr(number), "point" if math.isfinite(number) and number % 1 else "plain"
+    if not isinstance(value, str):
+        return ("nan", "plain") if value is None or value is pd.NA or value is pd.NaT else None
+    text = value.strip()
+    if text.lower() in _EMPTY:
+        return "nan", "plain"
+    if _INFINITE.fullmatch(text):
+        return text, "plain"
+    if _SPACED.fullmatch(text):
+        text = re.sub(r"[ '\u00a0\u202f]", "", text)
+    if _PLAIN.fullmatch(text):
+        return text, "point" if "." in text else "plain"
+    if _GROUPED.fullmatch(text):
+        return text, "grouped" if "." in text or text.count(",") > 1 else "either"
+    return (text, "comma") if _COMMA.fullmatch(text) else None
 
-    @classmethod
-    def _of_text(cls, text: str) -> _Read | None:
-        if text.lower() in _EMPTY:
-            return cls("nan", "plain")
-        if _INFINITE.fullmatch(text):
-            return cls(text, "plain")
-        if _SPACED.fullmatch(text):
-            text = re.sub(r"[ '\u00a0\u202f]", "", text)
-        if _PLAIN.fullmatch(text):
-            return cls(text, "point" if "." in text else "plain")
-        if _GROUPED.fullmatch(text):
-            return cls(text, "grouped" if "." in text or text.count(",") > 1 else "either")
-        return cls(text, "comma") if _COMMA.fullmatch(text) else None
 
-    def number(self, with_comma: bool) -> float:
-        """Value, with decimal commas or points."""
-        if self.kind == "comma" or (self.kind == "either" and with_comma):
-            return float(self.text.replace(".", "").replace(",", "."))
-        return float(self.text.replace(",", ""))
+def _value(text: str, kind: str, with_comma: bool) -> float:
+    """Value of a number as it is written, with decimal commas or points."""
+    if kind == "comma" or (kind == "either" and with_comma):
+        text = text.replace(".", "").replace(",", ".")
+    return float(text.replace(",", ""))
 
 
 _EMPTY = {"", "nan", "none", "null", "na", "n/a", "<na>", "-"}

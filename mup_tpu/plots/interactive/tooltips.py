@@ -28,7 +28,9 @@ def run_lines(runs: pd.DataFrame) -> list[str]:
     """A line a run: seed, loss, and trial where known."""
     lines = []
     for run in runs.sort_values("seed").head(_RUNS).to_dict("records"):
-        loss = loss_text(run["loss"]) if np.isfinite(run["loss"]) else _ended(run)
+        loss = "stopped early" if run.get("stopped") else "diverged"
+        if np.isfinite(run["loss"]):
+            loss = loss_text(run["loss"])
         lines.append(", ".join([f"seed {_name(run['seed'])}: {loss}", *_trial(run)]))
     if len(runs) > _RUNS:
         lines.append(f"and {len(runs) - _RUNS} more")
@@ -50,7 +52,3 @@ def _name(seed: Any) -> str:
 def _trial(run: dict[Any, Any]) -> list[str]:
     """Name of a run's trial, where known."""
     return [f"trial {run['trial_id']}"] if pd.notna(run.get("trial_id")) and run["trial_id"] != "" else []
-
-
-def _ended(run: dict[Any, Any]) -> str:
-    return "stopped early" if run.get("stopped") else "diverged"
