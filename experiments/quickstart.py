@@ -8,6 +8,8 @@ each width, not to train a good model. Init and multipliers come from lr_transfe
 default ones a few short runs are too noisy to tell.
 """
 
+from dataclasses import replace
+
 from mup_tpu.cli import run_experiment
 from mup_tpu.config import Sweep, Trial
 
@@ -32,5 +34,5 @@ SWEEP = Sweep(
     num_seeds=2,
 )
 
-if __name__ == "__main__":
-    run_experiment(SWEEP, __doc__)
+if __name__ == "__main__":  # stored rows stay in float32; a new folder takes the device's precision
+    run_experiment(replace(SWEEP, base=SWEEP.base.replace(precision="auto")), __doc__)

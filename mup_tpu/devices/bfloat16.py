@@ -30,7 +30,7 @@ def units(device: str) -> tuple[bool, str]:
         return bool(found), f"this CPU has {found}" if found else "this CPU shows no units for bfloat16"
     import torch
 
-    is_there = torch.cuda.is_available()
-    name = torch.cuda.get_device_name() if is_there else "no GPU here"
-    has = is_there and torch.cuda.get_device_capability() >= (8, 0)
-    return has, f"{name} {'has' if has else 'has no'} units for bfloat16"
+    if not torch.cuda.is_available():
+        return False, "torch sees no GPU here"
+    has = torch.cuda.get_device_capability() >= (8, 0)
+    return has, f"{torch.cuda.get_device_name()} has {'' if has else 'no '}units for bfloat16"
