@@ -97,8 +97,8 @@ def main(
         "all": found,
         "optimum known to 0.4 octave": found[1.96 * found["se"] <= 0.4],
         "three scales or more left": found[found["known"] >= 3],
-        **dict(found.groupby("kind")),
-        **dict(found.groupby("source")),
+        **dict([*found.groupby("kind")]),
+        **dict([*found.groupby("source")]),
     }
     for ahead, (name, part) in itertools.product(("next", "two octaves"), parts.items()):
         print(f"\n{ahead}, {name}\n{summary(part, ahead).to_string()}")

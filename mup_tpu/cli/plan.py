@@ -35,8 +35,8 @@ def plan(
             choices. It may hold target = {width = 4096} and budget = "200h" as well.
         target: Fields at the target: width=4096 depth=32 batch_size=256 tokens=26e9 (or steps=10000).
         budget: FLOP (1e20), or a time on this machine or --on (200h).
-        table: Results folder or table of runs, whose drift, scatter and valleys are assumed in place of usual
-            ones.
+        table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
+            of usual ones.
         on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100). By default this one.
         mfu: Share of the machine's peak that training is assumed to reach, between 0 and 1.
         out: File for the sweep; by default plan.toml. An existing file is never overwritten.

@@ -177,7 +177,7 @@ def plan(
         target: fields at the target: width=4096, depth=32, batch_size=256, steps=10000 or tokens=26e9.
         budget: FLOP (1e20), or a time (200h) where the machine's speed is given.
         base: the model and its training: a trial, or a sweep whose rules, if it names them, are planned for.
-        table: runs of one's own, as for `analyze`, from which drift, scatter and valleys are taken.
+        table: runs of one's own, as for `analyze`, whose drift, scatter, valleys and optimum are taken.
         flops_per_second: FLOP a second that training reaches, all devices together.
 
     Raises:

@@ -168,7 +168,7 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
     assert "nothing to run" in said
     code, _, err = outcome("report", folder)
     page = (folder / "report.html").read_text()
-    assert code == 0 and "came out: 2^-6.0" in page and "width 2048" not in page, err
+    assert code == 0 and "at width 1024, predicted on" in page and "width 2048" not in page, err
 
 
 @pytest.mark.parametrize("content", ["{torn", "[1]", '[{"made_at": 3}]'])
