@@ -15,7 +15,7 @@ import numpy as np
 
 from mup_tpu.analysis.cells import PACK, cells_beside, fill, runs_beside
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.drift import Drift, drift_reach, scatter_weights
+from mup_tpu.analysis.drift import Drift, drift_reach
 from mup_tpu.analysis.looks import Evidence, Question
 from mup_tpu.analysis.verdict import PLAIN
 
@@ -72,8 +72,6 @@ class Distance:
     """Distance of a verdict, by the state of each scale."""
 
     drift: Drift
-    weight_K: np.ndarray
-    """Probability of each scatter of the optima."""
     apart: float
     """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
     tolerated: float
@@ -106,8 +104,7 @@ class Distance:
             above = math.sqrt(max(0.0, (headline.high - regret) ** 2 - (most - regret) ** 2))
         limits = (question.delta, question.epsilon)
         read = known[-1].read
-        weight_K = scatter_weights([e.optimum for e in evidence.estimates])
-        return cls(evidence.drift, weight_K, apart, tolerated, *limits, regret, below, above, read)
+        return cls(evidence.drift, apart, tolerated, *limits, regret, below, above, read)
 
     @staticmethod
     def _spread(known: Sequence[Known]) -> float:
@@ -117,7 +114,7 @@ class Distance:
     def reach(self, known: Sequence[Known]) -> float:
         """Half-width of α's interval."""
         variance_S = np.array([k.variance for k in known])
-        return drift_reach([k.scale for k in known], variance_S, self.weight_K)
+        return drift_reach([k.scale for k in known], variance_S, self.drift.weight_K)
 
     def is_held_by_scatter(self, known: Sequence[Known]) -> bool:
         """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import scipy
@@ -40,6 +41,8 @@ class Drift:
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
+    weight_K: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    """Probability of each scatter that the optima may have."""
 
     @property
     def is_known(self) -> bool:
@@ -55,6 +58,10 @@ class Drift:
     def excludes_0(self) -> bool:
         """Whether α's interval does; not where it is unknown."""
         return self.low > 0 or self.high < 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "weight_K"}
 
 
 def is_told(low: float, high: float) -> bool:
@@ -120,12 +127,8 @@ def fit_drift(optima: Sequence[Optimum]) -> Drift:
     slope_K, deviation_K, weight_K, intercept_K = _by_scatter(known)
     low, high = (_quantile(q, slope_K, deviation_K, weight_K) for q in (0.025, 0.975))
     tau = float(np.interp(0.5, np.cumsum(weight_K), _TAU_K))
-    return Drift(float(weight_K @ slope_K), low, high, tau, float(weight_K @ intercept_K), scales)
-
-
-def scatter_weights(optima: Sequence[Optimum]) -> np.ndarray:
-    """Probability of each scatter in _TAU_K, by three bracketed optima or more."""
-    return _by_scatter([o for o in optima if o.is_bracketed])[2]
+    alpha, intercept = float(weight_K @ slope_K), float(weight_K @ intercept_K)
+    return Drift(alpha, low, high, tau, intercept, scales, weight_K)
 
 
 def drift_reach(scales: Sequence[float], variance_S: np.ndarray, weight_K: np.ndarray) -> float:

@@ -144,7 +144,7 @@ class TransferResult:
         return {
             "parametrization": self.compared,
             "verdict": self.verdict.to_dict(),
-            "drift": asdict(self.drift),
+            "drift": self.drift.to_dict(),
             "noise": asdict(self.noise),
             "curves": [curve_to_dict(c, self.noise) for c in self.curves],
             "optima": [o.to_dict() for o in self.optima],

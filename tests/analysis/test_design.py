@@ -8,7 +8,7 @@ import pytest
 
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.cost import run_cost
-from mup_tpu.analysis.drift import drift_reach, fit_drift, scatter_weights
+from mup_tpu.analysis.drift import drift_reach, fit_drift
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.errors import TableError
 
@@ -175,8 +175,8 @@ def test_alpha_rests_on_few_scales(scales):
     optima = [
         Optimum(64 * 2.0**k, "bracketed", -8, -8.03, -7.97, 2.5, -8, -9, -7, 0.015) for k in octaves.tolist()
     ]
-    reach = drift_reach([o.scale for o in optima], np.full(scales, 0.015**2), scatter_weights(optima))
     drift = fit_drift(optima)
+    reach = drift_reach([o.scale for o in optima], np.full(scales, 0.015**2), drift.weight_K)
     assert reach == pytest.approx((drift.high - drift.low) / 2, rel=0.01), (
         "what is planned with is judged with"
     )
