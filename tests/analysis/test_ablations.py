@@ -123,5 +123,5 @@ def test_the_exponent_of_a_flat_valley_is_not_known_in_the_terminal_and_in_the_r
         sweeps.show(Console())
     (section,) = [s for s in sweeps.page().sections if s.title.startswith("Sweeps")]
     rows = section.blocks[0].rows
-    assert [row[1] for row in rows] == ["not known", "-1.20", "0.10"]
+    assert [row[1] for row in rows] == ["not known", "-1.20 (-3.00 to -0.20)", "0.10 (-0.70 to 0.80)"]
     assert shown.getvalue().count("not known") == 1 and "-15.74" not in shown.getvalue()
