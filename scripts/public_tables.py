@@ -32,7 +32,6 @@ from mup_tpu.store import load_runs
 
 PLACE = Path("results/public")
 STEP_LAW = "step-law/steplaw"
-UPDATE_RULES = {"muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"}
 _HYPERBALL = "WhenWen/WhenWen.github.io"
 _HYPERBALL_RUNS = "wd_blog/scripts/{}/wandb_hyperball_runs.csv"
 ORDER = (
@@ -166,8 +165,8 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
             update_rule = str(runs["optimizer"].iloc[0]) if "optimizer" in runs else "adamw"
             kind = table.columns.scale.replace("num_", "number of ").replace("_", " ")
             for row in _rows(table, "ours", header.parent.name, kind):
-                named = ", ".join((str(row["rule"]), *UPDATE_RULES.get(update_rule, "").split()))
-                yield row | {"rule": named}
+                by = "" if update_rule == "adamw" else f", {plots.name(update_rule, 'optimizer')}"
+                yield row | {"rule": f"{row['rule']}{by}"}
 
 
 def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[str, object]]:

@@ -26,6 +26,7 @@ _LABELS = {
 }
 """Parametrization -> its name for people, in the order of all figures."""
 _RULES = {
+    "optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"},
     "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
     "token_rule": {"none": "no token rule", "lr_0.32": "lr × tokens^−0.32", "lr_0.5": "lr × tokens^−0.5"},
     "decay_rule": {

@@ -6,12 +6,11 @@ import pandas as pd
 
 from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences
 from mup_tpu.config.columns import label
+from mup_tpu.plots import name as name_of
 from mup_tpu.plots import ordered
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, interactive
 from mup_tpu.report.tables import slopes_table
 from mup_tpu.report.words import said
-
-_RULES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"}
 
 
 def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
@@ -60,4 +59,4 @@ def _setting(part: pd.DataFrame) -> str:
     if not {"optimizer", "tied"} <= set(part):
         return ""
     rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
-    return f"{_RULES.get(rule, rule)}, {'tied' if tied else 'untied'} embeddings"
+    return f"{name_of(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"

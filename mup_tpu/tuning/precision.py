@@ -28,7 +28,7 @@ def decided(trial: Trial, results: str | None, run: RunOptions, console: Console
         precision, why = stored[0], f"as the runs in {results}"
     else:
         precision, why = precision_of(run)
-    console.print(f"precision {precision}: {why}", highlight=False, soft_wrap=True)
+    console.print(f"precision {precision}: {why}")
     return trial.replace(precision=precision)
 
 
