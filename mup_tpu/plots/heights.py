@@ -28,6 +28,10 @@ class Heights:
         """Limits of the axis."""
         return self.bottom - 0.08 * (self.top - self.bottom), self.rail + 0.05 * (self.top - self.bottom)
 
+    def shows(self, curve: LossCurve) -> np.ndarray:
+        """Whether each point of a curve has a place."""
+        return np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
+
     def lost_points(self, curve: LossCurve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points without a place: diverged, stopped early, above the axis."""
         diverged, stopped = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
@@ -57,13 +61,11 @@ def _own_heights(result: TransferResult) -> Heights:
     0.6 nat above the best and 0.35 above the worst scale's best, or a fifth and an eighth of the loss itself
     where that is more.
     """
-    finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves]
-    finite = [losses for losses in finite if len(losses)]
+    finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves if np.isfinite(c.mean_G).any()]
     if not finite:
         return Heights(0.0, 1.0)
     best, worst = min(f.min() for f in finite), max(f.min() for f in finite)
-    losses = [*(o.loss for o in result.optima), *(z.loss for z in result.at_zero)]
-    known = [loss for loss in losses if np.isfinite(loss)]
+    known = [point.loss for point in (*result.optima, *result.at_zero) if np.isfinite(point.loss)]
     bottom = float(min([best, *known]))
     wanted = max(best + max(0.6, 0.2 * abs(best)), worst + max(0.35, 0.12 * abs(worst)))
     top = float(max(min(max(f.max() for f in finite), wanted), *known, worst))
