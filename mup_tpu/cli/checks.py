@@ -81,11 +81,7 @@ def _check_module(
     trial: Trial,
     json: bool,
 ) -> None:
-    """Check a module of somebody's own.
-
-    Raises:
-        LayerGrows: a layer grows.
-    """
+    """Check a module of somebody's own; LayerGrows where a layer grows."""
     from mup_tpu.cli.output import to_json
     from mup_tpu.study.program import load
 

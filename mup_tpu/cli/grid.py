@@ -50,12 +50,8 @@ class GridOptions:
         changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
         for axis, (name, values) in short.items():
             text = getattr(self, axis)
-            if text is not None and values is not None:
-                raise ConfigError(f"{axis} and {name} were both given: {name} is short for one")
-            if text is not None:
-                changes |= {axis: parse_axis(text, axis), name: None}
-            elif values is not None:
-                changes |= {axis: None, name: values}
+            if text is not None or values is not None:
+                changes |= {axis: None if text is None else parse_axis(text, axis), name: values}
         return dataclasses.replace(sweep, **changes)
 
 

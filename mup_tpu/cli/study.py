@@ -118,5 +118,6 @@ def _study(path: str) -> Study:
 
 def _is_study(path: str) -> bool:
     from mup_tpu.store import results_folder
+    from mup_tpu.study.study import FILE
 
-    return path.endswith(".toml") or "study.json" in results_folder(path).names()
+    return path.endswith(".toml") or FILE in results_folder(path).names()

@@ -110,6 +110,11 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
+def counted(counts: Iterable[tuple[object, int]]) -> str:
+    """Counts in words: "3 finished, 1 failed" of ("finished", 3), ("failed", 1)."""
+    return ", ".join(f"{count} {name}" for name, count in counts)
+
+
 def not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:
     """Sentence about a value that must be a multiple, with the nearest ones."""
     lower, upper = value // of * of, (value // of + 1) * of

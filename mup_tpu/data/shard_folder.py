@@ -146,12 +146,7 @@ class ShardFolder:
         raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {why}")
 
     def _check_local(self, name: str, size: int | None) -> None:
-        """Refuse a named pipe, which never ends, and a file of another size, before it is read.
-
-        Raises:
-            FileNotFoundError: nothing is there.
-            DataError: it is no file, or has another size.
-        """
+        """Refuse a named pipe, which never ends, and a file of another size, before it is read."""
         path = f"{self._root}/{name}"
         if not os.path.lexists(path):
             raise FileNotFoundError(path)
@@ -195,12 +190,7 @@ def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.nda
 
 
 def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, first byte and end of every file in a tar file.
-
-    Raises:
-        ValueError: a member is not a plain KEY.npy.
-        tarfile.TarError: the content is no tar file, or a compressed one.
-    """
+    """Name, first byte and end of every file in a tar file; ValueError for one that is no plain KEY.npy."""
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for member in tar:
             start, stop = member.offset_data, member.offset_data + member.size
@@ -212,11 +202,7 @@ def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
-    """Check header and token count of an array's bytes.
-
-    Raises:
-        ValueError: they contradict the index.
-    """
+    """Check header and token count of an array's bytes; ValueError where they contradict the index."""
     file = io.BytesIO(content)
     try:
         if np.lib.format.read_magic(file) != (1, 0):

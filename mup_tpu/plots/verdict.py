@@ -203,14 +203,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
 
 
 def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], rows: np.ndarray) -> None:
-    """Draw a number of each sweep with its interval, or why there is none.
-
-    Args:
-        ax: axes to draw in.
-        table: of all sweeps.
-        shown: columns of the number and its interval.
-        rows: heights of the sweeps.
-    """
+    """Draw a number of each sweep with its interval (columns `shown`), or why there is none."""
     value, *bounds = shown
     x, ends = table[value].to_numpy(float), table[bounds].to_numpy(float)
     with np.errstate(invalid="ignore"):

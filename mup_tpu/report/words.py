@@ -14,6 +14,7 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import COLUMNS, CONFIGURED, configured, label, write, write_scale
+from mup_tpu.config.values import counted
 from mup_tpu.plots import name
 
 _MADE = (
@@ -119,7 +120,7 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
     """Number of runs, and names and values of their settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
     if "status" in source:
-        made.append(("ended", ", ".join(f"{n} {s}" for s, n in source["status"].value_counts().items())))
+        made.append(("ended", counted(source["status"].value_counts().items())))
     if "wall_time_s" in source:
         made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
     usual = {name: value for name, value in configured(Trial()).items() if name not in _ALWAYS}

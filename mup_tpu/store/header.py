@@ -13,7 +13,7 @@ from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently
-from mup_tpu.store.access import accessed
+from mup_tpu.store.access import accessed, read_if_there, write_whole
 from mup_tpu.store.conditions import Condition
 
 FILE = "store.json"
@@ -179,11 +179,9 @@ def _scales(found: Any) -> tuple[float, ...]:
 def read_header(folder: Folder) -> Header | None:
     """Header of a results folder; None without a store."""
     said = f"results folder {folder} cannot be read: {FILE}"
-    with accessed(folder, "read"), raised_as(StoreError, said, (ValueError, RecursionError)):
-        try:
-            return Header.parse(folder.read(FILE, MOST_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+    content = read_if_there(folder, FILE, MOST_BYTES)
+    with raised_as(StoreError, said, (ValueError, RecursionError)):
+        return None if content is None else Header.parse(content)
 
 
 def create_header(folder: Folder, header: Header) -> Header:
@@ -200,5 +198,4 @@ def create_header(folder: Folder, header: Header) -> Header:
 
 def write_header(folder: Folder, header: Header) -> None:
     """Put a header in place of an earlier one."""
-    with accessed(folder, "written"):
-        patiently(lambda: folder.write(FILE, header.to_json()))
+    write_whole(folder, FILE, header.to_json())

@@ -130,20 +130,7 @@ class Space:
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
     ) -> Space:
-        """Space from arguments of `Study`, checked.
-
-        Args:
-            name: name of the study.
-            scale: one name with its numbers, or a list of points with the same names.
-            tune: one name with its numbers.
-            compare: one name with its values, of any plain type; None compares nothing.
-            seeds: seeds per cell.
-            settings: values that all trials share.
-            measured_by: name whose values place points that set several; by default the first.
-
-        Raises:
-            ConfigError: a name or a value is not allowed.
-        """
+        """Space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
         require_name("name", name)
         require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
@@ -223,6 +210,11 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
             f"scale {shown(scale)} is not a name with its values, as {{'width': [64, 128]}}, nor a list of "
             "points, as [{'width': 64, 'depth': 2}, {'width': 128, 'depth': 4}]"
         )
+    return _by_size(given, measured_by)
+
+
+def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tuple[Point, ...]:
+    """Points that set the same names, the smallest first; one name's values may stand twice."""
     names = list(given[0])
     for point in given:
         if set(point) != set(names):
@@ -240,8 +232,9 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
         raise ConfigError(
             f"scale: two points have the same {measure}; measured_by names what tells them apart"
         )
-    points = {row[names.index(measure)]: dict(zip(names, row, strict=True)) for row in zip(*columns.values())}  # noqa: B905 (columns are of one length)
-    return tuple(points[size] for size in sorted(points))
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    points = {row[measure]: row for row in rows}
+    return tuple(points[size] for size in numbers)
 
 
 def _one_axis(where: str, axis: Any) -> tuple[str, list[Any]]:

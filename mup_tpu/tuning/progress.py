@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from mup_tpu.config.values import counted
 from mup_tpu.training.report import count_statuses, format_seconds
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class TrialProgress(Generic[T]):
         self._ended[running.size] += statuses
         self._refresh(running.size)
         if not self.console.is_terminal:
-            at, said = running.size, ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
+            at, said = running.size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
                 at += f", seed {row['seed']}"
