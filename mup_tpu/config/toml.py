@@ -222,11 +222,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def write_sweep(sweep: Sweep) -> str:
     """A sweep as TOML, as `load_sweep` reads it; fields of the trial at their defaults are left out."""
     lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
-    for name in ("parametrizations", "widths"):
+    for name in ("parametrizations", "widths", "learning_rates"):
         if (values := getattr(sweep, name)) is not None:
-            lines.append(f"{name} = {_toml(values)}")
-    if sweep.learning_rates is not None:
-        lines.append(f"learning_rates = {_toml(tuple(map(_rate, sweep.learning_rates)))}")
+            written = tuple(map(_rate, values)) if name == "learning_rates" else values
+            lines.append(f"{name} = {_toml(written)}")
     for name in ("scale", "tune", "compare"):
         if isinstance(axis := getattr(sweep, name), Axis):
             lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
@@ -236,9 +235,8 @@ def write_sweep(sweep: Sweep) -> str:
             lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
     for part, cls in PARTS.items():
         own, usual = vars(getattr(sweep.base, part)), vars(cls())
-        changed = {name: value for name, value in own.items() if value != usual[name]}
-        if changed:
-            lines += ["", f"[base.{part}]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]
+        changed = [f"{name} = {_toml(value)}" for name, value in own.items() if value != usual[name]]
+        lines += ["", f"[base.{part}]", *changed] if changed else []
     return "\n".join(lines) + "\n"
 
 

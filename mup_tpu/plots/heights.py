@@ -30,7 +30,8 @@ class Heights:
 
     def shows(self, curve: LossCurve) -> np.ndarray:
         """Whether each point of a curve has a place."""
-        return np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
+        shown_G: np.ndarray = np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
+        return shown_G
 
     def lost_points(self, curve: LossCurve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points without a place: diverged, stopped early, above the axis."""
@@ -65,7 +66,8 @@ def _own_heights(result: TransferResult) -> Heights:
     if not finite:
         return Heights(0.0, 1.0)
     best, worst = min(f.min() for f in finite), max(f.min() for f in finite)
-    known = [point.loss for point in (*result.optima, *result.at_zero) if np.isfinite(point.loss)]
+    losses = [*(o.loss for o in result.optima), *(z.loss for z in result.at_zero)]
+    known = [loss for loss in losses if np.isfinite(loss)]
     bottom = float(min([best, *known]))
     wanted = max(best + max(0.6, 0.2 * abs(best)), worst + max(0.35, 0.12 * abs(worst)))
     top = float(max(min(max(f.max() for f in finite), wanted), *known, worst))

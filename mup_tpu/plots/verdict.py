@@ -68,13 +68,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.grid(False)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"tuned at {names.column_label(analysis.scale)}")
-    share = 0.2 / figure.get_figwidth()
-    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
-    bar.set_ticks([analysis.epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
-    bar.ax.tick_params(labelsize=8)
-    bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
-    bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
+    _draw_bar(axes, image, analysis.epsilon)
     used = {r.status for r in regrets}
     said = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
     said += ["small: 95 % interval"] if any(intervals) else []
@@ -96,6 +90,18 @@ def _draw_regrets(
         if below:
             ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
     return ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
+
+
+def _draw_bar(axes: Sequence[Axes], image: AxesImage, epsilon: float) -> None:
+    """Draw the bar of colours, with a line at the regret that does not matter."""
+    figure = style.figure_of(axes)
+    share = 0.2 / figure.get_figwidth()
+    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
+    bar.set_ticks([epsilon * step for step in _STEPS])
+    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.axhline(epsilon, color=INK, lw=2)
+    bar.set_label(f"regret (nat per token)\nbelow {epsilon:g} it does not matter", fontsize=8.5)
 
 
 def _interval(r: Regret) -> str:

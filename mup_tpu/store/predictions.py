@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mup_tpu.errors import StoreError, raised_as
+from mup_tpu.files import short_hash
 from mup_tpu.store.access import read_if_there, results_folder, write_whole
 
 FILE = "predictions.json"
@@ -75,7 +75,7 @@ class KeptPrediction:
 
 def fingerprint(trial_ids: Iterable[str]) -> str:
     """Hash of the rows that a prediction was made from."""
-    return hashlib.sha256("\n".join(sorted(map(str, trial_ids))).encode()).hexdigest()[:16]
+    return short_hash("\n".join(sorted(map(str, trial_ids))))
 
 
 def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:

@@ -7,7 +7,6 @@ import functools
 import importlib.metadata
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -138,7 +137,7 @@ def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     gpus = visible_gpus()
     count = workers or len(gpus) or cores()
     parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
-    threads = max(1, (os.cpu_count() or 1) // count)
+    threads = max(1, cores() // count)
     return threads, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import keyword
@@ -15,6 +14,7 @@ from typing import Any
 from mup_tpu.config import MOST_TRIALS, shown
 from mup_tpu.config.fields import require_count, require_name
 from mup_tpu.errors import ConfigError
+from mup_tpu.files import short_hash
 from mup_tpu.store import STUDY_COLUMNS, StoredAxes, StoredAxis
 
 Value = str | int | float | bool
@@ -47,7 +47,7 @@ class Trial:
         """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
         values = {name: _canonical(value) for name, value in self._values.items()}
         content = json.dumps({"study": self._study, "values": values}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return short_hash(content)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # as pickle asks for, before there are values

@@ -69,7 +69,8 @@ class _Valleys:
             panel.panels.entry(ON_THE_RAIL, style.INK, "", "-")
         for curve in result.curves:
             self._draw_curve(curve, runs[runs["scale"] == curve.scale])
-            self._draw_zeros(curve)
+            if self.zero_x is not None:
+                self._draw_zeros(curve, self.zero_x)
         for curve, optimum in zip(result.curves, result.optima, strict=True):
             if np.isfinite(optimum.loss):
                 self._draw_optimum(curve, optimum)
@@ -99,16 +100,16 @@ class _Valleys:
             text = about(f"{entry.name}, {self.tuned} {power(x)}", loss, *lines)
             panel.tell(entry, [x], [y if is_shown else self.heights.rail], [text])
 
-    def _draw_zeros(self, curve: LossCurve) -> None:
-        """Draw runs at hyperparameter 0."""
+    def _draw_zeros(self, curve: LossCurve, x: float) -> None:
+        """Draw runs at hyperparameter 0, at x."""
         panel, entry = self.panel, self._entry(curve)
         for zero in (z for z in self.result.at_zero if z.scale == curve.scale):
             is_shown = zero.loss <= self.heights.top
-            x, y = [self.zero_x], [zero.loss if is_shown else self.heights.rail]
-            panel.marks(entry, x, y, "diamond" if is_shown else "triangle", 8, hollow=True)
+            y = zero.loss if is_shown else self.heights.rail
+            panel.marks(entry, [x], [y], "diamond" if is_shown else "triangle", 8, hollow=True)
             panel.panels.entry("at 0", style.INK, "diamond", None, hollow=True)
             loss = f"{loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-            panel.tell(entry, x, y, [about(f"{entry.name}, {self.tuned} 0", loss)])
+            panel.tell(entry, [x], [y], [about(f"{entry.name}, {self.tuned} 0", loss)])
 
     def _draw_optimum(self, curve: LossCurve, optimum: Optimum) -> None:
         """Draw a star below its interval; hollow at an edge, or where the fit misses its runs."""
