@@ -140,12 +140,7 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
         raise ConfigError(f"{where}: {shown(values)} is not a table of keys")
     fields = {f.name: (f, hint) for f, hint in typed_fields(cls)}  # type: ignore[arg-type]
     if cls in PARTS.values():
-        for former, name in current_names().items():
-            if former in values and name in values:
-                raise ConfigError(
-                    f"{where}: {former} and {name} were both given: {former} is its former name"
-                )
-        values = {current_names().get(key, key): value for key, value in values.items()}
+        values = _under_present_names(values, where)
     for key in values:
         if key not in fields:
             raise ConfigError(f"{where}: {unknown_key(key, fields)}")
@@ -156,6 +151,14 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
     read = {key: _read(fields[key][1], value, f"{where}: {key}") for key, value in values.items()}
     with _named(where):
         return cls(**read)
+
+
+def _under_present_names(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Values of a part of a trial by the present names of its fields."""
+    for former, name in current_names().items():
+        if former in values and name in values:
+            raise ConfigError(f"{where}: {former} and {name} were both given: {former} is its former name")
+    return {current_names().get(key, key): value for key, value in values.items()}
 
 
 def stored_trial(values: Any) -> Trial:

@@ -69,6 +69,11 @@ def parse_seconds(name: str, text: str) -> float:
     return seconds
 
 
+def parse_limit(name: str, text: str | None) -> float:
+    """Seconds of a limit such as 30m; inf without one."""
+    return math.inf if text is None else parse_seconds(name, text)
+
+
 def format_learning_rate(value: float) -> str:
     """Text of a learning rate: `2^-8` if the exponent is a multiple of 1/8, else three digits."""
     exponent = math.log2(value) if value > 0 else math.nan

@@ -133,10 +133,7 @@ class ShardFolder:
                 why = reason(found)
                 if isinstance(error, fsspec.exceptions.FSTimeoutError):
                     why = f"slower than {MIN_RATE // 2**10} KiB/s"
-                status = getattr(error, "status", None)
-                if isinstance(found, PermissionError) or (
-                    status in range(400, 500) and status not in (408, 429)
-                ):
+                if _is_final(found, getattr(error, "status", None)):
                     raise DataError(f"{self.url}/{name} cannot be read: {why}") from None
                 log.warning(
                     "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, why
@@ -158,6 +155,12 @@ class ShardFolder:
                 f"shard {path} is corrupted: its {found} bytes have another size than the index says, "
                 f"{size}; copy it again, or prepare again"
             )
+
+
+def _is_final(error: OSError, status: int | None) -> bool:
+    """Whether a further try would meet the same error: a refusal, or an HTTP status that says so."""
+    is_refused = status in range(400, 500) and status not in (408, 429)
+    return isinstance(error, PermissionError) or is_refused
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:

@@ -24,11 +24,8 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
 
     The panel against parameters N is there where the table knows them, with the fitted scaling law A·N^-α
     where it is identified; where all runs have as many tokens D, its upper axis is compute (6·N·D
-    floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a panel; one alone has the panel against scale. A new figure by default.
+    floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute. One
+    `ax` alone has the panel against scale.
     """
     results = names.results_of(analysis)
     known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
@@ -147,12 +144,7 @@ def scaling_law_figure(
 
 @styled
 def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Training loss against step, at the grid point nearest to each scale's optimum.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization with curves; a new figure by default.
-    """
+    """Training loss against step, at the grid point nearest to each scale's optimum."""
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     axes = style.panels(len(results), 4.6, 3.6, ax=ax)
     scales = sorted({c.scale for r in results for c in r.learning_curves})

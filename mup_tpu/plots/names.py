@@ -42,12 +42,7 @@ _RULES = {
 
 
 def name(compared: str, column: str = "parametrization") -> str:
-    """Name of a compared value for people: "μP", "lr × √batch", "batch size 16".
-
-    Args:
-        compared: the value, as text.
-        column: column of the value.
-    """
+    """Name of a compared value of a column for people: "μP", "lr × √batch", "batch size 16"."""
     if (number := _number(compared)) is not None:
         return f"{columns.label(column)} {columns.write(column, number)}"
     return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)

@@ -29,12 +29,7 @@ _REACH = 1.5
 
 @styled
 def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization; a new figure by default.
-    """
+    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
     results = names.results_of(analysis)
     heights, share_y = heights_of(results)
     axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
@@ -174,10 +169,6 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     """Optimum against scale, both logarithmic, with the fitted drift and the drift that does not matter.
 
     Optima at the edge of their grid are arrows.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in; a new figure by default.
     """
     results = names.results_of(analysis)
     (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
@@ -237,12 +228,7 @@ def _draw_optima(ax: Axes, optima: Sequence[Optimum], shift: float, color: str, 
 
 @styled
 def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss above each scale's best, the curves moved by the exponent that brings them closest together.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization; a new figure by default.
-    """
+    """Loss above each scale's best, the curves moved by the exponent that brings them closest together."""
     results = names.results_of(analysis)
     axes = style.panels(len(results), 4.6, 4.0, ax=ax)
     scales, top = names.scales_of(results), 0.0

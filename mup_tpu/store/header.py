@@ -48,15 +48,9 @@ class StoredAxis:
 
     @classmethod
     def parse(cls, name: str, found: Any, columns: Mapping[str, type] | None) -> StoredAxis:
-        """An axis from JSON.
+        """The axis `name` from JSON; ValueError where its column or a field is unknown.
 
-        Args:
-            name: which axis it is.
-            found: what the JSON holds.
-            columns: a study's own columns; None for our own trials.
-
-        Raises:
-            ValueError: the column or a field is unknown.
+        `columns` are a study's own; None for our own trials.
         """
         known = COLUMNS if columns is None else {*columns, *STUDY_COLUMNS}
         match found:

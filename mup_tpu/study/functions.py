@@ -30,14 +30,7 @@ OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
 class Functions(TrialKind[Trial]):
-    """Trials of a study, a call of its function each.
-
-    Args:
-        space: the study.
-        payload: pickled training function.
-        how: how each trial is run.
-        pool: opener of the pool that they run on.
-    """
+    """Trials of a study, a call of its function each; `payload` is the pickled function."""
 
     def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool) -> None:
         self._space, self._payload, self._how, self._open_pool = space, payload, how, pool

@@ -16,7 +16,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.config import require_above_zero
 from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.values import parse_seconds
+from mup_tpu.config.values import parse_limit
 from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
 from mup_tpu.store.access import read_if_there, write_whole
@@ -142,8 +142,8 @@ class Study:
             Preempted: SIGTERM ended the run.
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
-        deadline = time.monotonic() + (math.inf if budget is None else parse_seconds("budget", budget))
-        seconds = math.inf if timeout is None else parse_seconds("timeout", timeout)
+        deadline = time.monotonic() + parse_limit("budget", budget)
+        seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
         function = trainer_of(train, self.space) if isinstance(train, str) else train
         check_function(function)

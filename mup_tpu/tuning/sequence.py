@@ -62,7 +62,7 @@ def run_until_settled(
             axes, runs of another kind, more scales, or a question about fewer.
         DataError: the corpus cannot be used.
     """
-    deadline = time.monotonic() + (until.seconds or math.inf)
+    deadline = time.monotonic() + until.seconds
     sweep = decided_sweep(sweep, results, run, console)
     corpora = Corpora()
     grid = _grid_of(sweep, corpora)

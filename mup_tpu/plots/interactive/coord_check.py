@@ -18,11 +18,7 @@ _LINES = ("-", "--", ":")
 
 
 def coordinate_check_panels(table: pd.DataFrame) -> Panels:
-    """Activation and update size of each layer against the scale; one key hides a layer in all panels.
-
-    Args:
-        table: measurements of one setting, as `by_setting` gives them.
-    """
+    """Activation and update size of each layer of a setting; one key hides a layer in all panels."""
     scale = scale_of(table)
     last = table[table["step"] == table["step"].max()]
     fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in slopes(table).to_dict("records")}

@@ -18,9 +18,7 @@ _POINTS = 120
 def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
     """Training loss against step, at the grid point nearest to each scale's optimum.
 
-    Args:
-        analysis: what to draw.
-        runs: of the checked table that it was made from; points name them.
+    Points name `runs` of the checked table that the analysis was made from.
     """
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     scales = sorted({c.scale for r in results for c in r.learning_curves})

@@ -25,9 +25,7 @@ _LOST = (("x", "diverged"), ("square", "stopped early"), ("triangle", "above the
 def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
     """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
 
-    Args:
-        analysis: what to draw.
-        runs: of the checked table that it was made from; points name them.
+    Points name `runs` of the checked table that the analysis was made from.
     """
     results = names.results_of(analysis)
     heights, _ = heights_of(results)
