@@ -122,11 +122,7 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
 
 
 def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:
-    """Scale of a check.
-
-    Raises:
-        ConfigError: the short form and the long form were both given, or the scale is not allowed.
-    """
+    """Scale of a check, from its long form or its short one."""
     if scale is not None and widths is not None:
         raise ConfigError("scale and widths were both given: widths is short for one")
     if widths == ():

@@ -35,11 +35,7 @@ class GridOptions:
     """Number of seeds of every cell, from 0."""
 
     def change(self, sweep: Sweep) -> Sweep:
-        """Sweep with these axes in place of its own.
-
-        Raises:
-            ConfigError: short and long form of an axis were both given, or an axis is not allowed.
-        """
+        """Sweep with these axes in place of its own."""
         if self.width is not None and self.widths is not None:
             raise ConfigError("width and widths were both given: give one of them")
         short = {

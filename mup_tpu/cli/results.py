@@ -75,11 +75,7 @@ class Results:
 
     @cached_property
     def table(self) -> RunTable:
-        """Checked run table.
-
-        Raises:
-            ConfigError: the path holds something else.
-        """
+        """Checked run table; ConfigError where the path holds something else."""
         if self.other:
             raise ConfigError(f"{self.path} holds {self.other}; give a sweep or a table of runs")
         return self.options.load(*self._paths)

@@ -33,11 +33,7 @@ class StudyOptions:
     """What a trial of a --trainer asks of Ray: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        """Resources as numbers; None where none are given.
-
-        Raises:
-            ConfigError: one is not NAME=NUMBER.
-        """
+        """Resources as numbers; None where none are given."""
         amounts = {}
         for text in self.resources:
             name, _, written = text.partition("=")

@@ -27,11 +27,7 @@ class TrainOptions:
     """Report XLA's compilations, executions and transfers (--device xla)."""
 
     def check(self, run: RunOptions, kept: Kept) -> None:
-        """Refuse options that lack others.
-
-        Raises:
-            ConfigError: one lacks another.
-        """
+        """Refuse options that lack others."""
         if self.xla_report and run.device != "xla":
             raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
         if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
@@ -40,11 +36,7 @@ class TrainOptions:
             raise ConfigError("--continue-to needs --checkpoints, to go on from")
 
     def source(self, trial: Trial) -> Trial:
-        """Trial of the TOML file or the options.
-
-        Raises:
-            ConfigError: both were given.
-        """
+        """Trial of the TOML file or of the options; ConfigError where both were given."""
         if self.config is None:
             return trial
         if trial != Trial():

@@ -80,11 +80,7 @@ class StoredAxes:
 
     @classmethod
     def parse(cls, found: Any, columns: Mapping[str, type] | None) -> StoredAxes:
-        """Axes from JSON, of a study with these columns or of our own trials.
-
-        Raises:
-            ValueError: an entry is not allowed.
-        """
+        """Axes from JSON, of a study with these columns or of our own trials; ValueError as for an axis."""
         usual = [f.name for f in fields(cls)]
         if not isinstance(found, dict) or not set(found) <= set(usual):
             raise ValueError(f"its axes are not {', '.join(usual)}")
