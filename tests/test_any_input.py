@@ -23,7 +23,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.search import load_search
 from mup_tpu.config.toml import from_dict, load_sweep
 from mup_tpu.errors import MupTpuError
-from mup_tpu.store import load_axes, load_curves, load_planned, load_runs
+from mup_tpu.store import load_axes, load_curves, load_header, load_runs
 from mup_tpu.store.parts import new_name
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -334,7 +334,7 @@ def store(scratch):
 
 
 def use_store(folder):
-    for read in (load_axes, load_planned, load_runs, load_curves):
+    for read in (load_axes, load_header, load_runs, load_curves):
         result_or_sentence(read, folder)
     result_or_sentence(lambda: load_table(folder))
 

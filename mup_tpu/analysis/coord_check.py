@@ -6,6 +6,7 @@ Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope in width is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         if sizes := [r for r in own if r["quantity"] in SIZES]:
             top = max(sizes, key=lambda r: r["slope"])
             what = f"{top['quantity']} of {top['layer']} ∝ {scale}^{top['slope']:.2f}"
-            verdict = "fails" if any(r["slope"] > GROWS and r["low"] > 0 for r in sizes) else "passes"
+            verdict = "fails" if any(map(grows, sizes)) else "passes"
             found.append(f"{parametrization}: {verdict}; fastest growing is the {what}")
         for r in own:
             if r["quantity"] == "linearization":
@@ -119,6 +120,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
                 said = _laziness(r["low"], r["high"])
                 found.append(f"{parametrization}: blocks {said}: distance from linearization ∝ {power}")
     return found
+
+
+def grows(fit: Mapping[Any, Any]) -> bool:
+    """Whether a layer grows: faster than scale^GROWS, its interval above 0."""
+    return bool(fit["slope"] > GROWS and fit["low"] > 0)
 
 
 def _laziness(low: float, high: float) -> str:

@@ -20,7 +20,7 @@ from mup_tpu.analysis.run_table import HISTORY, RunTable
 from mup_tpu.analysis.standard_form import standard_form
 from mup_tpu.config.trial import IN_FINGERPRINT
 from mup_tpu.errors import TableError
-from mup_tpu.store import load_axes, load_curves, load_own_columns, load_planned, load_question, load_runs
+from mup_tpu.store import StoredAxes, load_axes, load_curves, load_header, load_runs
 from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import FILE as STORE
 
@@ -114,10 +114,11 @@ def _load_stored(
     where: Sequence[Condition] | None,
     states: States,
 ) -> RunTable:
-    asked = load_question(path) if where is None else ()
+    header = load_header(path)
+    asked = header.where if where is None else ()
     where = where or asked
     stored = select(load_runs(path), where)
-    fixed = (*STORED_FIXED, *load_own_columns(path))
+    fixed = (*STORED_FIXED, *(header.columns or ()))
     named = replace(columns, step="")  # stored rows are of runs
     table = standard_form(stored, named, fixed, [], Path(str(path)).name, chance, states)
     if asked:
@@ -127,7 +128,7 @@ def _load_stored(
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
     history = table.runs.drop(columns="loss").merge(on_the_way, on="trial_id")[HISTORY]
     table = replace(table, command=_command(path, stored), history=history, stored=stored)
-    planned = load_planned(path) if columns.scale == load_axes(path).scale.column else ()
+    planned = header.planned if columns.scale == (header.axes or StoredAxes()).scale.column else ()
     return _only_planned(table, selected_scales(planned, columns.scale, where)) if planned else table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from mup_tpu.config.columns import CONFIGURED
@@ -27,6 +28,11 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
         ["order", "steps_done", "loss"], ascending=[True, False, True], ignore_index=True
     )
     return ordered.drop(columns="order")
+
+
+def of_status(trials: pd.DataFrame, status: str) -> pd.DataFrame:
+    """Trials of a status; of finished and stopped ones, those that have a loss."""
+    return trials[(trials["status"] == status) & ((status == "diverged") | np.isfinite(trials["loss"]))]
 
 
 def ranking(runs: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mup_tpu.cli.console import Bar, Console
@@ -16,6 +17,29 @@ WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
 _SECONDS = 60.0
 """Time within which a check's last width is expected to end, and its module's last seed."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Points of a coordinate check."""
+
+    scale: Axis
+    parametrizations: tuple[str, ...] = ("sp", "mup")
+    num_seeds: int = 3
+    steps: int = 4
+    """Optimizer steps."""
+    seconds: float = math.inf
+    """Time within which a point of the scale must be expected to end, beyond the first three."""
+
+    def __post_init__(self) -> None:
+        require_above_zero("num_seeds", self.num_seeds)
+        if not self.parametrizations:
+            raise ConfigError("parametrizations is empty: give at least one")
+
+    @property
+    def usual_results(self) -> str:
+        """Results folder by default; a table holds one scale."""
+        return "results/coord_check" + ("" if self.scale.field == "width" else f"_{self.scale.field}")
 
 
 def coord_check(
@@ -54,53 +78,34 @@ def coord_check(
         if scale is not None or results is not None:
             raise ConfigError("scale and results are options of checks of our own networks: leave them out")
         rules = ("mup",) if parametrizations == ("sp", "mup") else parametrizations
-        _check_module(
-            module,
-            tuple(map(int, scale_of_check(None, widths, WIDTHS).values)),
-            rules,
-            num_seeds,
-            check_steps,
-            trial,
-            json,
-        )
+        axis = scale_of_check(None, widths, WIDTHS)
+        _check_module(module, Check(axis, rules, num_seeds, check_steps, _SECONDS), trial, json)
         return
     if json:
         raise ConfigError("json is an option of --module, and there is none")
     axis = scale_of_check(scale, widths, WIDTHS)
     seconds = _SECONDS if axis is WIDTHS else math.inf
-    folder = results or default_results(axis)
-    coord_checks(folder, [trial], axis, parametrizations, num_seeds, check_steps, seconds)
+    check = Check(axis, parametrizations, num_seeds, check_steps, seconds)
+    coord_checks(results or check.usual_results, [trial], check)
 
 
-def _check_module(
-    text: str,
-    widths: tuple[int, ...],
-    rules: tuple[str, ...],
-    seeds: int,
-    steps: int,
-    trial: Trial,
-    json: bool,
-) -> None:
-    """Check a module of somebody's own.
-
-    Raises:
-        LayerGrows: a layer grows.
-    """
+def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
+    """Check a module of somebody's own; LayerGrows where a layer grows."""
     from mup_tpu.cli.output import to_json
     from mup_tpu.study.program import load
 
     console = Console()
-    require_above_zero("num_seeds", seeds)
     with console.status("importing"):
         from mup_tpu.parametrize import coord_check
 
         build = load(text, "module")
         batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
+    widths = [int(width) for width in asked.scale.values]
     with Bar(console) as bar:
         check = coord_check(
             build, batch() if callable(batch) else batch, loss, widths=widths, base_width=min(widths),
-            lr=trial.optimizer.learning_rate, rules=rules, seeds=seeds, steps=steps, seconds=_SECONDS,
-            update=bar.update,
+            lr=trial.optimizer.learning_rate, rules=asked.parametrizations, seeds=asked.num_seeds,
+            steps=asked.steps, seconds=asked.seconds, update=bar.update,
         )  # fmt: skip
     if json:
         console.write(to_json(check.to_dict()))
@@ -117,11 +122,7 @@ def _check_module(
 
 
 def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:
-    """Scale of a check.
-
-    Raises:
-        ConfigError: the short form and the long form were both given, or the scale is not allowed.
-    """
+    """Scale of a check, from its long form or its short one."""
     if scale is not None and widths is not None:
         raise ConfigError("scale and widths were both given: widths is short for one")
     if widths == ():
@@ -131,25 +132,8 @@ def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axi
     return usual if scale is None else parse_axis(scale, "scale")
 
 
-def default_results(scale: Axis) -> str:
-    """Results folder for checks along a scale; a table holds one scale."""
-    return "results/coord_check" + ("" if scale.field == "width" else f"_{scale.field}")
-
-
-def coord_checks(
-    results: str,
-    trials: Sequence[Trial],
-    scale: Axis,
-    parametrizations: tuple[str, ...] = ("sp", "mup"),
-    num_seeds: int = 3,
-    check_steps: int = 4,
-    seconds: float = math.inf,
-) -> None:
-    """Measure missing points of several trials into one table, draw it and print it.
-
-    Trials differ in optimizer or tying. Beyond three points of the scale, no further one is begun that is
-    not expected to end within `seconds`.
-    """
+def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
+    """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
     import pandas as pd
     import pyarrow as pa
 
@@ -158,20 +142,19 @@ def coord_checks(
     from mup_tpu.files import Folder
     from mup_tpu.training.coord_check import measure
 
-    require_above_zero("num_seeds", num_seeds)
-    if not parametrizations:
-        raise ConfigError("parametrizations is empty: give at least one")
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    folder, console = Folder(results), Console()
+    folder, console, scale = Folder(results), Console(), check.scale
     try:
         for trial in trials:
-            trial = trial.replace(steps=check_steps, warmup=0.0, schedule="constant")
+            trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
             if trial.train.precision == "auto":  # the table of an earlier check goes on
                 trial = trial.replace(precision="float32")
             stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
             with Bar(console) as bar:
-                for table in measure(trial, scale, parametrizations, num_seeds, stored, bar.update, seconds):
+                for table in measure(
+                    trial, scale, check.parametrizations, check.num_seeds, stored, bar.update, check.seconds
+                ):
                     if len(table):
                         with folder.writing(CHECK_FILE) as file:
                             table.to_parquet(file, index=False)

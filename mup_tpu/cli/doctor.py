@@ -16,6 +16,7 @@ from mup_tpu.devices.tpus import device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
 from mup_tpu.jobs.address import check_answers, own_note
+from mup_tpu.jobs.this_machine import cores
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
@@ -169,9 +170,8 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    found = f"{platform.machine()}, {cores} cores, {memory:.0f} GiB"
+    found = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
     if (units := cpu_units()) is not None:
         how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
         found = f"{found}, {how}"

@@ -94,10 +94,10 @@ def run_coord_checks(
             results: Results folder; stored points are not measured again. By default results/coord_check,
                 or results/coord_check_depth and so on.
         """
-        from mup_tpu.cli.checks import coord_checks, default_results, scale_of_check
+        from mup_tpu.cli.checks import Check, coord_checks, scale_of_check
 
-        axis = scale_of_check(scale, widths, usual)
-        coord_checks(results or default_results(axis), trials, axis, parametrizations, num_seeds, check_steps)
+        check = Check(scale_of_check(scale, widths, usual), parametrizations, num_seeds, check_steps)
+        coord_checks(results or check.usual_results, trials, check)
 
     _command_line(experiment, description)
 

@@ -35,11 +35,7 @@ class GridOptions:
     """Number of seeds of every cell, from 0."""
 
     def change(self, sweep: Sweep) -> Sweep:
-        """Sweep with these axes in place of its own.
-
-        Raises:
-            ConfigError: short and long form of an axis were both given, or an axis is not allowed.
-        """
+        """Sweep with these axes in place of its own."""
         if self.width is not None and self.widths is not None:
             raise ConfigError("width and widths were both given: give one of them")
         short = {
@@ -50,12 +46,8 @@ class GridOptions:
         changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
         for axis, (name, values) in short.items():
             text = getattr(self, axis)
-            if text is not None and values is not None:
-                raise ConfigError(f"{axis} and {name} were both given: {name} is short for one")
-            if text is not None:
-                changes |= {axis: parse_axis(text, axis), name: None}
-            elif values is not None:
-                changes |= {axis: None, name: values}
+            if text is not None or values is not None:
+                changes |= {axis: None if text is None else parse_axis(text, axis), name: values}
         return dataclasses.replace(sweep, **changes)
 
 

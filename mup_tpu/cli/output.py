@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def write_file(what: str, path: Path | str, content: str | bytes) -> None:
-    """Put a file into its place, whole; `what` is its name in errors.
-
-    Raises:
-        TableError: the file cannot be written.
-    """
+    """Put a file into its place, whole; `what` is its name in errors (TableError)."""
     folder, slash, name = str(path).rpartition("/")
     try:
         place = Folder(folder or slash or ".")
@@ -33,11 +29,7 @@ def write_file(what: str, path: Path | str, content: str | bytes) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet.
-
-    Raises:
-        ConfigError: it is there, or cannot be written.
-    """
+    """Write a file that is not there yet; ConfigError where it is, or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -86,7 +86,7 @@ def where_(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
         all: Use all rows again.
     """
     from mup_tpu.analysis.rows import select
-    from mup_tpu.store import Store, load_question, load_runs
+    from mup_tpu.store import Store, load_header, load_runs
 
     if where and all:
         raise TableError("where and all were both given: give the rows to ask about, or all of them")
@@ -95,7 +95,7 @@ def where_(path: Where, where: tuple[str, ...] = (), all: bool = False) -> None:
     select(stored, asked)
     if where or all:
         Store(path, str(stored["experiment"].iloc[0])).ask(asked)
-    words = ", ".join(condition.words for condition in load_question(path)) or "all rows"
+    words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
     Console().print(f"{path} asks about {words}")
 
 
@@ -134,7 +134,7 @@ def next_(path: Where, table: TableOptions = TableOptions(), json: bool = False)
 
     found = open_results(path, table)
     if json:
-        batches = {r.parametrization: r.next_batch for r in found.analysis.results}
+        batches = {r.compared: r.next_batch for r in found.analysis.results}
         Console().write(to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
     else:
         found.show_next(Console())

@@ -28,6 +28,7 @@ from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
 from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
+from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
@@ -74,11 +75,7 @@ class Results:
 
     @cached_property
     def table(self) -> RunTable:
-        """Checked run table.
-
-        Raises:
-            ConfigError: the path holds something else.
-        """
+        """Checked run table; ConfigError where the path holds something else."""
         if self.other:
             raise ConfigError(f"{self.path} holds {self.other}; give a sweep or a table of runs")
         return self.options.load(*self._paths)
@@ -114,7 +111,7 @@ class Results:
         for result in self.analysis.results:
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
             optima = rendering.optima_table(result, self.analysis.scale, "")
-            console.print(optima.between(0, -1, f"{result.parametrization}: best {tuned} by {scale}"))
+            console.print(optima.between(0, -1, f"{result.compared}: best {tuned} by {scale}"))
             for at, *_, status in optima.rows:
                 if status != "bracketed":
                     console.print(f"  {scale} {at}: {status}")
@@ -143,7 +140,7 @@ class Results:
                 console.print("  settled: nothing to run")
                 continue
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
-            title = f"{result.parametrization}: runs to add"
+            title = f"{result.compared}: runs to add"
             rows = [
                 (
                     columns.write_scale(analysis.scale, c.scale),
@@ -266,7 +263,7 @@ class SearchResults(Results):
     def show(self, console: Console) -> None:
         """Print the ten best trials."""
         runs = load_runs(self.path)
-        counts = ", ".join(f"{n} {status}" for status, n in runs["status"].value_counts().items())
+        counts = counted(runs["status"].value_counts().items())
         best = rendering.trials_table(runs)
         console.print(best.between(1, None, f"best of {len(runs)} trials ({counts})"))
 

@@ -33,11 +33,7 @@ class StudyOptions:
     """What a trial of a --trainer asks of Ray: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        """Resources as numbers; None where none are given.
-
-        Raises:
-            ConfigError: one is not NAME=NUMBER.
-        """
+        """Resources as numbers; None where none are given."""
         amounts = {}
         for text in self.resources:
             name, _, written = text.partition("=")
@@ -118,5 +114,6 @@ def _study(path: str) -> Study:
 
 def _is_study(path: str) -> bool:
     from mup_tpu.store import results_folder
+    from mup_tpu.study.study import FILE
 
-    return path.endswith(".toml") or "study.json" in results_folder(path).names()
+    return path.endswith(".toml") or FILE in results_folder(path).names()

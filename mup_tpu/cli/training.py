@@ -26,12 +26,17 @@ class TrainOptions:
     xla_report: bool = False
     """Report XLA's compilations, executions and transfers (--device xla)."""
 
-    def source(self, trial: Trial) -> Trial:
-        """Trial of the TOML file or the options.
+    def check(self, run: RunOptions, kept: Kept) -> None:
+        """Refuse options that lack others."""
+        if self.xla_report and run.device != "xla":
+            raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
+        if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
+            raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
+        if self.continue_to is not None and kept.checkpoints is None:
+            raise ConfigError("--continue-to needs --checkpoints, to go on from")
 
-        Raises:
-            ConfigError: both were given.
-        """
+    def source(self, trial: Trial) -> Trial:
+        """Trial of the TOML file or of the options; ConfigError where both were given."""
         if self.config is None:
             return trial
         if trial != Trial():
@@ -55,18 +60,13 @@ def train(
         kept: Files and folders for row, checkpoints, model and profile.
         options: Source and length of the trial, and its report.
     """
-    if options.xla_report and run.device != "xla":
-        raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
-    if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
-        raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
+    options.check(run, kept)
     trial, shorter = options.source(trial), None
     run.require_parts(trial.data.batch_size)
     if options.continue_to is not None:
         from mup_tpu.training.continuation import longer
 
         shorter, trial = trial, longer(trial, options.continue_to)
-        if kept.checkpoints is None:
-            raise ConfigError("--continue-to needs --checkpoints, to go on from")
     console = Console()
     trained = train_one(trial, run, kept, console, shorter)
     row, rates = trained.row, trained.result.rates

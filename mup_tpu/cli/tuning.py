@@ -17,6 +17,7 @@ from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.search import Search
 from mup_tpu.config.toml import read_toml
+from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError, MupTpuError, StoreError, TrialsFailed
 from mup_tpu.tuning.target import Target
 
@@ -115,8 +116,8 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
             f"stopped; finished trials are stored in {folder}, run the same command to go on"
         ) from None
     if outcome:
-        ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.items()))
-        console.print(f"ran {sum(outcome.values())} trials: {ended}; stored in {folder}")
+        ended = counted(sorted(outcome.items()))
+        console.print(f"ran {outcome.total()} trials: {ended}; stored in {folder}")
     rows = () if continue_to is None else (f"steps_planned={continue_to}",)
     show_and_judge(outcome, folder, lambda: replay.show(folder, TableOptions(where=rows)))
 
@@ -179,7 +180,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
 
     folder = how.results or f"results/{search.experiment}"
     outcome = run_search(search, folder, how.options, how.run, how.resume, console)
-    ended = ", ".join(f"{count} {status}" for status, count in sorted(outcome.counts.items()))
+    ended = counted(sorted(outcome.counts.items()))
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
     if outcome.unfinished:
         at = f" --results {how.results}" if how.results else ""

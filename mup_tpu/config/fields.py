@@ -96,20 +96,24 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
         kinds = [each for each in inner if each is not type(None)]
         if value is not None and not (len(kinds) > 1 and isinstance(value, tuple(kinds))):
             require_value(name, value, kinds[0], facts)
-    elif origin is tuple:
-        if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
-            raise ConfigError(f"{name} {shown(value)} is not a list")
-        for item in value:
-            require_value(name, item, inner[0])
-    elif origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{name} {shown(value)} is not a table of keys")
-        for key, item in value.items():
-            require_value(f"{name}: {key}", item, inner[1])
+    elif origin in (tuple, dict):
+        for place, item in _items(name, value, origin):
+            require_value(place, item, inner[0 if origin is tuple else 1])
     elif not isinstance(value, _ALLOWED.get(kind, kind)) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{name} {shown(value)} is not {TYPE_NAMES.get(kind, kind.__name__)}")
     elif kind in (int, float):
         _require_bounds(name, value, kind, facts)
+
+
+def _items(name: str, value: Any, kind: type) -> list[tuple[str, Any]]:
+    """Values in a list or table, each with its name in errors."""
+    if kind is dict and isinstance(value, dict):
+        return [(f"{name}: {key}", item) for key, item in value.items()]
+    if kind is dict:
+        raise ConfigError(f"{name} {shown(value)} is not a table of keys")
+    if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
+        raise ConfigError(f"{name} {shown(value)} is not a list")
+    return [(name, item) for item in value]
 
 
 def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from mup_tpu.config.fields import described, require_valid
-from mup_tpu.config.values import Real, parse_seconds, shown
+from mup_tpu.config.values import Real, parse_limit, shown
 from mup_tpu.errors import ConfigError
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -105,9 +105,9 @@ class SequenceOptions:
         self.seconds  # noqa: B018 (checks budget)
 
     @property
-    def seconds(self) -> float | None:
-        """The budget in seconds."""
-        return None if self.budget is None else parse_seconds("budget", self.budget)
+    def seconds(self) -> float:
+        """The budget in seconds; inf without one."""
+        return parse_limit("budget", self.budget)
 
 
 @dataclass(frozen=True)

@@ -140,12 +140,7 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
         raise ConfigError(f"{where}: {shown(values)} is not a table of keys")
     fields = {f.name: (f, hint) for f, hint in typed_fields(cls)}  # type: ignore[arg-type]
     if cls in PARTS.values():
-        for former, name in current_names().items():
-            if former in values and name in values:
-                raise ConfigError(
-                    f"{where}: {former} and {name} were both given: {former} is its former name"
-                )
-        values = {current_names().get(key, key): value for key, value in values.items()}
+        values = _under_present_names(values, where)
     for key in values:
         if key not in fields:
             raise ConfigError(f"{where}: {unknown_key(key, fields)}")
@@ -156,6 +151,14 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
     read = {key: _read(fields[key][1], value, f"{where}: {key}") for key, value in values.items()}
     with _named(where):
         return cls(**read)
+
+
+def _under_present_names(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Values of a part of a trial by the present names of its fields."""
+    for former, name in current_names().items():
+        if former in values and name in values:
+            raise ConfigError(f"{where}: {former} and {name} were both given: {former} is its former name")
+    return {current_names().get(key, key): value for key, value in values.items()}
 
 
 def stored_trial(values: Any) -> Trial:
@@ -222,11 +225,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def write_sweep(sweep: Sweep) -> str:
     """A sweep as TOML, as `load_sweep` reads it; fields of the trial at their defaults are left out."""
     lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
-    for name in ("parametrizations", "widths"):
+    for name in ("parametrizations", "widths", "learning_rates"):
         if (values := getattr(sweep, name)) is not None:
-            lines.append(f"{name} = {_toml(values)}")
-    if sweep.learning_rates is not None:
-        lines.append(f"learning_rates = {_toml(tuple(map(_rate, sweep.learning_rates)))}")
+            written = tuple(map(_rate, values)) if name == "learning_rates" else values
+            lines.append(f"{name} = {_toml(written)}")
     for name in ("scale", "tune", "compare"):
         if isinstance(axis := getattr(sweep, name), Axis):
             lines.append(f"{name} = {{{axis.field} = {_toml(axis.values)}}}")
@@ -236,9 +238,8 @@ def write_sweep(sweep: Sweep) -> str:
             lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
     for part, cls in PARTS.items():
         own, usual = vars(getattr(sweep.base, part)), vars(cls())
-        changed = {name: value for name, value in own.items() if value != usual[name]}
-        if changed:
-            lines += ["", f"[base.{part}]", *(f"{name} = {_toml(value)}" for name, value in changed.items())]
+        changed = [f"{name} = {_toml(value)}" for name, value in own.items() if value != usual[name]]
+        lines += ["", f"[base.{part}]", *changed] if changed else []
     return "\n".join(lines) + "\n"
 
 

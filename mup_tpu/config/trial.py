@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from mup_tpu.config.fields import about, unread_under
 from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from mup_tpu.config.values import unknown_key
 from mup_tpu.errors import ConfigError
+from mup_tpu.files import short_hash
 from mup_tpu.rules.parametrization import Growth, require_rule
 
 
@@ -99,7 +99,7 @@ class Trial:
                 if name not in IN_FINGERPRINT and (name in _ALWAYS_IN_ID[part.name] or value != f.default):
                     content[part.name][name] = float(value) if isinstance(f.default, float) else value
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return short_hash(canonical)
 
     @property
     def growth(self) -> Growth:

@@ -69,6 +69,11 @@ def parse_seconds(name: str, text: str) -> float:
     return seconds
 
 
+def parse_limit(name: str, text: str | None) -> float:
+    """Seconds of a limit such as 30m; inf without one."""
+    return math.inf if text is None else parse_seconds(name, text)
+
+
 def format_learning_rate(value: float) -> str:
     """Text of a learning rate: `2^-8` if the exponent is a multiple of 1/8, else three digits."""
     exponent = math.log2(value) if value > 0 else math.nan
@@ -108,6 +113,11 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     hint = f"the nearest known key is {near[0]!r}" if near else f"known keys are {', '.join(known)}"
     return f"unknown key {key!r}; {hint}"
+
+
+def counted(counts: Iterable[tuple[object, int]]) -> str:
+    """Counts in words: "3 finished, 1 failed" of ("finished", 3), ("failed", 1)."""
+    return ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:

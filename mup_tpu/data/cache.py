@@ -26,7 +26,7 @@ from mup_tpu.data.corpus import (
 )
 from mup_tpu.data.tokenizer import Tokenizer, identity, load_tokenizer, make_tokenizer
 from mup_tpu.errors import DataError, raised_as
-from mup_tpu.files import Folder, cache_root, checksum
+from mup_tpu.files import Folder, cache_root, checksum, short_hash
 from mup_tpu.files.leftovers import partial, remove_partial
 
 FORMAT = 1
@@ -163,7 +163,7 @@ def _digest(document: Document) -> bytes:
 
 def _fingerprint(config: DataConfig, tokenizer: Tokenizer, texts: str) -> str:
     split = [config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
-    return _hash([FORMAT, texts, [*identity(config, tokenizer), *split]])
+    return short_hash(json.dumps([FORMAT, texts, [*identity(config, tokenizer), *split]]))
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _tokenise_chunk(
 ) -> _Chunk:
     """Tokenise a chunk, unless a killed build has done it: the file's name depends on text and tokenizer."""
     texts = [document.text.encode() for document in documents]
-    content = hashlib.sha256(b"\0".join([(tokenizer.to_json() or "").encode(), *texts])).hexdigest()[:16]
+    content = short_hash(b"\0".join([(tokenizer.to_json() or "").encode(), *texts]))
     file = work / f"{number:06}-{content}.npz"
     held_out = [is_held_out(document, validation_fraction) for document in documents]
     if not file.exists():
@@ -266,7 +266,8 @@ def _key(config: DataConfig) -> str:
     if Path(config.tokenizer).is_dir():
         parts = sorted(file for file in Path(config.tokenizer).iterdir() if file.is_file())
         tokenizer = [_stats(parts), _content(parts)]
-    return _hash([FORMAT, text, tokenizer, config.validation_fraction.hex(), DOCUMENT_CHARACTERS])
+    key = [FORMAT, text, tokenizer, config.validation_fraction.hex(), DOCUMENT_CHARACTERS]
+    return short_hash(json.dumps(key))
 
 
 def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
@@ -297,7 +298,3 @@ def _content(files: list[Path]) -> str:
 def _name(config: DataConfig) -> str:
     """Name of the corpus in run tables: the last part of a path, else the name itself."""
     return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

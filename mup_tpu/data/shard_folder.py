@@ -133,10 +133,7 @@ class ShardFolder:
                 why = reason(found)
                 if isinstance(error, fsspec.exceptions.FSTimeoutError):
                     why = f"slower than {MIN_RATE // 2**10} KiB/s"
-                status = getattr(error, "status", None)
-                if isinstance(found, PermissionError) or (
-                    status in range(400, 500) and status not in (408, 429)
-                ):
+                if _is_final(found, getattr(error, "status", None)):
                     raise DataError(f"{self.url}/{name} cannot be read: {why}") from None
                 log.warning(
                     "reading %s/%s failed, try %d of %d: %s", self.url, name, attempt + 1, ATTEMPTS, why
@@ -146,12 +143,7 @@ class ShardFolder:
         raise DataError(f"{self.url}/{name} cannot be read after {attempt + 1} tries: {why}")
 
     def _check_local(self, name: str, size: int | None) -> None:
-        """Refuse a named pipe, which never ends, and a file of another size, before it is read.
-
-        Raises:
-            FileNotFoundError: nothing is there.
-            DataError: it is no file, or has another size.
-        """
+        """Refuse a named pipe, which never ends, and a file of another size, before it is read."""
         path = f"{self._root}/{name}"
         if not os.path.lexists(path):
             raise FileNotFoundError(path)
@@ -163,6 +155,12 @@ class ShardFolder:
                 f"shard {path} is corrupted: its {found} bytes have another size than the index says, "
                 f"{size}; copy it again, or prepare again"
             )
+
+
+def _is_final(error: OSError, status: int | None) -> bool:
+    """Whether a further try would meet the same error: a refusal, or an HTTP status that says so."""
+    is_refused = status in range(400, 500) and status not in (408, 429)
+    return isinstance(error, PermissionError) or is_refused
 
 
 def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
@@ -195,12 +193,7 @@ def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.nda
 
 
 def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, first byte and end of every file in a tar file.
-
-    Raises:
-        ValueError: a member is not a plain KEY.npy.
-        tarfile.TarError: the content is no tar file, or a compressed one.
-    """
+    """Name, first byte and end of every file in a tar file; ValueError for one that is no plain KEY.npy."""
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for member in tar:
             start, stop = member.offset_data, member.offset_data + member.size
@@ -212,11 +205,7 @@ def _members(content: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
-    """Check header and token count of an array's bytes.
-
-    Raises:
-        ValueError: they contradict the index.
-    """
+    """Check header and token count of an array's bytes; ValueError where they contradict the index."""
     file = io.BytesIO(content)
     try:
         if np.lib.format.read_magic(file) != (1, 0):

@@ -35,7 +35,7 @@ from mup_tpu.config.fields import require_count
 from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
 from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
 from mup_tpu.errors import ConfigError, DataError, raised_as
-from mup_tpu.files import Folder
+from mup_tpu.files import Folder, short_hash
 from mup_tpu.files.safe_path import safe_path
 
 _PLAN = "preparing.json"
@@ -130,7 +130,7 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
                 f"{MAX_SHARD_BYTES // 2**30} GiB, which is {most:,} samples"
             )
     recipe = [FORMAT, cache.fingerprint, config.sequence_length, layout]
-    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
+    fingerprint = short_hash(json.dumps(recipe))
     jobs = [
         _Job(token_folder(cache.fingerprint), fingerprint, split, i, samples, config.sequence_length)
         for split, (count, samples) in layout.items()

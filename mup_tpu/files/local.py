@@ -63,6 +63,11 @@ def state(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
+def short_hash(content: bytes | str) -> str:
+    """First 16 hex digits of the SHA-256 of bytes, or of a text in UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+
+
 def checksum(path: Path) -> str:
     """SHA-256 of a local file, as hex digits."""
     with path.open("rb") as file:

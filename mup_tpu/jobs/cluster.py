@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,38 +165,45 @@ def slots(options: RunOptions) -> Slots:
     Raises:
         ConfigError: the cluster has less than one pack needs, or TPU hosts that cannot be used.
     """
-    threads_each = max(1, options.threads)
-    environment = {"OMP_NUM_THREADS": str(threads_each), "TOKENIZERS_PARALLELISM": "false"}
-    have = ray.cluster_resources()
     on_tpus = options.device == "xla" and os.environ.get("PJRT_DEVICE") != "CPU"
-    kind = None
-    if on_tpus and options.placement == "slice":
+    have, threads_each = ray.cluster_resources(), max(1, options.threads)
+    environment = {"OMP_NUM_THREADS": str(threads_each), "TOKENIZERS_PARALLELISM": "false"}
+    if options.device == "xla":
+        environment |= {n: os.environ[n] for n in ("PJRT_DEVICE", "CPU_NUM_DEVICES") if n in os.environ}
+    if on_tpus:
+        room = _slots_of_tpus(options.placement, environment)
+    elif options.device == "cuda" or (options.device == "auto" and have.get("GPU", 0) >= 1):
+        count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
+        room = Slots(count, {"num_cpus": 1, "num_gpus": 1}, "vmap", environment)
+    else:
+        execution = "vmap" if options.device == "xla" else "loop"
+        count = int(have.get("CPU", 0) // threads_each)
+        room = Slots(count, {"num_cpus": threads_each}, execution, environment)
+    if room.count < 1:
+        hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""
+        there = _amounts(have, ("CPU", "GPU", "TPU"))
+        raise ConfigError(f"one pack asks for {room.needs}, but the Ray cluster has {there}{hint}")
+    return room
+
+
+def _slots_of_tpus(placement: str, environment: dict[str, str]) -> Slots:
+    """Room for packs on TPUs of the connected cluster."""
+    if placement == "slice":
         kind, count = kind_of_most_chips()
         # The actor itself does little. Beside the driver, it survives the loss of a slice.
         beside = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": beside}
-    elif on_tpus:
-        hosts = tpu_hosts()
-        chips = 1 if options.placement == "chip" else chips_of_a_pack(hosts)
-        needs = {"num_cpus": 1, "resources": {"TPU": chips}}
-        count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
-        environment |= bounds(chips)
-    elif options.device == "cuda" or (options.device == "auto" and have.get("GPU", 0) >= 1):
-        needs = {"num_cpus": 1, "num_gpus": 1}
-        count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
-    else:
-        needs = {"num_cpus": threads_each}
-        count = int(have.get("CPU", 0) // threads_each)
-    if count < 1:
-        there = ", ".join(f"{name} {have.get(name, 0):g}" for name in ("CPU", "GPU", "TPU"))
-        hint = "; PJRT_DEVICE=CPU runs XLA without TPUs" if on_tpus else ""
-        raise ConfigError(f"one pack asks for {needs}, but the Ray cluster has {there}{hint}")
-    if options.device == "xla":
-        for name in ("PJRT_DEVICE", "CPU_NUM_DEVICES"):
-            if name in os.environ:
-                environment[name] = os.environ[name]
-    execution = "vmap" if options.device == "xla" or "num_gpus" in needs else "loop"
-    return Slots(count, needs, execution, environment, kind)
+        return Slots(count, needs, "vmap", environment, kind)
+    hosts = tpu_hosts()
+    chips = 1 if placement == "chip" else chips_of_a_pack(hosts)
+    needs = {"num_cpus": 1, "resources": {"TPU": chips}}
+    count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
+    return Slots(count, needs, "vmap", environment | bounds(chips))
+
+
+def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> str:
+    """Resources in words: "CPU 4, GPU 1"."""
+    return ", ".join(f"{name} {resources.get(name, 0):g}" for name in names)
 
 
 def slots_with(resources: Mapping[str, float]) -> Slots:
@@ -209,10 +216,10 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
     nodes = [node["Resources"] for node in nodes_with("CPU")]
     count = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items())) for node in nodes)
     if count < 1:
-        have = ray.cluster_resources()
-        there = ", ".join(f"{name} {have.get(name, 0):g}" for name in asked)
-        wanted = ", ".join(f"{name} {amount:g}" for name, amount in asked.items())
-        raise ConfigError(f"one trial asks for {wanted}, and no node has that; the Ray cluster has {there}")
+        there = _amounts(ray.cluster_resources(), asked)
+        raise ConfigError(
+            f"one trial asks for {_amounts(asked, asked)}, and no node has that; the Ray cluster has {there}"
+        )
     others = {name: amount for name, amount in asked.items() if name not in ("CPU", "GPU")}
     needs = {"num_cpus": asked["CPU"], "num_gpus": asked.get("GPU", 0), "resources": others}
     return Slots(count, needs, "loop", {"OMP_NUM_THREADS": str(max(1, int(asked["CPU"])))})

@@ -144,18 +144,9 @@ def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
 
 
 def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
-    """Kind of the slice of these hosts, and their addresses in order.
-
-    Raises:
-        ValueError: they are no slice of several hosts; the message says why.
-    """
+    """Kind of the slice of these hosts, and their addresses in order; ValueError says why they are none."""
     for host in hosts:
-        for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
-            value = host["Labels"].get(label)
-            if value is None:
-                raise ValueError(f"has a host, {_name(host)}, without the label {label}")
-            if not re.fullmatch(pattern, value):
-                raise ValueError(f"has a host, {_name(host)}, whose label {label} is {value!r}")
+        _check_labels(host)
     described = {
         (host["Labels"][POD_TYPE], host["Labels"][TOPOLOGY], host["Resources"]["TPU"]) for host in hosts
     }
@@ -173,6 +164,16 @@ def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
         raise ValueError(f"has hosts number {', '.join(map(str, numbers))}, not all of {kind.hosts}")
     hosts = sorted(hosts, key=lambda host: int(host["Labels"][WORKER_ID]))
     return kind, [host["NodeManagerAddress"] for host in hosts]
+
+
+def _check_labels(host: dict[str, Any]) -> None:
+    """Check that a slice's host has all labels, each in its form."""
+    for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
+        value = host["Labels"].get(label)
+        if value is None:
+            raise ValueError(f"has a host, {_name(host)}, without the label {label}")
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"has a host, {_name(host)}, whose label {label} is {value!r}")
 
 
 def kind_of_most_chips() -> tuple[SliceKind, int]:

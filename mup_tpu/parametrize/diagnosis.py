@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.coord_check import GROWS, slopes
+from mup_tpu.analysis.coord_check import GROWS, grows, slopes
 from mup_tpu.parametrize.module import ModuleParametrization
 
 
@@ -50,9 +50,9 @@ def sentences(
             found.append(f"{rule}: width {width} diverges within {last} steps; check with a smaller lr")
             continue
         at_init, after = _exponents(part, 0), _exponents(part, last)
-        if first := next((row for row in at_init if _grows(row)), None):
+        if first := next((row for row in at_init if grows(row)), None):
             step, when, lacks = 0, "at init", _lacking(first["layer"], own, mup, ("init", "logits"))
-        elif first := next((row for row in after if _grows(row)), None):
+        elif first := next((row for row in after if grows(row)), None):
             step, when = last, f"after {last} steps"
             lacks = _lacking(first["layer"], own, mup)
         else:
@@ -70,10 +70,6 @@ def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:
     order = {layer: i for i, layer in enumerate(dict.fromkeys(table["layer"]))}
     rows: list[dict[Any, Any]] = slopes(table, step).dropna(subset="slope").to_dict("records")
     return sorted(rows, key=lambda row: order[row["layer"]])
-
-
-def _grows(row: Mapping[Any, Any]) -> bool:
-    return row["slope"] > GROWS and row["low"] > 0
 
 
 def _flat(rows: list[dict[Any, Any]]) -> str:

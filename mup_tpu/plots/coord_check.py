@@ -75,5 +75,5 @@ def _draw_layers(ax: Axes, chosen: pd.DataFrame, scale: str, slope_of: dict[str,
         if not line.empty:
             ax.plot(
                 line.index, line, label=f"{names.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
-                marker=style.MARKERS[i % 9], ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
+                marker=style.marker(i), ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
             )  # fmt: skip

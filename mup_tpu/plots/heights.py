@@ -28,6 +28,11 @@ class Heights:
         """Limits of the axis."""
         return self.bottom - 0.08 * (self.top - self.bottom), self.rail + 0.05 * (self.top - self.bottom)
 
+    def shows(self, curve: LossCurve) -> np.ndarray:
+        """Whether each point of a curve has a place."""
+        shown_G: np.ndarray = np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
+        return shown_G
+
     def lost_points(self, curve: LossCurve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points without a place: diverged, stopped early, above the axis."""
         diverged, stopped = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
@@ -57,8 +62,7 @@ def _own_heights(result: TransferResult) -> Heights:
     0.6 nat above the best and 0.35 above the worst scale's best, or a fifth and an eighth of the loss itself
     where that is more.
     """
-    finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves]
-    finite = [losses for losses in finite if len(losses)]
+    finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves if np.isfinite(c.mean_G).any()]
     if not finite:
         return Heights(0.0, 1.0)
     best, worst = min(f.min() for f in finite), max(f.min() for f in finite)

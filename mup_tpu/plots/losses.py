@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
@@ -23,11 +24,8 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
 
     The panel against parameters N is there where the table knows them, with the fitted scaling law A·N^-α
     where it is identified; where all runs have as many tokens D, its upper axis is compute (6·N·D
-    floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a panel; one alone has the panel against scale. A new figure by default.
+    floating-point operations, Kaplan et al. 2020). Where tokens alone grow, the panel is against compute. One
+    `ax` alone has the panel against scale.
     """
     results = names.results_of(analysis)
     known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
@@ -50,22 +48,22 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
 def _draw_best_losses(
     ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
 ) -> list[Artist]:
-    color, marker = style.categorical(index), style.MARKERS[index % len(style.MARKERS)]
+    color, marker = style.categorical(index), style.marker(index)
     name = names.label(result.compared, analysis.compares)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
     tuned = any(o.is_bracketed for o in result.optima)
     own = f"{name}, own optimum" if tuned else name
     handles: list[Artist] = [*ax.plot(list(best), list(best.values()), marker + "-", color=color, label=own)]
-    first = next((o.scale for o in result.optima if o.is_bracketed), None)
+    first = names.smallest_known(result)
     moved = {
         r.target: best[r.target] + r.value
         for r in result.regrets
-        if r.source == first and np.isfinite(r.value)
+        if first is not None and r.source == first.scale and np.isfinite(r.value)
     }
     if moved and first is not None:
         handles += ax.plot(
             list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {names.at(analysis.scale, first)}",
+            label=f"{name}, optimum of {names.at(analysis.scale, first.scale)}",
         )  # fmt: skip
     return handles
 
@@ -80,7 +78,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
         color, name = style.categorical(i), names.label(result.compared, analysis.compares)
         params, tokens = np.array(points.params), np.array(points.tokens)
         sizes = params if grows else 6 * params * tokens
-        ax.plot(sizes, points.losses, style.MARKERS[i % len(style.MARKERS)], color=color)
+        ax.plot(sizes, points.losses, style.marker(i), color=color)
         if points.law is not None and grows:
             along = np.geomspace(params.min(), 2 * params.max(), 64)
             law = (
@@ -146,12 +144,7 @@ def scaling_law_figure(
 
 @styled
 def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Training loss against step, at the grid point nearest to each scale's optimum.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization with curves; a new figure by default.
-    """
+    """Training loss against step, at the grid point nearest to each scale's optimum."""
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     axes = style.panels(len(results), 4.6, 3.6, ax=ax)
     scales = sorted({c.scale for r in results for c in r.learning_curves})
@@ -167,19 +160,22 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
         ticks.loss_axis(panel, shown)
     for panel in style.first_of_rows(axes):
         panel.set_ylabel("training loss (nat per token)")
-    entries: list[Artist] = []
+    return style.with_key(axes, *_curve_key(results, scales, analysis), ax=ax)
+
+
+def _curve_key(
+    results: Sequence[TransferResult], scales: Sequence[float], analysis: TransferAnalysis
+) -> tuple[list[Line2D], str]:
+    """An entry a scale, with the value of each panel's curve, and the key's title."""
+    entries, lacks = [], ""
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
+        lacks = "; –: no curve" if None in taken else lacks
         values = [names.power(x) if x is not None else "–" for x in taken]
         values = values[:1] if len(set(values)) == 1 else values
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
+    several = ", ".join(names.label(r.compared, analysis.compares) for r in results)
+    compared = f" ({several})" if len(results) > 1 else ""
     tuned = names.column_label(analysis.hyperparameter)
-    compared = (
-        f" ({', '.join(names.label(r.compared, analysis.compares) for r in results)})"
-        if len(results) > 1
-        else ""
-    )
-    lacks = "; –: no curve" if any("–" in entry.get_label() for entry in entries) else ""  # type: ignore[operator]
-    title = f"{names.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
-    return style.with_key(axes, entries, title, ax=ax)
+    return entries, f"{names.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"

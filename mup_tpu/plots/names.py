@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.config.values import as_number
@@ -41,12 +42,7 @@ _RULES = {
 
 
 def name(compared: str, column: str = "parametrization") -> str:
-    """Name of a compared value for people: "μP", "lr × √batch", "batch size 16".
-
-    Args:
-        compared: the value, as text.
-        column: column of the value.
-    """
+    """Name of a compared value of a column for people: "μP", "lr × √batch", "batch size 16"."""
     if (number := _number(compared)) is not None:
         return f"{columns.label(column)} {columns.write(column, number)}"
     return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)
@@ -111,6 +107,12 @@ def alpha(result: TransferResult) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
+def verdict(result: TransferResult, analysis: TransferAnalysis) -> str:
+    """Title of a panel: name of what is compared, its verdict, and α."""
+    text = f"{name(result.compared, analysis.compares)}: {result.verdict.decision}"
+    return ", ".join(filter(None, (text, alpha(result))))
+
+
 def ordered(names: Iterable[str], column: str = "parametrization") -> list[str]:
     """Compared values in the order of all figures: the baseline, μP, SP, then the others; numbers ascend."""
     first = [*_RULES.get(column, {}), *_LABELS]
@@ -125,3 +127,13 @@ def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
     """The results in the order of `ordered`."""
     by_name = {result.compared: result for result in analysis.results}
     return [by_name[name] for name in ordered(by_name, analysis.compares)]
+
+
+def scales_of(results: Iterable[TransferResult]) -> list[float]:
+    """Scales of all curves, ascending."""
+    return sorted({curve.scale for result in results for curve in result.curves})
+
+
+def smallest_known(result: TransferResult) -> Optimum | None:
+    """Optimum of the smallest scale that has one."""
+    return next((o for o in result.optima if o.is_bracketed), None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -12,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from mup_tpu.analysis.drift import WIDEST_COLLAPSE, Drift, bends
 from mup_tpu.analysis.loss_curve import LossCurve
-from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.heights import Heights, heights_of, zero_place
@@ -27,31 +29,22 @@ _REACH = 1.5
 
 @styled
 def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization; a new figure by default.
-    """
+    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
     results = names.results_of(analysis)
     heights, share_y = heights_of(results)
     axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
-    scales, zero_x = _scales(results), zero_place(results)
+    scales, zero_x, used = names.scales_of(results), zero_place(results), set[str]()
     for panel, result, height in zip(axes, results, heights, strict=True):
-        _draw_curves(panel, result, scales, height, zero_x, analysis.scale)
-        text = f"{names.label(result.compared, analysis.compares)}: {result.verdict.decision}"
-        panel.set_title(", ".join(filter(None, (text, names.alpha(result)))))
+        used |= _Valleys(panel, result, height, analysis.scale, scales, zero_x).draw()
+        panel.set_title(names.raised(names.verdict(result, analysis)))
         panel.set_xlabel(names.title(analysis.hyperparameter))
         panel.set_ylim(*height.limits)
         panel.yaxis.set_major_formatter(ticks.PlainTicks())
         ticks.log2_axis(panel, zero_x)
     for panel in axes if not share_y else style.first_of_rows(axes):
         panel.set_ylabel(LOSS)
-    return style.with_key(axes, [*_lines_of(axes), *_marks(results, heights)], ax=ax)
-
-
-def _scales(results: Sequence[TransferResult]) -> list[float]:
-    return sorted({c.scale for r in results for c in r.curves})
+    marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
+    return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
 
 
 def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
@@ -63,48 +56,89 @@ def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
     return [handle for _, handle in sorted(found.values(), key=lambda entry: entry[0])]
 
 
-def _draw_curves(
-    ax: Axes,
-    result: TransferResult,
-    scales: Sequence[float],
-    heights: Heights,
-    zero_x: float | None,
-    scale_name: str,
-) -> None:
-    rail = heights.rail
-    for curve, optimum in zip(result.curves, result.optima, strict=True):
-        color = style.sequential(scales, curve.scale)
-        shown = np.isfinite(curve.mean_G) & (curve.mean_G <= heights.top)
-        error_G = result.noise.errors_G(curve)
-        (line,) = ax.plot(
+_HOLLOW = {"mfc": "none"}
+_KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "fitted": ("*", "optimum, below its 95 % interval", {"ms": 10}),
+    "missed": ("*", "optimum, fit off its runs", {"ms": 10, **_HOLLOW}),
+    "edge": (">", "best of the grid, at its edge", {"ms": 8}),
+    "first": ("", "the smallest's optimum", {"ls": ":", "lw": 0.9}),
+    "zero": ("D", "at 0", {"ms": 5, **_HOLLOW}),
+    "diverged": ("x", "diverged", {"mew": 1.6, "ms": 5}),
+    "stopped": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
+    "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
+    "rail": ("", ON_THE_RAIL, {"ls": "-", "lw": 0.5, "alpha": 0.6}),
+}
+"""Marker, text and look of a mark in the key, in its order, by what a panel has."""
+
+
+@dataclass(frozen=True)
+class _Valleys:
+    """Curves of one panel; methods return the entries of `_KEY` that they need."""
+
+    ax: Axes
+    result: TransferResult
+    heights: Heights
+    scale_name: str
+    scales: Sequence[float]
+    zero_x: float | None
+
+    def draw(self) -> set[str]:
+        """Draw all curves with their optima."""
+        used = set[str]()
+        for curve, optimum in zip(self.result.curves, self.result.optima, strict=True):
+            color = style.sequential(self.scales, curve.scale)
+            offset = self.scales.index(curve.scale) - (len(self.scales) - 1) / 2
+            offset *= min(0.06, 0.4 / len(self.scales))
+            self._draw_curve(curve, color)
+            used |= self._draw_lost(curve, color, offset)
+            used |= self._draw_zero(curve, color, offset)
+            used |= _draw_optimum(self.ax, curve, optimum, color)
+        if (first := names.smallest_known(self.result)) is not None:
+            self.ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
+            used.add("first")
+        if self.heights.needs_rail(self.result):
+            self.ax.axhline(self.heights.rail, color=INK, lw=0.5, alpha=0.4)
+            used.add("rail")
+        if self.zero_x is not None:
+            self.ax.axvline(self.zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
+        return used
+
+    def _draw_curve(self, curve: LossCurve, color: tuple[float, ...]) -> None:
+        """Draw means of runs, with two standard errors as a shade."""
+        shown = self.heights.shows(curve)
+        error_G = self.result.noise.errors_G(curve)
+        (line,) = self.ax.plot(
             curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4,
-            label=names.at(scale_name, curve.scale),
+            label=names.at(self.scale_name, curve.scale),
         )  # fmt: skip
         line.scale = curve.scale  # type: ignore[attr-defined]
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
-        ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
-        offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
-        for lost, marker in zip(heights.lost_points(curve), "xs^", strict=True):
+        self.ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
+
+    def _draw_lost(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
+        """Draw points without a place on the rail."""
+        used = set[str]()
+        for kind, lost in zip(("diverged", "stopped", "above"), self.heights.lost_points(curve), strict=True):
+            marker = _KEY[kind][0]
             size, edge = (5, 1.6) if marker == "x" else (4, 1.0)
-            ax.plot(
-                curve.x_G[lost] + offset, np.full(lost.sum(), rail), marker, color=color, ms=size, mew=edge,
-                mfc="none",
+            self.ax.plot(
+                curve.x_G[lost] + offset, np.full(lost.sum(), self.heights.rail), marker, color=color,
+                ms=size, mew=edge, mfc="none",
             )  # fmt: skip
-        zero = next((z for z in result.at_zero if z.scale == curve.scale), None)
-        if zero is not None and zero_x is not None:
-            is_shown = zero.loss <= heights.top
-            ax.plot(
-                zero_x + offset, zero.loss if is_shown else rail, "D" if is_shown else "^", color=color, ms=5,
-                mfc="none", mew=1.3,
-            )  # fmt: skip
-        _draw_optimum(ax, curve, optimum, color)
-    first = next((o for o in result.optima if o.is_bracketed), None)
-    if first is not None:
-        ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
-    if heights.needs_rail(result):
-        ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
-    if zero_x is not None:
-        ax.axvline(zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
+            used |= {kind} if lost.any() else set()
+        return used
+
+    def _draw_zero(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
+        """Draw runs at hyperparameter 0."""
+        zero = next((z for z in self.result.at_zero if z.scale == curve.scale), None)
+        if zero is None or self.zero_x is None:
+            return set()
+        is_shown = zero.loss <= self.heights.top
+        self.ax.plot(
+            self.zero_x + offset, zero.loss if is_shown else self.heights.rail, "D" if is_shown else "^",
+            color=color, ms=5, mfc="none", mew=1.3,
+        )  # fmt: skip
+        return {"zero"} if is_shown else {"zero", "above"}
 
 
 def bar_of(optimum: Optimum, curve: LossCurve) -> tuple[float, float, list[float]]:
@@ -113,7 +147,8 @@ def bar_of(optimum: Optimum, curve: LossCurve) -> tuple[float, float, list[float
     return low, high, [x for x in (optimum.low, optimum.high) if low <= x <= high]
 
 
-def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> None:
+def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> set[str]:
+    """Draw a star below its interval, or an arrow where the best is at an edge; returns entries of `_KEY`."""
     if optimum.is_bracketed:
         low, high, ends = bar_of(optimum, curve)
         above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
@@ -121,34 +156,12 @@ def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[flo
             ax.plot(x, [optimum.loss] * len(x), marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
         inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
         ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
-    elif np.isfinite(optimum.loss):
-        arrow = "<" if optimum.status == "at lower edge" else ">"
-        ax.plot(optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5)
-
-
-def _marks(results: Sequence[TransferResult], heights: Sequence[Heights]) -> list[Artist]:
-    """Entries of the key for the marks that some panel has."""
-    pairs = [*zip(results, heights, strict=True)]
-    optima = [o for r in results for o in r.optima]
-    lost = [height.lost_points(curve) for r, height in pairs for curve in r.curves]
-    diverged, stopped, above = (any(kind.any() for kind in kinds) for kinds in zip(*lost, strict=True))
-    above |= any(zero.loss > height.top for r, height in pairs for zero in r.at_zero)
-    on_rail = any(height.needs_rail(r) for r, height in pairs)
-    is_at_edge = any(not o.is_bracketed and np.isfinite(o.loss) for o in optima)
-    is_fitted = any(o.is_bracketed and o.is_fitted for o in optima)
-    hollow = {"mfc": "none"}
-    marks = (
-        (is_fitted, "*", "optimum, below its 95 % interval", {"ms": 10}),
-        (any(not o.is_fitted for o in optima), "*", "optimum, fit off its runs", {"ms": 10, **hollow}),
-        (is_at_edge, ">", "best of the grid, at its edge", {"ms": 8}),
-        (any(o.is_bracketed for o in optima), "", "the smallest's optimum", {"ls": ":", "lw": 0.9}),
-        (any(r.at_zero for r in results), "D", "at 0", {"ms": 5, **hollow}),
-        (diverged, "x", "diverged", {"mew": 1.6, "ms": 5}),
-        (stopped, "s", "stopped early", {"ms": 4, **hollow}),
-        (above, "^", "above the axis", {"ms": 4, **hollow}),
-        (on_rail, "", ON_THE_RAIL, {"ls": "-", "lw": 0.5, "alpha": 0.6}),
-    )
-    return [style.mark(marker, text, **look) for is_there, marker, text, look in marks if is_there]
+        return {"fitted" if optimum.is_fitted else "missed"}
+    if not np.isfinite(optimum.loss):
+        return set()
+    arrow = "<" if optimum.status == Status.LOWER else ">"
+    ax.plot(optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5)
+    return {"edge"}
 
 
 @styled
@@ -156,10 +169,6 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     """Optimum against scale, both logarithmic, with the fitted drift and the drift that does not matter.
 
     Optima at the edge of their grid are arrows.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in; a new figure by default.
     """
     results = names.results_of(analysis)
     (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
@@ -168,22 +177,15 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     if lines:
         _draw_band(panel, lines, analysis.delta)
     for i, result in enumerate(results):
-        color, marker = style.categorical(i), style.MARKERS[i % len(style.MARKERS)]
-        shift = 2 ** (0.03 * (i - (len(results) - 1) / 2))
+        color, marker = style.categorical(i), style.marker(i)
         dashes = _draw_line(panel, result, color)
-        _draw_intervals(panel, [o for o in result.optima if o.is_bracketed], shift, color, marker)
-        for o in result.optima:
-            if not o.is_bracketed and np.isfinite(o.best_x):
-                down = o.status == "at lower edge"
-                panel.plot(o.scale * shift, o.best_x, "v" if down else "^", color=color, ms=9, mfc="none")
+        _draw_optima(panel, result.optima, 2 ** (0.03 * (i - (len(results) - 1) / 2)), color, marker)
         bent = "bends: no power law" if dashes == "--" else ""
         text = (names.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
-    ticks.scale_axis(panel, analysis.scale, _scales(results), style.narrowed(5.2))
+    ticks.scale_axis(panel, analysis.scale, names.scales_of(results), style.narrowed(5.2))
     panel.set_ylabel(f"best {names.title(analysis.hyperparameter)}")
-    low, high = panel.get_ylim()
-    if high - low < 1:  # an octave at least, or noise looks like a drift
-        panel.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
+    panel.set_ylim(ticks.an_octave(*panel.get_ylim()), auto=None)
     ticks.log2_heights(panel)
     if lines:
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
@@ -211,27 +213,25 @@ def _draw_band(ax: Axes, lines: Sequence[Drift], delta: float) -> None:
     ax.fill_between([first, last], middle - reach, middle + reach, color=INK, alpha=0.1, lw=0)
 
 
-def _draw_intervals(ax: Axes, known: Sequence[Optimum], shift: float, color: str, marker: str) -> None:
-    for o in known:
+def _draw_optima(ax: Axes, optima: Sequence[Optimum], shift: float, color: str, marker: str) -> None:
+    """Draw optima with their intervals, then arrows for optima at an edge of the grid."""
+    for o in (o for o in optima if o.is_bracketed):
         reach = [o.x - o.low, o.high - o.x]
         down, up = np.clip(reach, 0, _REACH)
         ax.errorbar(o.scale * shift, o.x, yerr=[[down], [up]], fmt=marker, color=color, capsize=3, ms=6)
         for goes_on, y, arrow in ((reach[0] > _REACH, o.x - down, "v"), (reach[1] > _REACH, o.x + up, "^")):
             if goes_on:
                 ax.plot(o.scale * shift, y, arrow, color=color, ms=5)
+    for o in optima:
+        style.at_edge(ax, o, o.scale * shift, color=color, ms=9)
 
 
 @styled
 def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss above each scale's best, the curves moved by the exponent that brings them closest together.
-
-    Args:
-        analysis: from `mup_tpu.analysis.analyze`.
-        ax: axes to draw in, one a parametrization; a new figure by default.
-    """
+    """Loss above each scale's best, the curves moved by the exponent that brings them closest together."""
     results = names.results_of(analysis)
     axes = style.panels(len(results), 4.6, 4.0, ax=ax)
-    scales, top = _scales(results), 0.0
+    scales, top = names.scales_of(results), 0.0
     for panel, result in zip(axes, results, strict=True):
         beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
         for curve in result.curves:

@@ -76,7 +76,4 @@ def _draw_optima(ax: Axes, optima: tuple[Optimum, ...]) -> None:
         if o.is_bracketed:
             reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
             ax.errorbar(o.scale, o.x, reach, fmt="o", color=INK, ms=4.5, capsize=3)
-        elif np.isfinite(o.best_x):
-            ax.plot(
-                o.scale, o.best_x, "v" if o.status == "at lower edge" else "^", color=INK, ms=8, mfc="none"
-            )
+        style.at_edge(ax, o, o.scale, color=INK, ms=8)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from mup_tpu.analysis.ranking import of_status
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.style import INK, LOSS, styled
@@ -25,10 +26,7 @@ def search_figure(trials: pd.DataFrame) -> Figure:
         trials: from `mup_tpu.analysis.ranking.ranking`.
     """
     varied = list(trials.columns[3:])
-    has_loss = np.isfinite(trials["loss"])
-    finished = trials[(trials["status"] == "finished") & has_loss]
-    stopped = trials[(trials["status"] == "stopped") & has_loss]
-    diverged = trials[trials["status"] == "diverged"]
+    finished, stopped, diverged = (of_status(trials, s) for s in ("finished", "stopped", "diverged"))
     axes = style.panels(len(varied), 3.4, 2.7, share_x=False)
     losses = trials["loss"][finished.index.union(stopped.index)]
     low, high = losses.min(), losses.max()

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from PIL import Image
 
+from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.config.visible import visible
 from mup_tpu.errors import ConfigError
 
@@ -106,6 +107,11 @@ def categorical(index: int) -> str:
     """Colour of one of several unordered things."""
     colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8c6d1f", "#7a3b9a", INK)
     return colors[index % len(colors)]
+
+
+def marker(index: int) -> str:
+    """Marker of one of several unordered things."""
+    return MARKERS[index % len(MARKERS)]
 
 
 VERDICTS = {
@@ -265,6 +271,13 @@ def mark(marker: str, text: str, **style: Any) -> Line2D:
     """An entry of a key for a marker, or with "" for a line."""
     usual = {"color": INK, "ls": "" if marker else "-", "ms": 6}
     return Line2D([], [], marker=marker or "none", label=text, **{**usual, **style})
+
+
+def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
+    """Draw an arrow at the best grid point of an optimum that is not bracketed."""
+    if not optimum.is_bracketed and math.isfinite(optimum.best_x):
+        arrow = "v" if optimum.status == Status.LOWER else "^"
+        ax.plot(at, optimum.best_x, arrow, mfc="none", **look)
 
 
 def shade(text: str) -> Patch:

@@ -106,6 +106,12 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
         ax.tick_params(axis="x", which="minor", length=3.5)
 
 
+def an_octave(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis of log2, an octave apart at least, or noise looks like a drift or growth."""
+    room = max(0.0, 1 - (high - low)) / 2
+    return low - room, high + room
+
+
 def log2_heights(ax: Axes) -> None:
     """Format a vertical axis of log2 as powers of 2."""
     ax.yaxis.set_major_formatter(lambda x, _: names.power(x))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from mup_tpu.analysis.drift import is_told
@@ -42,32 +46,21 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     """Heat map of the regret of each smaller scale's optimum at each larger one, nat per token."""
     results = names.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
-    written = [_written(r) for result in results for r in result.regrets]
+    regrets = [r for result in results for r in result.regrets]
     has_room = len(scales) <= _MOST_INTERVALS and style.narrowed(5) == 5
-    intervals = [_interval(r) for result in results for r in result.regrets] if has_room else []
+    intervals = [_interval(r) for r in regrets] if has_room else []
     longest = max(
-        0.09 * max(map(len, written), default=0), 0.058 * max(map(len, intervals), default=0) + 0.06
+        0.09 * max((len(_written(r)) for r in regrets), default=0),
+        0.058 * max(map(len, intervals), default=0) + 0.06,
     )
-    size = max(0.45, 2.0 / len(scales), longest)
-    width = size * len(scales)
+    width = max(0.45, 2.0 / len(scales), longest) * len(scales)
     axes = style.panels(len(results), width + 1.1, width + 1.1)
     figure = style.figure_of(axes)
     figure.set_figwidth(figure.get_figwidth() + style.BAR)
     norm = BoundaryNorm([analysis.epsilon * step for step in _STEPS], _COLORS.N)
+    points = [columns.write_scale(analysis.scale, s) for s in scales]
     for ax, result in zip(axes, results, strict=True):
-        grid = np.full((len(scales), len(scales)), np.nan)
-        for r in result.regrets:
-            i, j = scales.index(r.source), scales.index(r.target)
-            grid[i, j] = r.value
-            color = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
-            ink, below = _ink_on(color), _interval(r) if has_room else ""
-            ax.text(
-                j, i, _written(r), ha="center", va="bottom" if below else "center", fontsize=8.5, color=ink
-            )
-            if below:
-                ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
-        image = ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
-        points = [columns.write_scale(analysis.scale, s) for s in scales]
+        image = _draw_regrets(ax, result.regrets, scales, norm, has_room)
         ax.set_xticks(range(len(scales)), points, **ticks.turned(points, width + 1))
         ax.set_yticks(range(len(scales)), points)
         ax.set_xlabel(f"trained at {names.column_label(analysis.scale)}")
@@ -75,18 +68,40 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.grid(False)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"tuned at {names.column_label(analysis.scale)}")
-    share = 0.2 / figure.get_figwidth()
-    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
-    bar.set_ticks([analysis.epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
-    bar.ax.tick_params(labelsize=8)
-    bar.ax.axhline(analysis.epsilon, color=INK, lw=2)
-    bar.set_label(f"regret (nat per token)\nbelow {analysis.epsilon:g} it does not matter", fontsize=8.5)
-    used = {r.status for result in results for r in result.regrets}
+    _draw_bar(axes, image, analysis.epsilon)
+    used = {r.status for r in regrets}
     said = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
     said += ["small: 95 % interval"] if any(intervals) else []
     said += [] if has_room else ["95 % intervals: table of the report"]
     return style.with_key(axes, [style.mark("", text, ls="") for text in said])
+
+
+def _draw_regrets(
+    ax: Axes, regrets: Sequence[Regret], scales: list[float], norm: BoundaryNorm, has_room: bool
+) -> AxesImage:
+    """Draw a coloured cell a pair of scales, with its regret and, where there is room, its interval."""
+    grid = np.full((len(scales), len(scales)), np.nan)
+    for r in regrets:
+        i, j = scales.index(r.source), scales.index(r.target)
+        grid[i, j] = r.value
+        color = _COLORS(norm(r.value)) if not np.isnan(r.value) else (1.0, 1.0, 1.0, 1.0)
+        ink, below = _ink_on(color), _interval(r) if has_room else ""
+        ax.text(j, i, _written(r), ha="center", va="bottom" if below else "center", fontsize=8.5, color=ink)
+        if below:
+            ax.text(j, i + 0.04, below, ha="center", va="top", fontsize=6.5, color=ink)
+    return ax.imshow(np.where(np.isinf(grid), 1e30, grid), cmap=_COLORS, norm=norm, aspect="auto")
+
+
+def _draw_bar(axes: Sequence[Axes], image: AxesImage, epsilon: float) -> None:
+    """Draw the bar of colours, with a line at the regret that does not matter."""
+    figure = style.figure_of(axes)
+    share = 0.2 / figure.get_figwidth()
+    bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
+    bar.set_ticks([epsilon * step for step in _STEPS])
+    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
+    bar.ax.tick_params(labelsize=8)
+    bar.ax.axhline(epsilon, color=INK, lw=2)
+    bar.set_label(f"regret (nat per token)\nbelow {epsilon:g} it does not matter", fontsize=8.5)
 
 
 def _interval(r: Regret) -> str:
@@ -121,27 +136,12 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in names.results_of(analysis) if known_looks(result)]
     axes = style.panels(len(shown), 4.6, 3.6)
-    decisions = []
     for ax, result in zip(axes, shown, strict=True):
         assert result.sequence is not None
         ax.axhspan(-analysis.delta, analysis.delta, color=INK, alpha=0.08, lw=0)
         ax.axhline(0, color=INK, lw=0.8)
         for look, spent in known_looks(result):
-            drift, settled = look.evidence.drift, look.decision != "INCONCLUSIVE"
-            low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
-            decisions.append(settled)
-            reach, marker = [[at - low], [high - at]], "s" if settled else "o"
-            ax.errorbar(
-                [spent], [at], reach, fmt=marker, capsize=3, ms=5, lw=1.3,
-                mfc=style.categorical(0) if settled else "white", color=style.categorical(0),
-            )  # fmt: skip
-            ax.annotate(
-                str(look.number), (spent, high), (0, 4), textcoords="offset points", ha="center",
-                fontsize=8,
-            )  # fmt: skip
-            for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
-                if end != bound:
-                    ax.plot(spent, bound, arrow, color=style.categorical(0), ms=5)
+            _draw_look(ax, look, spent)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
         ax.set_title(f"{names.label(result.compared, analysis.compares)}: {result.verdict.decision}")
@@ -149,10 +149,25 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlim(left=0)
     for ax in style.first_of_rows(axes):
         ax.set_ylabel(f"α, exponent of {names.column_label(analysis.scale)} (95 %)")
+    settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
     color = style.categorical(0)
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
-    entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in decisions]
+    entries = [style.mark(m, text, mfc=f, color=color) for s, m, text, f in marks if s in settled]
     return style.with_key(axes, [style.shade(f"|α| < {analysis.delta:g}"), *entries])
+
+
+def _draw_look(ax: Axes, look: LookTaken, spent: float) -> None:
+    """Draw α with its interval at one look, its number above."""
+    drift, settled, color = look.evidence.drift, look.decision != "INCONCLUSIVE", style.categorical(0)
+    low, at, high = np.clip([drift.low, drift.alpha, drift.high], -_REACH, _REACH)
+    ax.errorbar(
+        [spent], [at], [[at - low], [high - at]], fmt="s" if settled else "o", capsize=3, ms=5, lw=1.3,
+        mfc=color if settled else "white", color=color,
+    )  # fmt: skip
+    ax.annotate(str(look.number), (spent, high), (0, 4), textcoords="offset points", ha="center", fontsize=8)
+    for end, bound, arrow in ((drift.low, low, "v"), (drift.high, high, "^")):
+        if end != bound:
+            ax.plot(spent, bound, arrow, color=color, ms=5)
 
 
 @styled
@@ -174,28 +189,13 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     figure = style.new_figure(panel * times[0] + longest, height * times[1])
     axes = figure.subplots(*shape, sharey=True)
     rows = np.arange(len(table))[::-1]
-    for ax, (value, low, high), text in (
-        (axes[0], ("alpha", "low", "high"), "drift exponent α"),
-        (axes[1], ("regret", "regret_low", "regret_high"), "regret, smallest to largest (nat)"),
-    ):
-        x, ends = table[value].to_numpy(float), table[[low, high]].to_numpy(float)
-        with np.errstate(invalid="ignore"):
-            errors = np.abs(ends - x[:, None]).T
-        drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
-        if value == "alpha":
-            drawn &= [is_told(*ends_of) for ends_of in ends]
-            x = np.where(drawn, x, np.nan)
-        for verdict, (marker, color) in style.VERDICTS.items():
-            known = drawn & (table["verdict"] == verdict).to_numpy()
-            ax.errorbar(
-                x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6
-            )
+    columns_of = ("alpha", "low", "high"), ("regret", "regret_low", "regret_high")
+    texts = "drift exponent α", "regret, smallest to largest (nat)"
+    for ax, shown, text in zip(axes, columns_of, texts, strict=True):
+        _draw_column(ax, table, shown, rows)
         ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
         ax.set_xlabel(text)
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        for row, number in zip(rows[~drawn], x[~drawn], strict=True):
-            said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
-            ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
     written = [names.label(name).replace("_", " ") for name in table["name"]]
@@ -206,3 +206,21 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
             ax.axhline(len(table) - len(baselines) - 0.5, color=INK, lw=0.6)
     band = style.shade(f"does not matter: |α| < {DELTA:g}, regret < {EPSILON:g} nat")
     return style.with_key(axes, [*style.verdict_key(table["verdict"]), band])
+
+
+def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], rows: np.ndarray) -> None:
+    """Draw a number of each sweep with its interval (columns `shown`), or why there is none."""
+    value, *bounds = shown
+    x, ends = table[value].to_numpy(float), table[bounds].to_numpy(float)
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(ends - x[:, None]).T
+    drawn = np.isfinite(x) & np.isfinite(errors).all(axis=0)
+    if value == "alpha":
+        drawn &= [is_told(*ends_of) for ends_of in ends]
+        x = np.where(drawn, x, np.nan)
+    for verdict, (marker, color) in style.VERDICTS.items():
+        known = drawn & (table["verdict"] == verdict).to_numpy()
+        ax.errorbar(x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6)
+    for row, number in zip(rows[~drawn], x[~drawn], strict=True):
+        said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
+        ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ranking import ranked, varied
+from mup_tpu.analysis.ranking import of_status, ranked, varied
 from mup_tpu.config.columns import label, write
+from mup_tpu.config.values import counted
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Text, Values, interactive
 from mup_tpu.report.tables import trials_table
 from mup_tpu.report.words import how_made
@@ -19,8 +20,7 @@ def search_page(name: str, runs: pd.DataFrame) -> Page:
         TableError: Bokeh is not installed.
     """
     trials, searched = ranked(runs), varied(runs)
-    finished = trials[(trials["status"] == "finished") & np.isfinite(trials["loss"])]
-    counts = ", ".join(f"{n} {status}" for status, n in trials["status"].value_counts().items())
+    finished, counts = of_status(trials, "finished"), counted(trials["status"].value_counts().items())
     figures: list[Block] = [Text("No two trials differ in what was searched.")]
     if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
         title = "Loss of every trial against each hyperparameter"

@@ -6,13 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.coord_check import slopes
 from mup_tpu.analysis.drift import exponent
 from mup_tpu.analysis.optimum import Optimum
-from mup_tpu.analysis.ranking import ranked, varied
+from mup_tpu.analysis.ranking import of_status, ranked, varied
 from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferResult
 from mup_tpu.config.columns import label, write, write_scale
@@ -91,7 +90,7 @@ def _regret(row: dict[Any, Any]) -> str:
 def trials_table(runs: pd.DataFrame) -> Table:
     """Best finished trials of a search, with the hyperparameters that were searched."""
     trials, searched = ranked(runs), varied(runs)
-    finished = trials[(trials["status"] == "finished") & np.isfinite(trials["loss"])]
+    finished = of_status(trials, "finished")
     rows = [
         [str(trial["trial_id"]), f"{trial['loss']:.4f}", *(write(c, trial[c]) for c in searched)]
         for trial in finished.head(_BEST).to_dict("records")

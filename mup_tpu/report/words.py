@@ -14,6 +14,7 @@ from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import COLUMNS, CONFIGURED, configured, label, write, write_scale
+from mup_tpu.config.values import counted
 from mup_tpu.plots import name
 
 _MADE = (
@@ -66,22 +67,28 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
             f"{result.next_batch.reason}; {result.next_batch.price()}",
         ]
     lines += [_zero_line(zero, result) for zero in result.at_zero]
-    wider, headline = result.wider_is_better, result.headline_regret
+    wider = result.wider_is_better
     if wider.pairs:
         word = "wider" if means(analysis.scale) == "width" else "larger"
         line = f"{word} is better in {wider.held} of {wider.pairs} comparisons of final losses"
         if wider.optima:
             line += f", at the optima in {wider.optima_held} of {wider.optima}"
         lines.append(line)
-    if headline is not None and math.isfinite(headline.compute_share):
+    return [*lines, *filter(None, [_compute_line(result)])]
+
+
+def _compute_line(result: TransferResult) -> str:
+    """The headline regret as compute, or why it is not given; "" where it is not estimated."""
+    headline = result.headline_regret
+    if headline is None:
+        return ""
+    if math.isfinite(headline.compute_share):
         share = f"{headline.compute_share:.0%} of its compute"
         interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
         target = write_scale("", headline.target)
-        lines.append(f"that regret is like training the model of {target} with {share} ({interval})")
-    elif headline is not None and headline.status == "estimated":
-        why = result.law.why_not or "the irreducible loss E may be as high as the loss there"
-        lines.append(f"compute-equivalent of that regret not given: {why}")
-    return lines
+        return f"that regret is like training the model of {target} with {share} ({interval})"
+    why = result.law.why_not or "the irreducible loss E may be as high as the loss there"
+    return f"compute-equivalent of that regret not given: {why}" if headline.status == "estimated" else ""
 
 
 def recommendation(result: TransferResult, scale: str, hyperparameter: str) -> str:
@@ -119,7 +126,7 @@ def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
     """Number of runs, and names and values of their settings that vary or are not the defaults."""
     made = [("runs", str(len(source)))]
     if "status" in source:
-        made.append(("ended", ", ".join(f"{n} {s}" for s, n in source["status"].value_counts().items())))
+        made.append(("ended", counted(source["status"].value_counts().items())))
     if "wall_time_s" in source:
         made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
     usual = {name: value for name, value in configured(Trial()).items() if name not in _ALWAYS}

@@ -11,15 +11,12 @@ from mup_tpu.store.runs import (
     is_search,
     load_axes,
     load_curves,
-    load_own_columns,
-    load_planned,
+    load_header,
     load_precisions,
-    load_question,
     load_runs,
 )  # fmt: skip
 
 __all__ = [
     "FINAL", "LOG_FILE", "LOG_OBJECTS", "STUDY_COLUMNS", "Store", "StoredAxes", "StoredAxis", "done_of",
-    "is_search", "load_axes", "load_curves", "load_own_columns", "load_planned", "load_precisions",
-    "load_question", "load_runs", "results_folder",
+    "is_search", "load_axes", "load_curves", "load_header", "load_precisions", "load_runs", "results_folder",
 ]  # fmt: skip

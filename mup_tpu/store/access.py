@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 from mup_tpu.errors import StoreError, raised_as
-from mup_tpu.files import Folder
+from mup_tpu.files import Folder, patiently
 
 
 def results_folder(path: str | os.PathLike[str]) -> Folder:
@@ -18,6 +18,21 @@ def results_folder(path: str | os.PathLike[str]) -> Folder:
     """
     with accessed(path, "opened"):
         return Folder(path)
+
+
+def read_if_there(folder: Folder, file: str, most: int | None = None) -> bytes | None:
+    """Content of a file of a results folder; None where it is not there."""
+    with accessed(folder, "read", file):
+        try:
+            return folder.read(file, most)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def write_whole(folder: Folder, file: str, content: bytes) -> None:
+    """Put a file of a results folder in place; try again while a bucket cannot be reached."""
+    with accessed(folder, "written", file):
+        patiently(lambda: folder.write(file, content))
 
 
 def accessed(

@@ -13,7 +13,7 @@ from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import StoreError, TableError, raised_as
 from mup_tpu.files import Folder, patiently
-from mup_tpu.store.access import accessed
+from mup_tpu.store.access import accessed, read_if_there, write_whole
 from mup_tpu.store.conditions import Condition
 
 FILE = "store.json"
@@ -48,15 +48,9 @@ class StoredAxis:
 
     @classmethod
     def parse(cls, name: str, found: Any, columns: Mapping[str, type] | None) -> StoredAxis:
-        """An axis from JSON.
+        """The axis `name` from JSON; ValueError where its column or a field is unknown.
 
-        Args:
-            name: which axis it is.
-            found: what the JSON holds.
-            columns: a study's own columns; None for our own trials.
-
-        Raises:
-            ValueError: the column or a field is unknown.
+        `columns` are a study's own; None for our own trials.
         """
         known = COLUMNS if columns is None else {*columns, *STUDY_COLUMNS}
         match found:
@@ -86,11 +80,7 @@ class StoredAxes:
 
     @classmethod
     def parse(cls, found: Any, columns: Mapping[str, type] | None) -> StoredAxes:
-        """Axes from JSON, of a study with these columns or of our own trials.
-
-        Raises:
-            ValueError: an entry is not allowed.
-        """
+        """Axes from JSON, of a study with these columns or of our own trials; ValueError as for an axis."""
         usual = [f.name for f in fields(cls)]
         if not isinstance(found, dict) or not set(found) <= set(usual):
             raise ValueError(f"its axes are not {', '.join(usual)}")
@@ -179,11 +169,9 @@ def _scales(found: Any) -> tuple[float, ...]:
 def read_header(folder: Folder) -> Header | None:
     """Header of a results folder; None without a store."""
     said = f"results folder {folder} cannot be read: {FILE}"
-    with accessed(folder, "read"), raised_as(StoreError, said, (ValueError, RecursionError)):
-        try:
-            return Header.parse(folder.read(FILE, MOST_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+    content = read_if_there(folder, FILE, MOST_BYTES)
+    with raised_as(StoreError, said, (ValueError, RecursionError)):
+        return None if content is None else Header.parse(content)
 
 
 def create_header(folder: Folder, header: Header) -> Header:
@@ -200,5 +188,4 @@ def create_header(folder: Folder, header: Header) -> Header:
 
 def write_header(folder: Folder, header: Header) -> None:
     """Put a header in place of an earlier one."""
-    with accessed(folder, "written"):
-        patiently(lambda: folder.write(FILE, header.to_json()))
+    write_whole(folder, FILE, header.to_json())

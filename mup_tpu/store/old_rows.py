@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mup_tpu.config import PARTS
-from mup_tpu.config.columns import COLUMNS, CONFIGURED
+from mup_tpu.config.columns import COLUMNS, CONFIGURED, Column
 
 
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
@@ -34,18 +34,23 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
     for column in configured:
         missing = old & runs[column.name].isna()
         if missing.any():
-            default = getattr(PARTS[column.part](), column.field)
-            values = [row.get(column.field, default) for row in flat]
-            allowed = (int, float) if column.type is float else (column.type,)
-            if wrong := [value for value in values if type(value) not in allowed]:
-                raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
-            known = pd.Series(values, runs.index[old])
+            known = pd.Series(_values(column, flat), runs.index[old])
             runs[column.name] = runs[column.name].astype(object).where(~missing, known)
     whole = [c for c in COLUMNS.values() if c.name in runs and runs[c.name].notna().all()]
     return runs.astype({column.name: _PANDAS[column.type] for column in whole})
 
 
 _PANDAS = {int: "int64", float: "float64", bool: "bool", str: "str"}
+
+
+def _values(column: Column, flat: list[dict[str, Any]]) -> list[Any]:
+    """Values of a column in stored configurations; its field's default where they are older."""
+    default = getattr(PARTS[column.part](), column.field)
+    values = [row.get(column.field, default) for row in flat]
+    allowed = (int, float) if column.type is float else (column.type,)
+    if wrong := [value for value in values if type(value) not in allowed]:
+        raise ValueError(f"config of a row has {column.field} {wrong[0]!r}")
+    return values
 
 
 def _flat(config: str) -> dict[str, Any]:

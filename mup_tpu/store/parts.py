@@ -7,7 +7,6 @@ earlier versions have neither and are read as they are.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import uuid
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mup_tpu.errors import StoreError, raised_as
+from mup_tpu.files import short_hash
 
 _CHECKED_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{16})\.parquet")
 
@@ -36,7 +36,7 @@ def encode(table: pa.Table) -> bytes:
 
 def new_name(content: bytes) -> str:
     """A new name for a part, with the checksum of its content."""
-    return f"{uuid.uuid4().hex}-{_checksum(content)}.parquet"
+    return f"{uuid.uuid4().hex}-{short_hash(content)}.parquet"
 
 
 def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
@@ -45,7 +45,7 @@ def decode(content: bytes, name: str, where: str, schema: pa.Schema, keys: Itera
     `where` names the part in errors.
     """
     named = _CHECKED_NAME.fullmatch(name)
-    if named and named[1] != _checksum(content):
+    if named and named[1] != short_hash(content):
         raise StoreError(f"part {where} is damaged: its content does not have the checksum in its name")
     # Damaged bytes make decoders raise errors of any kind.
     with raised_as(StoreError, f"part {where} cannot be read", (Exception,)):
@@ -77,7 +77,3 @@ def _is_text(kind: pa.DataType) -> bool:
     values = kind.value_type if pa.types.is_dictionary(kind) else kind
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(values) for is_kind in kinds)
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

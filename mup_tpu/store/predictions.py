@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -10,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mup_tpu.errors import StoreError, raised_as
-from mup_tpu.files import patiently
-from mup_tpu.store.access import accessed, results_folder
+from mup_tpu.files import short_hash
+from mup_tpu.store.access import read_if_there, results_folder, write_whole
 
 FILE = "predictions.json"
 _MOST_BYTES = 2**24
@@ -76,18 +75,16 @@ class KeptPrediction:
 
 def fingerprint(trial_ids: Iterable[str]) -> str:
     """Hash of the rows that a prediction was made from."""
-    return hashlib.sha256("\n".join(sorted(map(str, trial_ids))).encode()).hexdigest()[:16]
+    return short_hash("\n".join(sorted(map(str, trial_ids))))
 
 
 def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
     """Predictions that are kept in a results folder, in the order in which they were made."""
     folder = results_folder(path)
     said = f"results folder {folder} cannot be read: {FILE} is no list of predictions"
-    with accessed(folder, "read", FILE), raised_as(StoreError, said, _MISFITS):
-        try:
-            return tuple(KeptPrediction.parse(entry) for entry in json.loads(folder.read(FILE, _MOST_BYTES)))
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
+    content = read_if_there(folder, FILE, _MOST_BYTES)
+    with raised_as(StoreError, said, _MISFITS):
+        return () if content is None else tuple(KeptPrediction.parse(entry) for entry in json.loads(content))
 
 
 def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
@@ -97,7 +94,5 @@ def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction
     more = [prediction for prediction in made if prediction._subject not in known]
     if not more:
         return
-    folder = results_folder(path)
     content = json.dumps([asdict(prediction) for prediction in [*kept, *more]], indent=1).encode() + b"\n"
-    with accessed(folder, "written", FILE):
-        patiently(lambda: folder.write(FILE, content))
+    write_whole(results_folder(path), FILE, content)

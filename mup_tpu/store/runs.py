@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ import pandas as pd
 
 from mup_tpu.config.fields import TYPE_NAMES
 from mup_tpu.errors import StoreError
-from mup_tpu.files import Folder
 from mup_tpu.store import tables
 from mup_tpu.store.access import accessed, results_folder
 from mup_tpu.store.conditions import Condition
@@ -90,11 +89,7 @@ class Store:
             write_header(self.folder, replace(held, planned=tuple(sorted([*held.planned, *more]))))
 
     def _with_columns(self, header: Header, columns: Mapping[str, type]) -> Header:
-        """The header, with whole numbers as real ones where the study has those now.
-
-        Raises:
-            StoreError: the study has other columns than the folder, or one of another type.
-        """
+        """The header, with whole numbers as real ones where the study has those now."""
         held = header.columns or {}
         if held.keys() != columns.keys():
             raise StoreError(
@@ -142,13 +137,21 @@ class Store:
         runs = tables.read_table(self.folder, "runs", self.own_columns)
         return runs[runs["status"].isin(FINAL)]
 
+    def others(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Columns in which a result has another value than `settings`, each with the first such value."""
+        runs = self.results()
+        for column, value in settings.items():
+            if others := [other for other in runs[column].dropna().unique().tolist() if other != value]:
+                yield column, others[0]
+
     def done(self, stopped: bool = True) -> set[str]:
         """trial_ids with a stored result; `stopped` counts trials that were stopped early."""
         return done_of(self.results(), stopped)
 
     def next_purchase(self) -> int | None:
         """Number of the next purchase; None if the folder holds no sequence."""
-        if not load_planned(self.folder):
+        header = read_header(self.folder)
+        if header is None or not header.planned:
             return None
         purchases = self.results()["purchase"].dropna()
         return int(purchases.max()) + 1 if len(purchases) else 1
@@ -204,34 +207,18 @@ def load_runs(path: str | os.PathLike[str]) -> pd.DataFrame:
 def load_precisions(path: str | os.PathLike[str]) -> list[str]:
     """Precisions of the runs in a results folder; none if it is new."""
     folder = results_folder(path)
-    if (header := read_header(folder)) is None:
-        return []
-    runs = tables.read_table(folder, "runs", header.columns)
+    runs = tables.read_table(folder, "runs", load_header(path).columns)
     return [] if "precision" not in runs else sorted(runs["precision"].dropna().unique())
+
+
+def load_header(path: str | os.PathLike[str]) -> Header:
+    """Header of a results folder: axes, planned scales, conditions on rows; an empty one without a store."""
+    return read_header(results_folder(path)) or Header("")
 
 
 def load_axes(path: str | os.PathLike[str]) -> StoredAxes:
     """Axes of the sweep in a results folder; width and learning rate if none are stored."""
-    header = read_header(results_folder(path))
-    return header.axes if header and header.axes else StoredAxes()
-
-
-def load_own_columns(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Own columns of the study in a results folder; none of our own trials."""
-    header = read_header(results_folder(path))
-    return tuple(header.columns or ()) if header else ()
-
-
-def load_planned(path: str | os.PathLike[str] | Folder) -> tuple[float, ...]:
-    """Scales of the sequence in a results folder; empty for a fixed grid."""
-    header = read_header(path if isinstance(path, Folder) else results_folder(path))
-    return header.planned if header else ()
-
-
-def load_question(path: str | os.PathLike[str]) -> tuple[Condition, ...]:
-    """Conditions on the rows that the verdict of a results folder uses; without any it uses all."""
-    header = read_header(results_folder(path))
-    return header.where if header else ()
+    return load_header(path).axes or StoredAxes()
 
 
 def load_curves(path: str | os.PathLike[str]) -> pd.DataFrame:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from mup_tpu.config.columns import COLUMNS
 from mup_tpu.errors import StoreError, raised_as, reason
-from mup_tpu.files import Folder, cache_root, patiently
+from mup_tpu.files import Folder, cache_root, patiently, short_hash
 from mup_tpu.store import parts
 from mup_tpu.store.access import accessed
 from mup_tpu.store.header import STUDY_COLUMNS
@@ -136,8 +136,7 @@ def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str
 
 def _memory(folder: Folder, table: str) -> tuple[Folder, str]:
     """Folder and name of the file that remembers a table. It holds a checksum, then a part."""
-    key = hashlib.sha256(folder.path.encode()).hexdigest()[:16]
-    return Folder(cache_root() / "stores"), f"{key}-{table}"
+    return Folder(cache_root() / "stores"), f"{short_hash(folder.path)}-{table}"
 
 
 def _remembered(

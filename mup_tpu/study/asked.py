@@ -32,12 +32,7 @@ class Asked:
 
 
 class AskedTrials:
-    """Asked trials of one study.
-
-    Args:
-        store: of the study's rows.
-        space: grid of the study.
-    """
+    """Asked trials of one study."""
 
     def __init__(self, store: Store, space: Space) -> None:
         self._store, self._space, self._folder = store, space, store.folder / "asked"

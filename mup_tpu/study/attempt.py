@@ -111,10 +111,8 @@ class Attempt:
                     has_reported = True
                     continue
             now = time.monotonic()
-            if (code := self._exit_code()) is not None and not self._connection.poll():
-                if code < 0:
-                    raise WorkerLost(f"its process was killed by signal {-code}")
-                yield Outcome("failed", math.nan, f"its process ended with exit code {code} and no result")
+            if (outcome := self._cut_short()) is not None:
+                yield outcome
                 return
             if now - began > timeout:
                 yield Outcome("failed", math.nan, f"no result within the time-out of {timeout:g} s")
@@ -128,6 +126,15 @@ class Attempt:
             if not has_reported and now - spoke > _ALIVE_EVERY_S:
                 spoke = now
                 yield Preparing("running, without a report yet")
+
+    def _cut_short(self) -> Outcome | None:
+        """Outcome of a process that has ended without one; None while it runs or has more to say."""
+        code = self._exit_code()
+        if code is None or self._connection.poll():
+            return None
+        if code < 0:
+            raise WorkerLost(f"its process was killed by signal {-code}")
+        return Outcome("failed", math.nan, f"its process ended with exit code {code} and no result")
 
     def _exit_code(self) -> int | None:
         if self._process:

@@ -102,11 +102,8 @@ class How:
 class FunctionJob(Job):
     """One trial of a study to run.
 
-    Args:
-        payload: pickled function.
-        trial: its first argument.
-        how: how it is run.
-        group: name of the trials that it is compared with; those far behind stop early.
+    `payload` is the pickled function; `group` names the trials that this one is compared with, so that those
+    far behind stop early.
     """
 
     def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:

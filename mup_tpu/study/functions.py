@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mup_tpu.config.fields import require_above_zero, require_count
 from mup_tpu.files import Folder
 from mup_tpu.jobs.forked import Forked
 from mup_tpu.jobs.job import Failed, Finished
@@ -29,14 +30,7 @@ OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
 class Functions(TrialKind[Trial]):
-    """Trials of a study, a call of its function each.
-
-    Args:
-        space: the study.
-        payload: pickled training function.
-        how: how each trial is run.
-        pool: opener of the pool that they run on.
-    """
+    """Trials of a study, a call of its function each; `payload` is the pickled function."""
 
     def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool) -> None:
         self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
@@ -123,29 +117,43 @@ def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
     return [row], curve
 
 
-def pool_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
-    """Number of workers on this machine, and the opener of their pool.
+def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
+    """CPU threads of a trial on this machine, and the opener of its workers' pool.
 
     By default one worker a GPU, which sees no other, or one a core on a machine without.
+
+    Raises:
+        ConfigError: the number of workers is not allowed.
     """
+    if workers is not None:
+        require_count("workers", workers)
     gpus = visible_gpus()
     count = workers or len(gpus) or cores()
     parts = [gpus[i % len(gpus)] for i in range(count) if gpus]
-    return count, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
+    threads = max(1, cores() // count)
+    return threads, lambda: Forked(count, folder, preload=("mup_tpu.study.function_job",), parts=parts)
 
 
-@contextlib.contextmanager
-def pool_on_ray(
-    folder: str, address: str | None, resources: dict[str, float], console: Console
-) -> Iterator[Pool[Any]]:
-    """Pool of Ray actors with the resources of one trial each; without an address it starts a cluster.
+def place_on_ray(
+    folder: str, address: str | None, resources: Mapping[str, float], console: Console
+) -> tuple[int, OpensPool]:
+    """CPU threads of a trial on Ray, and the opener of a pool of actors with the resources of one trial each.
+
+    Without an address the pool starts a cluster. It raises ConfigError if no cluster or node fits.
 
     Raises:
-        ConfigError: there is no such cluster, or no node has the resources.
+        ConfigError: an amount is not above 0.
     """
-    from mup_tpu.jobs.cluster import ray_cluster, slots_with
-    from mup_tpu.jobs.ray_actors import RayActors
+    for name, amount in resources.items():
+        require_above_zero(f"resources {name}", amount)
 
-    look = functools.partial(slots_with, resources)
-    with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
-        yield pool
+    @contextlib.contextmanager
+    def opened() -> Iterator[Pool[Any]]:
+        from mup_tpu.jobs.cluster import ray_cluster, slots_with
+        from mup_tpu.jobs.ray_actors import RayActors
+
+        look = functools.partial(slots_with, resources)
+        with ray_cluster(address, console), RayActors(look(), look, folder) as pool:
+            yield pool
+
+    return max(1, int(resources.get("CPU", 1))), opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import keyword
@@ -15,6 +14,7 @@ from typing import Any
 from mup_tpu.config import MOST_TRIALS, shown
 from mup_tpu.config.fields import require_count, require_name
 from mup_tpu.errors import ConfigError
+from mup_tpu.files import short_hash
 from mup_tpu.store import STUDY_COLUMNS, StoredAxes, StoredAxis
 
 Value = str | int | float | bool
@@ -47,7 +47,7 @@ class Trial:
         """16 hex digits that name the study and the values; 256 and 256.0 are one value."""
         values = {name: _canonical(value) for name, value in self._values.items()}
         content = json.dumps({"study": self._study, "values": values}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return short_hash(content)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # as pickle asks for, before there are values
@@ -130,20 +130,7 @@ class Space:
         settings: Mapping[str, Any] | None = None,
         measured_by: str | None = None,
     ) -> Space:
-        """Space from arguments of `Study`, checked.
-
-        Args:
-            name: name of the study.
-            scale: one name with its numbers, or a list of points with the same names.
-            tune: one name with its numbers.
-            compare: one name with its values, of any plain type; None compares nothing.
-            seeds: seeds per cell.
-            settings: values that all trials share.
-            measured_by: name whose values place points that set several; by default the first.
-
-        Raises:
-            ConfigError: a name or a value is not allowed.
-        """
+        """Space from arguments of `Study`; ConfigError for a name or value that is not allowed."""
         require_name("name", name)
         require_count("seeds", seeds, most=MOST_TRIALS)
         points = _scale_points(scale, measured_by)
@@ -223,6 +210,11 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
             f"scale {shown(scale)} is not a name with its values, as {{'width': [64, 128]}}, nor a list of "
             "points, as [{'width': 64, 'depth': 2}, {'width': 128, 'depth': 4}]"
         )
+    return _by_size(given, measured_by)
+
+
+def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tuple[Point, ...]:
+    """Points that set the same names, the smallest first; one name's values may stand twice."""
     names = list(given[0])
     for point in given:
         if set(point) != set(names):
@@ -240,8 +232,9 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
         raise ConfigError(
             f"scale: two points have the same {measure}; measured_by names what tells them apart"
         )
-    points = {row[names.index(measure)]: dict(zip(names, row, strict=True)) for row in zip(*columns.values())}  # noqa: B905 (columns are of one length)
-    return tuple(points[size] for size in sorted(points))
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    points = {row[measure]: row for row in rows}
+    return tuple(points[size] for size in numbers)
 
 
 def _one_axis(where: str, axis: Any) -> tuple[str, list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -17,13 +16,14 @@ from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.config import require_above_zero
 from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
-from mup_tpu.config.values import parse_seconds
-from mup_tpu.errors import ConfigError, StoreError, reason
+from mup_tpu.config.values import parse_limit
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.store import Store, results_folder
+from mup_tpu.store.access import read_if_there, write_whole
 from mup_tpu.study.asked import PATIENCE_S, AskedTrials
 from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.function_job import How, check_function, pickled
-from mup_tpu.study.functions import Functions, OpensPool, as_rows, pool_here, pool_on_ray
+from mup_tpu.study.functions import Functions, as_rows, place_here, place_on_ray
 from mup_tpu.study.program import trainer_of
 from mup_tpu.study.report import number
 from mup_tpu.study.space import Points, Space, Trial
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import TransferAnalysis
     from mup_tpu.analysis.prediction import Predictions
 
-_FILE = "study.json"
+FILE = "study.json"
 
 
 class Study:
@@ -89,13 +89,11 @@ class Study:
             StoreError: it holds none.
         """
         root = results_folder(folder)
-        try:
-            held = json.loads(root.read(_FILE))
-            return cls(folder, **held)
-        except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(f"results folder {folder} holds no study (no {_FILE} in it)") from None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StoreError(f"results folder {folder}: {_FILE} cannot be read: {reason(error)}") from None
+        if (content := read_if_there(root, FILE)) is None:
+            raise StoreError(f"results folder {folder} holds no study (no {FILE} in it)")
+        misfits = (ValueError, TypeError, AttributeError)
+        with raised_as(StoreError, f"results folder {folder}: {FILE} cannot be read", misfits):
+            return cls(folder, **json.loads(content))
 
     def trials(self) -> list[Trial]:
         """Trials of the grid, small scales first."""
@@ -144,29 +142,21 @@ class Study:
             Preempted: SIGTERM ended the run.
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
-        deadline = time.monotonic() + (math.inf if budget is None else parse_seconds("budget", budget))
-        seconds = math.inf if timeout is None else parse_seconds("timeout", timeout)
+        deadline = time.monotonic() + parse_limit("budget", budget)
+        seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
-        if workers is not None:
-            require_count("workers", workers)
         function = trainer_of(train, self.space) if isinstance(train, str) else train
         check_function(function)
         on_ray = ray or address is not None or resources is not None
         if on_ray:
-            wanted = dict(resources or {})
-            for name_of_it, amount in wanted.items():
-                require_above_zero(f"resources {name_of_it}", amount)
-            threads = max(1, int(wanted.get("CPU", 1)))
-            pool: OpensPool = functools.partial(pool_on_ray, self.folder, address, wanted, console)
+            threads, pool = place_on_ray(self.folder, address, resources or {}, console)
         else:
-            count, pool = pool_here(self.folder, workers)
-            threads = max(1, (os.cpu_count() or 1) // count)
+            threads, pool = place_here(self.folder, workers)
         grid = _grid_of(self.space) if until_settled else None
         store = self._open(grid)
         asked = AskedTrials(store, self.space)
         how = How(self.folder, threads, seconds, halving)
-        payload = pickled(function, by_value=on_ray)
-        functions = Functions(self.space, payload, how, pool)
+        functions = Functions(self.space, pickled(function, by_value=on_ray), how, pool)
         purchase = store.next_purchase()
         busy = f"results folder {self.folder} is being run by {{who}}: wait for it, or let both ask and tell"
         try:
@@ -297,33 +287,16 @@ class Study:
         """Store with the definition of the study, and with the scales that a sequence plans."""
         space = self.space
         store = Store(self.folder, space.name, space.axes, tuple(grid.points) if grid else (), space.columns)
-        self._check_settings(store)
+        settings = dict(space.settings)
+        for name, other in store.others(settings) if settings else ():
+            raise StoreError(
+                f"results folder {self.folder} holds runs with {name} {other}, and this study has "
+                f"{settings[name]}: an analysis compares runs of one kind, so give another folder"
+            )
         held = json.dumps(space.to_dict(), indent=1).encode()
-        try:
-            before = store.folder.read(_FILE)
-        except FileNotFoundError:
-            before = b""
-        except OSError as error:
-            raise StoreError(f"results folder {self.folder} cannot be read: {reason(error)}") from None
-        if before != held:
-            try:
-                store.folder.write(_FILE, held)
-            except OSError as error:
-                raise StoreError(f"results folder {self.folder} cannot be written: {reason(error)}") from None
+        if read_if_there(store.folder, FILE) != held:
+            write_whole(store.folder, FILE, held)
         return store
-
-    def _check_settings(self, store: Store) -> None:
-        """Check that stored runs have the same settings: an analysis compares runs of one kind."""
-        if not self.space.settings:
-            return
-        runs = store.results()
-        for name, value in self.space.settings:
-            others = [v for v in runs[name].dropna().unique().tolist() if v != value]
-            if others:
-                raise StoreError(
-                    f"results folder {self.folder} holds runs with {name} {others[0]}, and this study has "
-                    f"{value}: an analysis compares runs of one kind, so give another folder"
-                )
 
 
 def _grid_of(space: Space) -> Grid[Trial]:

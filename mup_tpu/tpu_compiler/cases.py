@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mup_tpu.config import Trial
+from mup_tpu.config.values import counted
 from mup_tpu.devices.tpus import generation
 from mup_tpu.tpu_compiler.compiled import Compiled
 from mup_tpu.tpu_compiler.pack import Target, compile_pack
@@ -89,4 +90,4 @@ def problems(case: Case, compiled: Compiled, chips: Target) -> Iterator[str]:
 
 def listed(collectives: Counter[str]) -> str:
     """Text such as "1 all-reduce"; "nothing" for none."""
-    return ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())) or "nothing"
+    return counted(sorted(collectives.items())) or "nothing"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import format_learning_rate
+from mup_tpu.config.values import counted
 
 if TYPE_CHECKING:
     from mup_tpu.training.pack import Pack
@@ -94,8 +95,7 @@ def count_statuses(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
 
 def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
     """One line about the end of a pack: statuses, best loss, tokens, and overall rates."""
-    statuses = sorted(count_statuses(rows).items())
-    parts = [", ".join(f"{count} {status}" for status, count in statuses)]
+    parts = [counted(sorted(count_statuses(rows).items()))]
     losses = [row["loss"] for row in rows if math.isfinite(row["loss"])]
     if losses:
         parts.append(f"best loss {min(losses):.4f}")

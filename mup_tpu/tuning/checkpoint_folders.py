@@ -6,14 +6,13 @@ Checkpoints for longer runs (`--continue-to`) are kept for good.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Collection
 from typing import Any
 
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.files import Folder
+from mup_tpu.files import Folder, short_hash
 
 
 class CheckpointFolders:
@@ -32,7 +31,7 @@ class CheckpointFolders:
         first, *others = map(self._trial_id, pack)
         if not others:
             return first
-        return f"{first}-{hashlib.sha256(' '.join([first, *others]).encode()).hexdigest()[:8]}"
+        return f"{first}-{short_hash(' '.join([first, *others]))[:8]}"
 
     def remove(self, pack: list[Trial]) -> None:
         """Remove the checkpoints of a pack whose rows are stored."""

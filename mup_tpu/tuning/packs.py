@@ -29,14 +29,8 @@ from mup_tpu.tuning.trial_runner import Rows, TrialKind, TrialRunner
 class Packs(TrialKind[Trial]):
     """Trials of our networks, several of one shape a job.
 
-    Args:
-        store: store of the rows; checkpoints and logs lie beside it.
-        corpora: data of the trials.
-        scale: fields that tell sizes apart.
-        options: where they run.
-        run: how each trial is run.
-        console: place of notices.
-        steps_before: steps of the same trials with checkpoints to go on from; None starts anew.
+    Checkpoints and logs lie beside the store; fields of `scale` tell sizes apart. With `steps_before`, trials
+    go on from checkpoints of the same trials with that number of steps.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from mup_tpu.config.values import counted
 from mup_tpu.training.report import count_statuses, format_seconds
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class TrialProgress(Generic[T]):
         self._ended[running.size] += statuses
         self._refresh(running.size)
         if not self.console.is_terminal:
-            at, said = running.size, ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
+            at, said = running.size, counted(sorted(statuses.items()))
             if len(rows) == 1:
                 (row,) = rows
                 at += f", seed {row['seed']}"
@@ -134,16 +135,14 @@ class TrialProgress(Generic[T]):
 
     def _refresh(self, size: str) -> None:
         jobs = [running for running in self._running.values() if running.size == size]
-        reports = [running.report for running in jobs if running.report is not None]
-        doing = ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
         ended, total, usual = self._ended[size], self._total[size], self._usual(size)
-        notes = [self._note(reports) if reports else doing]
+        notes = [self._state(jobs)] if ended.total() < total else []
         notes += [f"{n} {status}" for status, n in sorted(ended.items()) if status != "finished"]
         self._bars.update(
             self._tasks[size],
             completed=ended.total() + sum(r.trials * r.trained(usual) for r in jobs if r.report),
             stored=f"{ended.total()}/{total} trials",
-            note=" · ".join(notes if ended.total() < total else notes[1:]),
+            note=" · ".join(notes),
         )
         share, took = self._share_done(), format_seconds(time.monotonic() - self._began)
         self._bars.update(
@@ -152,6 +151,12 @@ class TrialProgress(Generic[T]):
             stored=f"{self._done()}/{self._total.total()} trials",
             note=f"{took}, {self._time_left()} left" if 0 < share < 1 else took,
         )
+
+    def _state(self, jobs: Sequence[_Running]) -> str:
+        """Note about running jobs of a size, or the work that they do before their first reports."""
+        if reports := [running.report for running in jobs if running.report is not None]:
+            return self._note(reports)
+        return ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
 
     def _usual(self, size: str) -> float:
         """Seconds of a trial: the mean of ended ones, or of those nearest in work; inf before any ended."""

@@ -34,7 +34,7 @@ from mup_tpu.training.signals import handling
 from mup_tpu.tuning.precision import decided
 from mup_tpu.tuning.ray_tune import TuneSearch
 from mup_tpu.tuning.search_log import SearchLog
-from mup_tpu.tuning.search_progress import KEY, SearchProgress, point_of
+from mup_tpu.tuning.search_progress import KEY, LiveCallback, SearchProgress, point_of
 from mup_tpu.tuning.tracking import Tracking, require_packages
 from mup_tpu.tuning.trainable import RESULT, checkpoints_of
 
@@ -114,7 +114,7 @@ def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bo
     return log
 
 
-class _Keeper(tune.Callback):
+class _Keeper(LiveCallback):
     """Stores each trial that ends, and notes its end in the log."""
 
     def __init__(self, tuned: TuneSearch, store: Store, tracking: Tracking) -> None:
@@ -123,10 +123,6 @@ class _Keeper(tune.Callback):
         self._tuned, self._store, self._tracking = tuned, store, tracking
         self.error: StoreError | None = None
         """Error after which nothing can be stored."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Empty state: Tune pickles its callbacks for a restore that is never done here."""
-        return {}
 
     def on_trial_complete(self, iteration: int, trials: list, trial: TuneTrial, **info: Any) -> None:
         """Store a trial that finished, diverged or was stopped by the scheduler, not by Ctrl-C or budget."""

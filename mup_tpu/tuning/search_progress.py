@@ -22,17 +22,20 @@ def point_of(config: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in config.items() if name != KEY}
 
 
-class SearchProgress(tune.Callback):
+class LiveCallback(tune.Callback):
+    """Callback without a state: Tune pickles its callbacks for a restore that is never done here."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class SearchProgress(LiveCallback):
     """Table of trials with node, hyperparameters, step and loss, and the best trial so far."""
 
     def __init__(self, console: Console, total: int, before: int) -> None:
         self._console, self._total, self._ended = console, total, before
         self._rows: dict[str, dict[str, Any]] = {}
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Empty state: Tune pickles its callbacks for a restore that is never done here."""
-        return {}
 
     def __enter__(self) -> SearchProgress:
         if self._live is not None:

@@ -30,7 +30,7 @@ from mup_tpu.config.columns import configured, label, write_scale
 from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
-from mup_tpu.store import Store, StoredAxes, done_of, load_planned, load_question
+from mup_tpu.store import Store, StoredAxes, done_of, load_header
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.precision import decided_sweep
@@ -62,11 +62,11 @@ def run_until_settled(
             axes, runs of another kind, more scales, or a question about fewer.
         DataError: the corpus cannot be used.
     """
-    deadline = time.monotonic() + (until.seconds or math.inf)
+    deadline = time.monotonic() + until.seconds
     sweep = decided_sweep(sweep, results, run, console)
     corpora = Corpora()
     grid = _grid_of(sweep, corpora)
-    if lacking := sorted(set(load_planned(results)) - set(grid.points)):
+    if lacking := sorted(set(load_header(results).planned) - set(grid.points)):
         at = ", ".join(write_scale(sweep.scale_axis.column, scale) for scale in lacking)
         raise StoreError(
             f"results folder {results} plans {label(sweep.scale_axis.column)} {at} too, which this sweep "
@@ -287,7 +287,7 @@ class Buyer(Generic[T]):
 def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], results: str) -> None:
     """Refuse scales that the folder's stored conditions exclude: their rows would never be analysed."""
     column = sweep.scale_axis.column
-    asked = [condition for condition in load_question(results) if condition.column == column]
+    asked = [condition for condition in load_header(results).where if condition.column == column]
     if lacking := sorted(set(points) - set(selected_scales(points, column, asked))):
         at = ", ".join(write_scale(column, scale) for scale in lacking)
         raise StoreError(

@@ -124,17 +124,12 @@ def measured(sweep: Sweep, corpora: Corpora) -> dict[float, dict[str, Any]]:
 
 def check_alike(sweep: Sweep, store: Store, but: Sequence[str] = ()) -> None:
     """Refuse a sweep of another kind than stored runs, as an analysis would; fields of `but` may differ."""
-    runs = store.results()
     fields = [*but, *(field for axis in sweep.axes for field in axis.fields)]
     changing = {field_column(field) for field in fields} | {"seed", "corpus"}
-    own = configured(sweep.base)
-    for column, value in own.items():
-        if column not in CONFIGURED or column in changing or not len(runs):
-            continue
-        others = [v for v in runs[column].dropna().unique().tolist() if v != value]
-        if others:
-            raise StoreError(
-                f"results folder {store.folder} holds runs with {label(column)} {write(column, others[0])}, "
-                f"and this sweep has {write(column, value)}; an analysis compares runs of one kind: give "
-                f"another --results, or analyse the stored runs with --where {column}={others[0]}"
-            )
+    own = {c: value for c, value in configured(sweep.base).items() if c in CONFIGURED and c not in changing}
+    for column, other in store.others(own):
+        raise StoreError(
+            f"results folder {store.folder} holds runs with {label(column)} {write(column, other)}, and this "
+            f"sweep has {write(column, own[column])}; an analysis compares runs of one kind: give another "
+            f"--results, or analyse the stored runs with --where {column}={other}"
+        )

@@ -75,7 +75,7 @@ class TensorBoard:
             writer = EventFileWriter(str(events))
             begun = summary_v2.hparams_pb(hparams, trial_id=row["trial_id"])
             writer.add_event(Event(wall_time=time.time(), summary=begun))
-            for tag, step, value in [*curve, ("loss", int(row["steps_done"]), _loss(row))]:
+            for tag, step, value in _with_loss(curve, row):
                 point = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
                 writer.add_event(Event(wall_time=time.time(), step=step, summary=point))
             writer.close()
@@ -155,7 +155,7 @@ class MLflow:
 
         run = self._client.create_run(self._experiment, tags={"trial_id": row["trial_id"]}).info.run_id
         now = int(1000 * time.time())
-        points = [*curve, ("loss", int(row["steps_done"]), _loss(row))]
+        points = _with_loss(curve, row)
         self._client.log_batch(run, params=[Param(k, str(v)) for k, v in settings.items()][:100])
         for start in range(0, len(points), 1000):  # MLflow's limit for one call
             part = [
@@ -260,6 +260,11 @@ def _name(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     if {"parametrization", "width", "lr"} <= settings.keys():
         return f"{row['parametrization']} width {row['width']} lr {row['lr']:.3g} seed {row['seed']}"
     return " ".join(f"{key} {value}" for key, value in settings.items())
+
+
+def _with_loss(curve: Curve, row: Mapping[str, Any]) -> Curve:
+    """The curve, and the result as a point `loss` at the last step."""
+    return [*curve, ("loss", int(row["steps_done"]), _loss(row))]
 
 
 def _loss(row: Mapping[str, Any]) -> float:

@@ -92,12 +92,10 @@ class TrialRunner(Generic[T]):
     """Runner of one results folder's trials; workers stay from one `run` to the next.
 
     Args:
-        store: place of the rows.
+        store: place of the rows; trackers of `track` get a copy of each.
         kind: kind of the trials.
         heartbeat: seconds without a report after which a worker counts as hung.
         halving: whether stopped trials count as run.
-        track: trackers that get a copy of each row.
-        console: place of progress and notices.
 
     Raises:
         ConfigError: a tracker's package is not installed.

@@ -59,7 +59,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     assert "depth 3, mup, weight_decay 0" in out
     for bad, sentence in (
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
-        (["sweep", toml, "--widths", "32", "--scale", "depth=1"], "scale and widths were both given"),
+        (["sweep", toml, "--widths", "32", "--scale", "depth=1"], "scale and widths of the sweep were both"),
         (["sweep", toml, "--width", "32", "--widths", "32"], "width and widths were both given"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
         (["transfer", results], "transfer needs a target: give --width, or --to"),

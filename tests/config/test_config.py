@@ -352,7 +352,7 @@ def test_parametrizations_are_compared_by_default_where_they_differ():
         ("scale = {precision = ['bf16']}", "scale precision of the sweep is not a number"),
         ("tune = {tied = [true, false]}", "tune tied of the sweep is not a number"),
         ("tune = {weight_decay = ['much']}", "tune: weight_decay 'much' is not a number"),
-        ("widths = [64]\nscale = {depth = [2]}", "widths and scale of the sweep were both given"),
+        ("widths = [64]\nscale = {depth = [2]}", "scale and widths of the sweep were both given"),
         ("scale = {seed = [1, 2]}", "seed is no axis of a sweep: num_seeds gives"),
         ("scale = {learning_rate = [0.1]}", "learning_rate is on two axes of the sweep"),
         ("scale = {depth = [2]}\nladder = [{depth = 2}]", "scale and ladder were both given"),

@@ -21,8 +21,7 @@ from mup_tpu.store import (
     StoredAxis,
     load_axes,
     load_curves,
-    load_planned,
-    load_question,
+    load_header,
     load_runs,
     parts,
     tables,
@@ -372,14 +371,14 @@ def test_a_store_knows_its_axes_and_older_ones_are_learning_rate_by_width(tmp_pa
 def test_a_folder_keeps_what_it_asks_whatever_else_is_written(tmp_path):
     store = Store(tmp_path, "x")
     store.append([row("a")])
-    assert load_question(tmp_path) == ()
+    assert load_header(tmp_path).where == ()
     asked = (Condition("width", ">=", "64"), Condition("lr", "<=", "2^-4"))
     store.ask(asked)
     Store(tmp_path, "x", planned=(64.0, 128.0)).append([row("b")])
-    assert load_question(tmp_path) == asked and load_planned(tmp_path) == (64.0, 128.0)
+    assert load_header(tmp_path).where == asked and load_header(tmp_path).planned == (64.0, 128.0)
     assert len(load_runs(tmp_path)) == 2, "rows are there whatever is asked"
     store.ask(())
-    assert load_question(tmp_path) == () and load_planned(tmp_path) == (64.0, 128.0)
+    assert load_header(tmp_path).where == () and load_header(tmp_path).planned == (64.0, 128.0)
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -429,7 +428,7 @@ def test_what_is_no_regular_file_is_refused_not_read(what, tmp_path):
     store.append([row("a")])
     for target, read, named in (
         (tmp_path / "runs" / "other.parquet", load_runs, ""),
-        (tmp_path / "store.json", load_runs, ""),
+        (tmp_path / "store.json", load_runs, "store.json: "),
         (tmp_path / "predictions.json", load_predictions, "predictions.json: "),
     ):
         target.unlink(missing_ok=True)
@@ -450,4 +449,4 @@ def test_entries_of_later_versions_stay_in_the_header(tmp_path):
     (tmp_path / "store.json").write_text(json.dumps(header))
     Store(tmp_path, "x", planned=(64.0,)).ask([Condition("width", "=", "64")])
     assert json.loads((tmp_path / "store.json").read_text())["later"] == [1]
-    assert load_planned(tmp_path) == (64.0,)
+    assert load_header(tmp_path).planned == (64.0,)

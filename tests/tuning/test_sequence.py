@@ -10,7 +10,7 @@ from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError, StoreError, TableError
-from mup_tpu.store import Store, load_planned, load_runs
+from mup_tpu.store import Store, load_header, load_runs
 from mup_tpu.store.conditions import Condition
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
@@ -42,7 +42,7 @@ def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing
     outcome = settle(sweep, tmp_path)
     runs = load_runs(tmp_path)
     assert sum(outcome.values()) == len(runs)
-    assert load_planned(tmp_path) == (32.0, 64.0, 128.0)
+    assert load_header(tmp_path).planned == (32.0, 64.0, 128.0)
     first = runs[runs["purchase"] == 1]
     assert set(first["width"]) == {32} and (first["seed"] == 0).all()
     assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"sp": 8}

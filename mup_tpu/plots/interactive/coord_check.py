@@ -9,7 +9,7 @@ import pandas as pd
 
 from mup_tpu.analysis.coord_check import scale_of, slopes
 from mup_tpu.config import columns
-from mup_tpu.plots import names, style
+from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.coord_check import CHECKED
 from mup_tpu.plots.interactive.panel import MARKERS, Entry, Panel, Panels, named_ticks, power_ticks
 from mup_tpu.plots.interactive.tooltips import about
@@ -18,11 +18,7 @@ _LINES = ("-", "--", ":")
 
 
 def coordinate_check_panels(table: pd.DataFrame) -> Panels:
-    """Activation and update size of each layer against the scale; one key hides a layer in all panels.
-
-    Args:
-        table: measurements of one setting, as `by_setting` gives them.
-    """
+    """Activation and update size of each layer of a setting; one key hides a layer in all panels."""
     scale = scale_of(table)
     last = table[table["step"] == table["step"].max()]
     fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in slopes(table).to_dict("records")}
@@ -34,9 +30,7 @@ def coordinate_check_panels(table: pd.DataFrame) -> Panels:
         title, size = CHECKED[quantity]
         measured = last[(last["quantity"] == quantity) & (last["rms"] > 0)]
         means = np.log2(measured.groupby(["parametrization", "layer", scale])["rms"].mean())
-        low, high = float(means.min()), float(means.max())
-        if high - low < 1:  # an octave at least, or noise looks like growth
-            low, high = (low + high - 1) / 2, (low + high + 1) / 2
+        low, high = ticks.an_octave(float(means.min()), float(means.max()))
         for parametrization in parametrizations:
             panel = Panel(
                 panels, f"{names.name(parametrization)}: {title}", columns.title(scale),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style, ticks
-from mup_tpu.plots.interactive.panel import Panel, Panels, named_ticks, room_for
+from mup_tpu.plots.interactive.panel import Entry, Panel, Panels, named_ticks, room_for
 from mup_tpu.plots.interactive.tooltips import about, loss_text, run_names
 from mup_tpu.plots.markup import power
 
@@ -18,9 +18,7 @@ _POINTS = 120
 def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
     """Training loss against step, at the grid point nearest to each scale's optimum.
 
-    Args:
-        analysis: what to draw.
-        runs: of the checked table that it was made from; points name them.
+    Points name `runs` of the checked table that the analysis was made from.
     """
     results = [r for r in names.results_of(analysis) if r.learning_curves]
     scales = sorted({c.scale for r in results for c in r.learning_curves})
@@ -41,14 +39,18 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         for curve in result.learning_curves:
             entry = panels.entries[names.point(analysis.scale, curve.scale)]
             here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]
-            panel.line(entry, curve.steps, curve.losses)
             head = f"{entry.name}, {columns.label(analysis.hyperparameter)} {power(curve.x)}"
-            every = -(-len(curve.steps) // _POINTS)
-            steps, means = curve.steps[::every], curve.losses[::every]
-            texts = (
-                about(head, f"step {step:g}: {loss_text(loss)}", run_names(here))
-                for step, loss in zip(steps, means, strict=True)
-            )
-            panel.tell(entry, steps, means, texts)
+            _draw_curve(panel, entry, curve, head, run_names(here))
         panel.done()
     return panels
+
+
+def _draw_curve(panel: Panel, entry: Entry, curve: LearningCurve, head: str, runs: str) -> None:
+    panel.line(entry, curve.steps, curve.losses)
+    every = -(-len(curve.steps) // _POINTS)
+    steps, means = curve.steps[::every], curve.losses[::every]
+    texts = (
+        about(head, f"step {step:g}: {loss_text(loss)}", runs)
+        for step, loss in zip(steps, means, strict=True)
+    )
+    panel.tell(entry, steps, means, texts)
