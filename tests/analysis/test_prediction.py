@@ -275,12 +275,10 @@ def test_a_rule_with_one_known_optimum_is_not_predicted():
     assert found.notes[0].startswith("sp: no prediction")
 
 
-def test_without_a_law_the_reason_is_said():
-    found = predict(valley_runs(widths=(64, 128, 256)), "width=512")
-    assert found.predictions[0].loss is None
-    assert any(
-        line.startswith("loss not told: a scaling law") for line in found.details(found.predictions[0])
-    )
+def test_a_loss_that_cannot_be_told_has_its_reason():
+    found = predict(valley_runs(widths=(64, 128)), "width=512").predictions[0]
+    assert found.loss is None
+    assert found.why_no_loss == "3 scales with a known optimum are needed, and there are 2"
 
 
 def test_any_scale_of_a_table_may_be_predicted():
