@@ -197,3 +197,32 @@ def test_a_budget_that_is_too_small_is_told_in_the_units_of_the_cost():
         ConfigError, match=r"budget \(6e\+09 FLOP, 60 s\) does not .* [\d.e+]+ FLOP, [\d.]+ (min|h): give"
     ):
         plan("width=4096", "60s", flops_per_second=1e8)
+
+
+def test_a_plan_says_when_the_target_itself_is_better_swept():
+    """One octave above the least useful width, proxies cost what the target costs, and SP's optimum moves."""
+    sp = Sweep("sp", parametrizations=("sp",))
+    near, far = plan("depth=16", "1e16"), plan("width=8192", "1e20", sp)
+    assert near.flops + near.target_flops > 8 * near.target_flops
+    assert near.at_target.endswith("sweep it rather than proxies")
+    assert far.at_target.endswith("the plan costs less")
+    assert f"expected regret {near.assumed.regret(near.assumed.error(8)):.4f} nat" in near.at_target
+
+
+def test_a_plan_says_why_the_rest_of_the_budget_is_left():
+    rich, poor = plan("width=1024", "1e16"), plan("width=1024", "2e14")
+    times = (1e16 - rich.flops) / rich.target_flops
+    assert rich.left.startswith("left of the budget: 9.9e+15 FLOP")
+    assert f"{times:.3g} times the target's own run" in rich.left and rich.left in rich.lines()
+    assert poor.left.endswith("the target's own run costs more") and poor.at_target == ""
+
+
+def test_other_rules_stand_in_a_sentence_of_their_own():
+    found = plan("width=1024", "1e16")
+    assert list(found.others) == ["sp"] and found.others["sp"] > found.regret
+    left = f"{found.others['sp']:.4f} nat"
+    assert f"under sp the same runs would leave {left}: its optimum moves more" in found.lines()
+
+
+def test_short_times_are_not_rounded_to_nothing():
+    assert "0.2 s" in plan("width=1024", "1e16", flops_per_second=1e15).lines()[0]
