@@ -28,17 +28,17 @@ _WIDEST = 0.5
 """Width of a 95 % interval, over the loss, beyond which it says nothing."""
 _LEVEL, _SLOPE = 1.0, 0.3
 """Standard deviations of β₀ and, an octave, of β."""
-_ALPHA = np.arange(-0.35, 0.8, 0.1)
-"""Values of α; the rate at which the loss's slope falls, an octave: a·log 2."""
-_BEND = np.geomspace(7e-4, 0.35, 10)
-_SCATTER = np.geomspace(4e-4, 0.025, 7)
+_ALPHA = np.linspace(-0.377, 0.873, 51)
+"""Values of α, none of them 0: the rate at which the loss's slope falls, an octave: a·log 2."""
+_BEND = np.geomspace(1e-3, 0.25, 8)
+_SCATTER = np.geomspace(5e-4, 0.02, 6)
 _GRID_K3 = np.array(list(itertools.product(_ALPHA, _BEND, _SCATTER)))
 _LOG_PRIOR_K = -0.5 * (
     ((_GRID_K3[:, 0] - 0.2) / 0.28) ** 2
-    + (np.log(_GRID_K3[:, 1] / 0.02) / 0.8) ** 2
-    + np.log(_GRID_K3[:, 2] / 0.003) ** 2
+    + (np.log(_GRID_K3[:, 1] / 0.015) / 0.8) ** 2
+    + np.log(_GRID_K3[:, 2] / 0.0015) ** 2
 )
-"""Bend: the least that covers 95 % of losses one and two octaves ahead in half of the sweeps."""
+"""Chosen by the coverage of losses one and two octaves ahead in half of the sweeps."""
 
 
 def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction:

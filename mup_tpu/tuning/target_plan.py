@@ -172,11 +172,12 @@ def _too_little(
     costs = [
         PACK * sum(sorted(training_flops(goal.replace(**level), vocab_size) for level in levels)[:NEEDED])
         for levels in levels_of(goal, base, fields)
+        if len(levels) >= NEEDED
     ]
     if not costs:
         at = ", ".join(f"{name}={value}" for name, value in fields.items())
         least = ", ".join(f"{name} {least_of(base)[name]}" for name in fields)
-        return f"target {at} has no smaller proxy: it must be at least twice {least}; sweep it itself"
+        return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
     least, given = (cost_in_words(cost, flops_per_second) for cost in (min(costs), budget))
     return (
         f"budget ({given}) does not pay three proxies of {PACK} runs, which cost at the least {least}: "

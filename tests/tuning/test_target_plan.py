@@ -179,7 +179,12 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
         ("width=wide", "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", "1e17", "steps and tokens were both given"),
         ("width=100", "1e17", "width 100 is not a multiple of head_size 32"),
-        ("width=96", "1e17", "target width=96 has no smaller proxy: it must be at least twice width 64"),
+        ("width=96", "1e17", "target width=96 has not 3 smaller proxies, from width 64 on: sweep it itself"),
+        (
+            "width=128",
+            "1e17",
+            "target width=128 has not 3 smaller proxies, from width 64 on: sweep it itself",
+        ),
         ("width=4096", "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
         ("width=4096", "2h", "budget 2h is a time: give flops_per_second"),
         ("width=4096", "-1", "budget -1 is not allowed"),
