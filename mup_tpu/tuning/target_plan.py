@@ -7,6 +7,7 @@ regret plus price; a run's price is the loss that its share of the target's comp
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pandas as pd
 from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.outlook import PACK, Assumed
-from mup_tpu.config import Sweep, Trial
+from mup_tpu.config import Sweep, Trial, require_above_zero
 from mup_tpu.config.columns import write
 from mup_tpu.config.toml import parse_value
 from mup_tpu.config.values import parse_number, parse_seconds, shown
@@ -101,13 +102,16 @@ def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
     texts = [target] if isinstance(target, str) else list(target)
     found: dict[str, int] = {}
     tokens = None
-    for text in (part for whole in texts for part in whole.split(",") if part.strip()):
+    for text in (
+        part for whole in texts for part in re.sub(r"\s*=\s*", "=", whole).replace(",", " ").split()
+    ):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or name not in (*GROWING, "tokens"):
             allowed = ", ".join((*GROWING, "tokens"))
             raise ConfigError(f"target {shown(text)} is not FIELD=VALUE with a field of {allowed}")
         if name == "tokens":
             tokens = parse_number(value, "target: tokens")
+            require_above_zero("target: tokens", tokens)
         else:
             found[name] = parse_value(name, value, "target")
     if tokens is not None:

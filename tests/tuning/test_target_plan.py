@@ -79,6 +79,7 @@ def test_more_money_buys_less_regret_until_it_is_not_worth_it():
 
 def test_fields_that_do_not_shrink_are_the_targets_own(tmp_path):
     found = plan(["width=1024", "depth=8,tokens=4e6"], "1e17")
+    assert plan("width = 1024 depth=8, tokens=4e6", "1e17").goal == found.goal
     assert found.goal == ("width=1024", "depth=8", "steps=1953")
     grown = found.sweep.scale_axis.fields
     for trial in found.sweep.trials():
@@ -145,6 +146,13 @@ def test_a_table_of_ones_own_replaces_what_is_usual():
         plan("width=4096", "1e17", table=_one_width())
 
 
+def test_a_table_along_another_scale_gives_its_rates_alone_and_the_plan_says_so():
+    found = plan("depth=16", "1e17", table=_drifting())
+    assert found.lines()[-1].endswith("is along width: only its rates are taken")
+    assert found.sweep.learning_rates[4] == 2**-4
+    assert found.regret == plan("depth=16", "1e17").regret
+
+
 def _drifting():
     """μP's optimum at 2^-4, SP's at 2^-9 at width 64 and falling."""
     rows = [
@@ -185,6 +193,7 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
             "1e17",
             "target width=128 has not 3 smaller proxies, from width 64 on: sweep it itself",
         ),
+        ("tokens=-5", "1e17", "target: tokens -5.0 is not allowed: it must be above 0"),
         ("width=4096", "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
         ("width=4096", "2h", "budget 2h is a time: give flops_per_second"),
         ("width=4096", "-1", "budget -1 is not allowed"),
