@@ -98,10 +98,12 @@ class Plan:
         rest = self.budget - self.flops
         if rest < self.target_flops:
             return f"left of the budget: {self.cost(rest)}; the target's own run costs more"
-        times = f"{rest / self.target_flops:.3g} times the target's own run"
+        is_larger_paid = not self.larger.endswith("beyond the budget")
+        times = rest / self.target_flops
         return (
-            f"left of the budget: {self.cost(rest)}, {times}; more proxies or seeds save less than they "
-            f"cost, a longer or larger run of the target {WORTH:g} nat for each e times the compute"
+            f"left of the budget: {self.cost(rest)}, {times:.3g} times the target's own run; "
+            + ("more proxies or seeds save less than they cost, " if is_larger_paid else "")
+            + f"a longer or larger run of the target saves {WORTH:g} nat for each e times the compute"
         )
 
     @property
