@@ -1,4 +1,4 @@
-"""Optima predicted from smaller scales: how far off, at what cost, and how often inside the interval.
+"""Optima and losses predicted from smaller scales: how far off, and how often inside the interval.
 
     python benchmarks/prediction.py --results results --tables FOLDER --out benchmarks/prediction.csv
 
@@ -26,13 +26,14 @@ import tyro
 from rich.progress import track
 from scipy.interpolate import PchipInterpolator
 
-from mup_tpu.analysis import Columns, RunTable, check_table, load_table
+from mup_tpu.analysis import Columns, RunTable, check_table, fit_scaling_law, load_table
+from mup_tpu.analysis.expected_loss import expected_loss
 from mup_tpu.analysis.line import _draw_coefficients, fit_line
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
-from mup_tpu.errors import MupTpuError
+from mup_tpu.errors import MupTpuError, TableError
 
 LINES = {
     "line that may bend": None,
@@ -102,6 +103,10 @@ def main(
     }
     for ahead, (name, part) in itertools.product(("next", "two octaves"), parts.items()):
         print(f"\n{ahead}, {name}\n{summary(part, ahead).to_string()}")
+    losses = pd.DataFrame([row for one in held_out for row in _loss_rows(one)])
+    sizes = {"n": ("inside", "size"), "inside": ("inside", "mean"), "width": ("width", "median")}
+    for by in (["source"], ["kind"], ["source", "kind"]):
+        print(f"\nlosses\n{losses.groupby(['method', 'ahead', *by]).agg(**sizes).round(3).to_string()}")
     print(f"\nsimulated worlds\n{simulated(worlds).to_string()}")
 
 
@@ -211,6 +216,28 @@ def _row(one: HeldOut, method: str) -> dict[str, object]:
         "inside_50": inside_50,
         "inside_95": inside_95,
     }
+
+
+def _loss_rows(one: HeldOut) -> Iterator[dict[str, object]]:
+    """Losses predicted for a held-out scale by each method; a law's where it is identified."""
+    known = [o for o in one.optima if o.is_bracketed]
+    losses_S, scales_S = np.array([(o.loss, o.scale) for o in known]).T
+    found = {}
+    try:
+        found["line"] = expected_loss(losses_S, scales_S, one.truth.scale)
+        law = fit_scaling_law(losses_S, scales_S)
+        found |= {"law": law.predict(one.truth.scale)} if law.is_identified else {}
+    except TableError:
+        pass
+    for method, loss in found.items():
+        yield {
+            "source": "stored" if one.case.sweep.startswith("ours/") else "public",
+            "kind": "batch size" if kind_of(one.case.scale) == "batch size" else "others",
+            "ahead": one.case.ahead,
+            "method": method,
+            "inside": float(loss.holds(one.truth.loss)),
+            "width": (loss.high - loss.low) / one.truth.loss,
+        }
 
 
 def parabola_R(known: list[Optimum], scale: float, generator: np.random.Generator) -> np.ndarray:

@@ -46,12 +46,12 @@ class _Path:
     @cached_property
     def _root_SS(self) -> np.ndarray:
         """Root of W's covariance at the scales."""
-        covariance_SS = _covariance(self.octaves_S, self.octaves_S, self.bend)
+        covariance_SS = self.bend**2 * wander_covariance(self.octaves_S, self.octaves_S)
         return np.linalg.cholesky(covariance_SS + _JITTER * np.eye(len(self.octaves_S)))
 
     def design(self, octaves_N: np.ndarray) -> np.ndarray:
         """Factors of the coefficients at distances, N × B."""
-        across_NS = _covariance(octaves_N, self.octaves_S, self.bend)
+        across_NS = self.bend**2 * wander_covariance(octaves_N, self.octaves_S)
         wander_NS = solve_triangular(self._root_SS, across_NS.T, lower=True).T
         return np.column_stack([np.ones(len(octaves_N)), octaves_N, wander_NS])
 
@@ -59,15 +59,15 @@ class _Path:
         """Variance of W at a distance that the scales leave open."""
         at = np.array([octaves])
         wander_S = self.design(at)[0, 2:]
-        return max(0.0, float(_covariance(at, at, self.bend)[0, 0] - wander_S @ wander_S))
+        return max(0.0, self.bend**2 * float(wander_covariance(at, at)[0, 0]) - float(wander_S @ wander_S))
 
 
-def _covariance(at_N: np.ndarray, to_S: np.ndarray, bend: float) -> np.ndarray:
-    """Covariance of W between distances: of Wiener processes integrated from 0, one on either side."""
+def wander_covariance(at_N: np.ndarray, to_S: np.ndarray) -> np.ndarray:
+    """Covariance of W, for a bend of 1, between distances: processes integrated from 0 to either side."""
     near = np.minimum(np.abs(at_N)[:, None], np.abs(to_S))
     far = np.maximum(np.abs(at_N)[:, None], np.abs(to_S))
     is_same_side = np.sign(at_N)[:, None] * np.sign(to_S) > 0
-    return np.where(is_same_side, bend**2 * near**2 * (3 * far - near) / 6, 0.0)
+    return np.where(is_same_side, near**2 * (3 * far - near) / 6, 0.0)
 
 
 @dataclass(frozen=True)

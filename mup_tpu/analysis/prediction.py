@@ -13,6 +13,7 @@ import pandas as pd
 import scipy
 
 from mup_tpu.analysis.curvature import Cost, Valley, valley_at
+from mup_tpu.analysis.expected_loss import expected_loss
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import load_table
@@ -20,7 +21,6 @@ from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.priors import priors_of
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
-from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.config import columns
@@ -233,32 +233,29 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
             )
             continue
         lines[result.compared] = line
-        law, why = _law(result)
         valley = valley_at(result.curves, result.noise, line.known[-1])
         for target in targets:
             generator = np.random.default_rng([seed, 1])
-            found.append(_predict(result, line, valley, law, why, target, analysis.epsilon, generator))
+            found.append(_predict(result, line, valley, target, analysis.epsilon, generator))
     if not found:
         raise TableError("; ".join(notes))
     return Predictions(analysis, tuple(targets), tuple(found), lines, tuple(notes))
 
 
-def _law(result: TransferResult) -> tuple[ScalingLaw | None, str]:
-    """The law of the losses at the optima along the scale itself, or the reason why there is none."""
+def _loss(result: TransferResult, scale: float) -> tuple[ExpectedLoss | None, str]:
+    """Loss of a tuned model at a scale, or the reason why it is not told."""
     known = [o for o in result.optima if o.is_bracketed]
+    losses_S, scales_S = np.array([(o.loss, o.scale) for o in known]).T
     try:
-        law = fit_scaling_law(np.array([o.loss for o in known]), np.array([o.scale for o in known]))
+        return expected_loss(losses_S, scales_S, scale), ""
     except TableError as error:
         return None, str(error)
-    return (law, "") if law.is_identified else (None, law.why_not_identified)
 
 
 def _predict(
     result: TransferResult,
     line: Line,
     valley: Valley | None,
-    law: ScalingLaw | None,
-    why: str,
     target: Target,
     epsilon: float,
     generator: np.random.Generator,
@@ -275,6 +272,7 @@ def _predict(
         return Cost(float(losses_R.mean()), float(np.quantile(losses_R, 0.975)))
 
     taking = cost(x)
+    loss, why = _loss(result, target.scale)
 
     def excess(octaves: float) -> float:
         """Cost over epsilon at a distance beyond the table; octaves over the widest without a curvature."""
@@ -296,7 +294,7 @@ def _predict(
         taking=taking,
         staying=cost(first.x),
         following=cost(last.x),
-        loss=law.predict(target.scale) if law is not None else None,
+        loss=loss,
         why_no_loss=why,
         bears=taking.expected <= epsilon if valley else high - low <= _WIDEST,
         furthest=_furthest(excess),

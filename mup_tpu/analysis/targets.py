@@ -45,17 +45,18 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     """
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
+    for text in at:
+        if not all("=" in part for part in text.split(",")):
+            raise TableError(f"at {on_one_line(text)} is not NAME=VALUE; write for example width=4096")
     return tuple(_read(table, part.strip()) for text in at for part in text.split(","))
 
 
 def _read(table: RunTable, text: str) -> Target:
-    name, equals, written = (part.strip() for part in text.partition("="))
+    name, _, written = (part.strip() for part in text.partition("="))
     try:
         value = float(written.replace("_", ""))
     except ValueError:
         value = math.nan
-    if not equals or not name:
-        raise TableError(f"at {on_one_line(text)} is not NAME=VALUE; write for example width=4096")
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
     own, largest = table.columns.scale, float(table.runs["scale"].max())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mup_tpu.cli.interrupt  # noqa: F401 (before all others: Ctrl-C may come while they are imported)
 
 # isort: split
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in commands:
         app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
     app.command(data.app, name="data", help="Prepare shards of a corpus, or look at one.")
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = _each_at(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         print(f"mup-tpu {mup_tpu.__version__}")
         return
@@ -63,3 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             config=(tyro.conf.OmitArgPrefixes,),
         )
     )
+
+
+def _each_at(arguments: Sequence[str]) -> list[str]:
+    """Arguments with an --at before each target: `--at width=64 depth=2` as `--at width=64 --at depth=2`.
+
+    An option of several values would take a path behind it too.
+    """
+    found, is_at = list[str](), False
+    for argument in arguments:
+        is_target = re.fullmatch(r"\w+=[^/\\]*|[\d.]+e\d+", argument)
+        if is_at and is_target and found[-1] != "--at":
+            found.append("--at")
+        is_at = argument == "--at" or (is_at and is_target is not None)
+        found.append(argument)
+    return found

@@ -97,10 +97,12 @@ class Ray:
         else:
             column, at, whole = axis.column, list(costs), training_flops(goal, vocab_size)
         octaves = tuple(math.log2(value / whole) for value in at)
-        own = analysis is not None and analysis.scale == column
         assumed = Assumed.usual(column, rule)
-        if own and analysis is not None:
+        if analysis is not None and analysis.scale == column:
             assumed = Assumed.measured(analysis, rule)
+        elif analysis is not None:
+            source = f"{assumed.source}; {analysis.name} is along {analysis.scale}: only its rates are taken"
+            assumed = replace(assumed, source=source)
         return cls(points, trials, costs, tuple(at), octaves, rule, assumed)
 
     def candidates(self, budget: float) -> Iterator[Candidate]:

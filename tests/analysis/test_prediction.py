@@ -258,10 +258,10 @@ def test_targets_that_cannot_be_are_one_sentence(at, sentence):
 
 
 def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them():
-    runs = valley_runs().rename(columns={"params_non_embedding": "params"})
+    runs = valley_runs().rename(columns={"params_non_embedding": "weights"})
     with pytest.raises(TableError, match=r"how params follows width \(--params-col names a table's param"):
         predict(runs, "params=1.3e9")
-    named = check_table(runs, Columns(params="params"))
+    named = check_table(runs, Columns(params="weights"))
     assert predict(named, f"params={12 * 4096**2}").predictions[0].scale == pytest.approx(4096)
 
 
@@ -275,12 +275,10 @@ def test_a_rule_with_one_known_optimum_is_not_predicted():
     assert found.notes[0].startswith("sp: no prediction")
 
 
-def test_without_a_law_the_reason_is_said():
-    found = predict(valley_runs(widths=(64, 128, 256)), "width=512")
-    assert found.predictions[0].loss is None
-    assert any(
-        line.startswith("loss not told: a scaling law") for line in found.details(found.predictions[0])
-    )
+def test_a_loss_that_cannot_be_told_has_its_reason():
+    found = predict(valley_runs(widths=(64, 128)), "width=512").predictions[0]
+    assert found.loss is None
+    assert found.why_no_loss == "3 scales with a known optimum are needed, and there are 2"
 
 
 def test_any_scale_of_a_table_may_be_predicted():
@@ -299,3 +297,12 @@ def test_the_figure_has_a_panel_a_rule_and_marks_every_target():
     assert [ax.get_title() for ax in figure.axes] == ["μP", "SP"]
     key = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "more than the table bears" in key
+
+
+def test_a_column_of_parameters_is_told_by_its_name_and_a_target_with_a_separator_is_named_whole():
+    runs = valley_runs().drop(columns="params_non_embedding", errors="ignore")
+    runs = runs.assign(n_params=12 * runs["width"] ** 2 + 256 * runs["width"])
+    found = predict(runs, f"params={12 * 2048**2 + 256 * 2048}").predictions[0]
+    assert found.scale == pytest.approx(2048)
+    with pytest.raises(TableError, match="at width=4,096 is not NAME=VALUE; write for example width=4096"):
+        predict(runs, "width=4,096")

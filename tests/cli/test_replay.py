@@ -193,3 +193,18 @@ def test_a_column_that_is_nearly_named_is_suggested(tmp_path, outcome):
 
 def test_the_version_is_said(outcome):
     assert outcome("--version")[:2] == (0, f"mup-tpu {mup_tpu.__version__}\n")
+
+
+def test_targets_follow_each_other_without_commas_and_a_path_may_stand_behind_them(tmp_path, outcome):
+    rows = [
+        {"width": w, "lr": 2.0**x, "loss": 2 + (x + 6) ** 2 / 20} for w in (64, 128) for x in range(-9, -3)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    for arguments in (
+        (tmp_path / "t.csv", "--at", "width=256", "width=512"),
+        ("--at", "width=256", "--at", "width=512", tmp_path / "t.csv"),
+        ("--at", "width=256,width=512", tmp_path / "t.csv"),
+    ):
+        code, out, err = outcome("predict", *arguments, "--json")
+        assert code == 0, err
+        assert [p["scale"] for p in json.loads(out)["predictions"]] == [256, 512]

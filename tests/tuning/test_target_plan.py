@@ -79,6 +79,7 @@ def test_more_money_buys_less_regret_until_it_is_not_worth_it():
 
 def test_fields_that_do_not_shrink_are_the_targets_own(tmp_path):
     found = plan(["width=1024", "depth=8,tokens=4e6"], "1e17")
+    assert plan("width = 1024 depth=8, tokens=4e6", "1e17").goal == found.goal
     assert found.goal == ("width=1024", "depth=8", "steps=1953")
     grown = found.sweep.scale_axis.fields
     for trial in found.sweep.trials():
@@ -145,6 +146,13 @@ def test_a_table_of_ones_own_replaces_what_is_usual():
         plan("width=4096", "1e17", table=_one_width())
 
 
+def test_a_table_along_another_scale_gives_its_rates_alone_and_the_plan_says_so():
+    found = plan("depth=16", "1e17", table=_drifting())
+    assert found.lines()[-1].endswith("is along width: only its rates are taken")
+    assert found.sweep.learning_rates[4] == 2**-4
+    assert found.regret == plan("depth=16", "1e17").regret
+
+
 def _drifting():
     """μP's optimum at 2^-4, SP's at 2^-9 at width 64 and falling."""
     rows = [
@@ -179,7 +187,13 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
         ("width=wide", "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", "1e17", "steps and tokens were both given"),
         ("width=100", "1e17", "width 100 is not a multiple of head_size 32"),
-        ("width=96", "1e17", "target width=96 has no smaller proxy: it must be at least twice width 64"),
+        ("width=96", "1e17", "target width=96 has not 3 smaller proxies, from width 64 on: sweep it itself"),
+        (
+            "width=128",
+            "1e17",
+            "target width=128 has not 3 smaller proxies, from width 64 on: sweep it itself",
+        ),
+        ("tokens=-5", "1e17", "target: tokens -5.0 is not allowed: it must be above 0"),
         ("width=4096", "soon", "budget 'soon' is not a time; write 90s, 30m or 2h"),
         ("width=4096", "2h", "budget 2h is a time: give flops_per_second"),
         ("width=4096", "-1", "budget -1 is not allowed"),
@@ -197,3 +211,32 @@ def test_a_budget_that_is_too_small_is_told_in_the_units_of_the_cost():
         ConfigError, match=r"budget \(6e\+09 FLOP, 60 s\) does not .* [\d.e+]+ FLOP, [\d.]+ (min|h): give"
     ):
         plan("width=4096", "60s", flops_per_second=1e8)
+
+
+def test_a_plan_says_when_the_target_itself_is_better_swept():
+    """One octave above the least useful width, proxies cost what the target costs, and SP's optimum moves."""
+    sp = Sweep("sp", parametrizations=("sp",))
+    near, far = plan("depth=16", "1e16"), plan("width=8192", "1e20", sp)
+    assert near.flops + near.target_flops > 8 * near.target_flops
+    assert near.at_target.endswith("sweep it rather than proxies")
+    assert far.at_target.endswith("the plan costs less")
+    assert f"expected regret {near.assumed.regret(near.assumed.error(8)):.4f} nat" in near.at_target
+
+
+def test_a_plan_says_why_the_rest_of_the_budget_is_left():
+    rich, poor = plan("width=1024", "1e16"), plan("width=1024", "2e14")
+    times = (1e16 - rich.flops) / rich.target_flops
+    assert rich.left.startswith("left of the budget: 9.9e+15 FLOP")
+    assert f"{times:.3g} times the target's own run" in rich.left and rich.left in rich.lines()
+    assert poor.left.endswith("the target's own run costs more") and poor.at_target == ""
+
+
+def test_other_rules_stand_in_a_sentence_of_their_own():
+    found = plan("width=1024", "1e16")
+    assert list(found.others) == ["sp"] and found.others["sp"] > found.regret
+    left = f"{found.others['sp']:.4f} nat"
+    assert f"under sp the same runs would leave {left}: its optimum moves more" in found.lines()
+
+
+def test_short_times_are_not_rounded_to_nothing():
+    assert "0.2 s" in plan("width=1024", "1e16", flops_per_second=1e15).lines()[0]

@@ -72,6 +72,7 @@ _FLAGS = {
     "seed": "--seed-col",
     "parametrization": "--parametrization-col",
     "step": "--step-col",
+    "params": "--params-col",
 }
 _SCALES = ("width", "depth", "size")
 """Scales; the first that varies is taken."""
@@ -133,6 +134,9 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
     if columns.step == usual.step and usual.step not in table and _has_rows_by_step(table, [*found.values()]):
         step = _find(table, "step", "step", notes)
         found |= {} if step is None else {"step": step}
+    if columns.params == usual.params and usual.params not in table:
+        sizes = [c for c in table if means(c) == "size" and c not in found.values()]
+        found |= {"params": str(sizes[0])} if len(sizes) == 1 else {}
     guessed = {part: column for part, column in found.items() if column != getattr(columns, part)}
     # A column with the usual name that was passed over may vary: a logged learning rate, say.
     passed_over = [
@@ -151,7 +155,7 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
 
 def _called(part: str, column: str) -> str:
     what = means(column) if part in ("scale", "hyperparameter") else part
-    return {"lr": "learning rate", "size": "number of parameters"}.get(what, what)
+    return {"lr": "learning rate", "size": "number of parameters", "params": "parameters"}.get(what, what)
 
 
 def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:

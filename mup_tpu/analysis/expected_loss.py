@@ -1,0 +1,87 @@
+"""The loss of a tuned model at a scale that was not run.
+
+With r octaves from the largest scale and L(0) the loss there,
+
+L(r) / L(0) = β₀ + β·h(r) + W(r) + scatter,  h(r) = (1 − e^−αr) / α.
+
+A power law E + A·scale^−a is a straight line in h. W is its model error: its slope changes by N(0, bend²) an
+octave. α, bend and scatter are weighed on a grid; all else is normal. A law without W is too sure; along a
+batch size none holds (benchmarks/prediction.md).
+
+Shapes: S scales, K combinations of the grid, R draws.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from mup_tpu.analysis.line import wander_covariance
+from mup_tpu.analysis.scaling_law import Prediction
+from mup_tpu.errors import TableError
+
+LEAST = 3
+"""Scales that are needed."""
+_WIDEST = 0.5
+"""Width of a 95 % interval, over the loss, beyond which it says nothing."""
+_LEVEL, _SLOPE = 1.0, 0.3
+"""Standard deviations of β₀ and, an octave, of β."""
+_ALPHA = np.linspace(-0.377, 0.873, 51)
+"""Values of α, none of them 0: the rate at which the loss's slope falls, an octave: a·log 2."""
+_BEND = np.geomspace(1e-3, 0.25, 8)
+_SCATTER = np.geomspace(5e-4, 0.02, 6)
+_GRID_K3 = np.array(list(itertools.product(_ALPHA, _BEND, _SCATTER)))
+_LOG_PRIOR_K = -0.5 * (
+    ((_GRID_K3[:, 0] - 0.2) / 0.28) ** 2
+    + (np.log(_GRID_K3[:, 1] / 0.015) / 0.8) ** 2
+    + np.log(_GRID_K3[:, 2] / 0.0015) ** 2
+)
+"""Chosen by the coverage of losses one and two octaves ahead in half of the sweeps."""
+
+
+def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction:
+    """Loss of a tuned model at a scale, with its 95 % interval.
+
+    Args:
+        losses_S: losses of tuned models, in any unit, above 0.
+        scales_S: their scales, ascending.
+        scale: the one to predict.
+
+    Raises:
+        TableError: the losses are too few or not above 0, or tell too little.
+    """
+    if len(losses_S) < LEAST:
+        raise TableError(f"{LEAST} scales with a known optimum are needed, and there are {len(losses_S)}")
+    if not (losses_S > 0).all():
+        raise TableError(f"loss {losses_S.min():g} is not above 0")
+    octaves_S = np.log2(np.append(scales_S, scale) / scales_S[-1])
+    mean_K, deviation_K, weight_K = _at_the_last(losses_S / losses_S[-1] - 1, octaves_S)
+    generator = np.random.default_rng(0)
+    chosen_R = generator.choice(len(weight_K), 20_000, p=weight_K)
+    draws_R = mean_K[chosen_R] + deviation_K[chosen_R] * generator.standard_normal(len(chosen_R))
+    low, loss, high = (float(losses_S[-1] * (1 + q)) for q in np.quantile(draws_R, [0.025, 0.5, 0.975]))
+    if low <= 0 or high - low > _WIDEST * loss:
+        raise TableError(f"95 % {low:.3g} to {high:.3g} nat says too little")
+    return Prediction(loss, low, high)
+
+
+def _at_the_last(y_S: np.ndarray, octaves_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, standard deviation and probability, K each, at the last distance, given values at the others."""
+    alpha_K, bend_K, scatter_K = _GRID_K3.T
+    h_KS = -np.expm1(-alpha_K[:, None] * octaves_S) / alpha_K[:, None]
+    covariance_KSS = _LEVEL**2 + _SLOPE**2 * h_KS[:, :, None] * h_KS[:, None, :]
+    covariance_KSS += bend_K[:, None, None] ** 2 * wander_covariance(octaves_S, octaves_S)
+    covariance_KSS += scatter_K[:, None, None] ** 2 * np.eye(len(octaves_S))
+    # The root's last row holds the regression on the others, and what they leave open.
+    root_KSS = np.linalg.cholesky(covariance_KSS)
+    known = slice(len(y_S))
+    whitened_KS = np.linalg.solve(
+        root_KSS[:, known, known], np.broadcast_to(y_S[:, None], (len(root_KSS), len(y_S), 1))
+    )[..., 0]
+    diagonal_KS = np.diagonal(root_KSS, axis1=1, axis2=2)
+    log_K = _LOG_PRIOR_K - 0.5 * (whitened_KS**2).sum(axis=1) - np.log(diagonal_KS[:, known]).sum(axis=1)
+    weight_K = np.exp(log_K - log_K.max())
+    mean_K = (root_KSS[:, -1, known] * whitened_KS).sum(axis=1)
+    return mean_K, diagonal_KS[:, -1], weight_K / math.fsum(weight_K)
