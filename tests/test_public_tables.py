@@ -1,29 +1,17 @@
 """Other people's sweeps: stored numbers are those of today's analysis, and pooling is its source's."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import public_tables as script
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(ROOT / "scripts"))  # as where the script is run
-    spec = importlib.util.spec_from_file_location("public_tables", ROOT / "scripts" / "public_tables.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "scripts"))
-    return module
-
-
-def test_stored_verdicts_are_those_of_the_stored_rows(script, monkeypatch):
+def test_stored_verdicts_are_those_of_the_stored_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     before = pd.read_csv("results/public/sweeps.csv")
     stored = before.set_index(["sweep", "rule"])
@@ -37,7 +25,7 @@ def test_stored_verdicts_are_those_of_the_stored_rows(script, monkeypatch):
                 assert row[column] == pytest.approx(kept[column], rel=2e-3, abs=1e-3, nan_ok=True)
 
 
-def test_at_least_eight_sources_and_each_row_has_one(script):
+def test_at_least_eight_sources_and_each_row_has_one():
     stored = pd.read_csv(ROOT / "results" / "public" / "sweeps.csv")
     repositories = {source.repository for source in script.SOURCES.values()}
     assert len(repositories) >= 8
@@ -49,7 +37,7 @@ def valley(scale, exponent):
     return [(0.01 * 2.0**step, 3 + 0.05 * (step - exponent * np.log2(scale)) ** 2) for step in range(-4, 5)]
 
 
-def test_cooldowns_are_read_from_their_logs_and_other_runs_are_left_out(script, tmp_path):
+def test_cooldowns_are_read_from_their_logs_and_other_runs_are_left_out(tmp_path):
     logs = tmp_path / "lr-scheduling" / "data" / "more"
     logs.mkdir(parents=True)
     common = {"dataset": "slimpajama", "n_layer": 12, "n_embd": 768, "decay_type": "linear"}
@@ -66,7 +54,7 @@ def test_cooldowns_are_read_from_their_logs_and_other_runs_are_left_out(script, 
     assert row["alpha"] == pytest.approx(-0.5, abs=0.02)
 
 
-def test_one_step_s_table_is_a_sweep_for_each_state(script, tmp_path):
+def test_one_step_s_table_is_a_sweep_for_each_state(tmp_path):
     folder = tmp_path / "batch-size-lr-scaling" / "outputs" / "mnist_optimal_batch_lr_dense"
     folder.mkdir(parents=True)
     rows = [(state, batch, lr, loss - 4, 0.001) for state in (100, 500) for batch in (4, 8, 16, 32)
@@ -78,14 +66,14 @@ def test_one_step_s_table_is_a_sweep_for_each_state(script, tmp_path):
     assert first["alpha"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_page_follows_from_the_stored_numbers(script, monkeypatch):
+def test_the_page_follows_from_the_stored_numbers(monkeypatch):
     monkeypatch.chdir(ROOT)
     sweeps = pd.read_csv("results/public/sweeps.csv")
     pooled = script.pool(sweeps)
     assert script.page(sweeps, pooled) == Path("results/public/README.md").read_text(encoding="utf-8")
 
 
-def test_random_effects_are_dersimonian_and_lairds(script):
+def test_random_effects_are_dersimonian_and_lairds():
     """With equal errors: the plain mean, and the variance beyond the errors'."""
     values, errors = np.array([-0.4, 0.0, 0.1, 0.7]), np.full(4, 0.1)
     mean, error, between = script._pooled(values, errors)
