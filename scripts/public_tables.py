@@ -1,11 +1,11 @@
 """What other people's sweeps say about the best learning rate, by the analysis that our own sweeps get.
 
     python scripts/public_tables.py                    # rows in results/public/rows, and our own sweeps
-    python scripts/public_tables.py --tables FOLDER    # also Step Law's tables, which are not copied here
+    python scripts/public_tables.py --tables FOLDER    # also the tables that are not copied here
 
 results/public gets a row for each sweep (sweeps.csv), exponents pooled over sources (pooled.csv), a figure
-and a page. FOLDER holds `dense_lr_bs_loss.csv` and `moe_lr_bs_loss.csv` of github.com/step-law/steplaw;
-without it their rows of sweeps.csv are kept.
+and a page. FOLDER holds clones of github.com/step-law/steplaw, fabian-sp/lr-scheduling and
+TatianaUshakova/batch-size-lr-scaling, in folders of these names; without one its rows of sweeps.csv are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -23,6 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import tyro
+from public_sources import SOURCES, Source, Sweep
 from scipy import stats
 
 from mup_tpu import plots
@@ -31,9 +31,6 @@ from mup_tpu.errors import MupTpuError
 from mup_tpu.store import load_runs
 
 PLACE = Path("results/public")
-STEP_LAW = "step-law/steplaw"
-_HYPERBALL = "WhenWen/WhenWen.github.io"
-_HYPERBALL_RUNS = "wd_blog/scripts/{}/wandb_hyperball_runs.csv"
 ORDER = (
     "width",
     "depth",
@@ -46,77 +43,20 @@ ORDER = (
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """A table of someone else's runs."""
-
-    repository: str
-    path: str
-    commit: str
-    claim: str
-    """What its authors say."""
-    columns: Columns = Columns()
-    rule: str = ""
-    """Name of its rule; "" where the table compares several."""
-
-
-SOURCES = {
-    "mup_mlp": Source(
-        "microsoft/mup", "examples/MLP/demo.ipynb", "13e9901",
-        "μP's optimum stays with the width of an MLP on CIFAR-10, SP's falls (epoch 3)",
-    ),
-    "nanogpt_mup_shakespeare": Source(
-        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_shakespeare_char/plot.ipynb",
-        "read off its figure",
-        "μP's optimum stays with the width of GPT-2, SP's falls (tiny Shakespeare, means of 3 seeds)",
-    ),
-    "nanogpt_mup_owt": Source(
-        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_owt/plot.ipynb", "read off its figure",
-        "the same on OpenWebText",
-    ),
-    "gemstone": Source(
-        "mcleish7/gemstone-scaling-laws", "data/preflight_mup_olmo_variant.csv", "1fb97a2",
-        "a variant of μP with OLMo's initialisation, tried on four shapes before their ladder was trained",
-        Columns(along=("depth",)), "μP, OLMo's variant",
-    ),
-    "marin_muonh": Source(
-        "marin-community/marin", "experiments/speedrun/muonh_qwen3_scaling/selection_summary.json", "329ead4",
-        "MuonH on Qwen3 of 130 M to 1.2 B parameters, batch and tokens growing too: the best rate falls",
-        Columns(scale="params"), "MuonH",
-    ),
-    "hyperball_width": Source(
-        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "over widths 128 to 2048 of 4 layers the best rate drifts 1.4 times at most for AdamH and MuonH, "
-        "without any factor, 2 times for Adam, 4 times for Muon. Kept are the runs of their figure, which "
-        "decay to 0: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm and "
-        "mup-muonh-linear-input-norm; one has no loss. What the names' mup scales is not in the repository",
-        Columns(parametrization="optimizer"),
-    ),
-    "hyperball_depth": Source(
-        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "the same over 4 to 512 layers of width 128: 1.4 times, 3 times for Adam, 4 times for Muon. Kept are "
-        "the same kinds of runs, and of two that are alike the mean; one has no loss",
-        Columns("depth", parametrization="optimizer"),
-    ),
-    "hyperball_tokens": Source(
-        _HYPERBALL, _HYPERBALL_RUNS.format("lr_datasize"), "3f6c3f2",
-        "130 M parameters, batches of 524 288 tokens, on 1 to 128 billion tokens; MuonH ends lower at each",
-        Columns("tokens", parametrization="optimizer"),
-    ),
-}  # fmt: skip
+_GROWING = {"params": "parameters", "steps": "tokens", "batch_size": "batch size"}
+"""Ways of growing by column; a column that is not here is its own name. Steps are at a fixed batch."""
 
 
 def main(tables: Path | None = None, results: Path = Path("results")) -> None:
     """Analyse all sweeps, pool their exponents, and write table, figure and page.
 
     Args:
-        tables: Folder with Step Law's two tables.
+        tables: Folder of clones.
         results: Folder of our own sweeps.
     """
-    found = [row for name, source in SOURCES.items() for row in _of_source(name, source)]
     before = pd.read_csv(PLACE / "sweeps.csv") if (PLACE / "sweeps.csv").exists() else pd.DataFrame()
-    step_law = [*_of_step_law(tables)] if tables else before[before["source"] == STEP_LAW].to_dict("records")
-    sweeps = pd.DataFrame([*found, *step_law, *_ours(results)])
+    found = [row for name, source in SOURCES.items() for row in _of_source(name, source, tables, before)]
+    sweeps = pd.DataFrame([*found, *_ours(results)])
     sweeps.to_csv(PLACE / "sweeps.csv", index=False, float_format="%.4g")
     sweeps = pd.read_csv(PLACE / "sweeps.csv")  # the page follows from the stored numbers
     pooled = pool(sweeps)
@@ -125,33 +65,31 @@ def main(tables: Path | None = None, results: Path = Path("results")) -> None:
     (PLACE / "README.md").write_text(page(sweeps, pooled), encoding="utf-8")
 
 
-def _of_source(name: str, source: Source) -> Iterator[dict[str, object]]:
-    table = load_table(PLACE / "rows" / f"{name}.csv", source.columns)
-    kind = "parameters" if source.columns.scale == "params" else table.columns.scale
-    for row in _rows(table, source.repository, name, kind):
+def _of_source(
+    name: str, source: Source, tables: Path | None, before: pd.DataFrame
+) -> Iterator[dict[str, object]]:
+    """Rows of a source: analysed from its copied table or its clone, else those of before."""
+    clone = tables / source.repository.partition("/")[2] if tables else None
+    if source.sweeps is None:
+        table = load_table(PLACE / "rows" / f"{name}.csv", source.columns)
+        kind = _GROWING.get(table.columns.scale, table.columns.scale)
+        rows = list(_rows(table, source.repository, name, kind))
+    elif clone and clone.exists():
+        rows = [row for sweep in source.sweeps(clone) for row in _of_sweep(sweep, source.repository)]
+    else:
+        print(f"{source.repository}: no clone, earlier rows are kept")
+        rows = before[before["source"] == source.repository].to_dict("records")
+    for row in rows:
         yield row | ({"rule": source.rule} if source.rule else {})
 
 
-def _of_step_law(folder: Path) -> Iterator[dict[str, object]]:
-    """Sweeps along parameters, tokens or batch size, the other two fixed; four scales at least in each."""
-    kinds = {"N": "parameters", "Na": "active parameters (MoE)", "D": "tokens", "bs": "batch size"}
-    for file in ("dense_lr_bs_loss.csv", "moe_lr_bs_loss.csv"):
-        frame = pd.read_csv(folder / file)
-        size = "Na" if "Na" in frame else "N"
-        for scale in (size, "D", "bs"):
-            fixed = [column for column in (size, "D", "bs") if column != scale]
-            for values, part in frame.groupby(fixed):
-                runs = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
-                if runs[scale].nunique() < 4:
-                    continue
-                at = ", ".join(f"{column} {value:.3g}" for column, value in zip(fixed, values, strict=True))
-                try:
-                    table = check_table(runs, Columns(scale=scale))
-                except MupTpuError as error:
-                    print(f"{file}, {at} left out: {error}")
-                    continue
-                for row in _rows(table, STEP_LAW, f"{file.partition('_')[0]}, {at}", kinds[scale]):
-                    yield row | {"rule": "SP"}
+def _of_sweep(sweep: Sweep, repository: str) -> Iterator[dict[str, object]]:
+    try:
+        table = check_table(sweep.runs, Columns(scale=sweep.scale))
+    except MupTpuError as error:
+        print(f"{repository}, {sweep.name} left out: {error}")
+        return
+    yield from _rows(table, repository, sweep.name, sweep.growing)
 
 
 def _ours(results: Path) -> Iterator[dict[str, object]]:
@@ -271,48 +209,63 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
 
 def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """The page of results/public."""
-    parts = [_TOP, _findings(pooled), _table(pooled, ["growing", "rule", "sweeps", "sources"])]
+    parts = [_TOP, _findings(sweeps, pooled), _table(pooled, ["growing", "rule", "sweeps", "sources"])]
     for name, source in SOURCES.items():
-        own = sweeps[(sweeps["source"] == source.repository) & (sweeps["sweep"] == name)]
+        own = sweeps[sweeps["source"] == source.repository]
         where = f"`{source.path}` of [{source.repository}](https://github.com/{source.repository})"
-        options = "".join(f" --along {column}" for column in source.columns.along)
-        if source.columns.parametrization == "optimizer":
-            options += f" --width-col {source.columns.scale} --parametrization-col optimizer"
+        text = f"From {where} ({source.commit}). They say: {source.claim}. {source.ours}"
         parts.append(
-            f"## {name}\n"
-            + textwrap.fill(
-                f"From {where} ({source.commit}). They say: {source.claim}.",
-                118,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            + "\n"  # fmt: skip
-            f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{options}\n```\n"
-            + _table(own, ["rule", "from", "to", "runs"], "verdict")
+            f"## {name}\n" + textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
         )
-    step_law = sweeps[sweeps["source"] == STEP_LAW]
-    counts = step_law.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
-    cells = [[kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)]
-    parts.append(_STEP_LAW + _markdown(["growing", *counts], cells))
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+        if source.sweeps is None:
+            parts.append(f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{_options(source)}\n```")
+            own = own[own["sweep"] == name]
+            parts.append(_table(own, ["rule", "from", "to", "runs"], "verdict"))
+        elif len(own) <= 10:
+            parts.append(_table(own, ["sweep", "from", "to", "runs"], "verdict"))
+        else:
+            counts = own.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
+            cells = [
+                [kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)
+            ]
+            parts.append(_markdown(["growing", *counts], cells))
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts).replace("\n\n```bash", "\n```bash")
 
 
-def _findings(pooled: pd.DataFrame) -> str:
+def _options(source: Source) -> str:
+    """Options of the analysis that the command line does not find by itself."""
+    along = "".join(f" --along {column}" for column in source.columns.along)
+    named = source.columns.parametrization == "optimizer"
+    scale = (
+        f" --width-col {source.columns.scale}"
+        if named or source.columns.scale in ("steps", "batch_size")
+        else ""
+    )
+    return along + scale + (" --parametrization-col optimizer" if named else "")
+
+
+def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """What the pooled exponents say, a line each."""
 
-    def of(kind: str, rule: str) -> str:
-        row = pooled[(pooled["growing"] == kind) & (pooled["rule"] == rule)].iloc[0]
+    def of(kind: str, rule: str, source: str = "") -> str:
+        found = pool(sweeps[sweeps["source"].str.contains(source)]) if source else pooled
+        row = found[(found["growing"] == kind) & (found["rule"] == rule)].iloc[0]
         return f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
     return (
         f"- **Width.** μP's best rate stays, over three sources: {of('width', 'μP')}. SP's falls:\n"
         f"  {of('width', 'SP')}, and sources differ more than their errors.\n"
-        f"- **Tokens, at fixed size and batch.** Step Law's rate stays: {of('tokens', 'SP')}. The 0.307 of\n"
-        "  their law is along a batch that grows with the tokens. Over a longer span Muon's and MuonH's\n"
-        f"  fall: {of('tokens', 'Muon')}, {of('tokens', 'MuonH')}.\n"
-        f"- **Batch, at fixed tokens.** It rises, by less than a root: {of('batch size', 'SP')}.\n"
+        "- **Tokens, at fixed size and batch.** Step Law's rate stays:\n"
+        f"  {of('tokens', 'SP', 'steplaw')}. The 0.307 of their law is along a batch that grows with the\n"
+        "  tokens. Over two octaves of another source's AdamW it is open,\n"
+        f"  {of('tokens', 'SP', 'lr-scheduling')}. Over longer spans Muon's, MuonH's and AdamH's fall:\n"
+        f"  {of('tokens', 'Muon')}, {of('tokens', 'MuonH')}, {of('tokens', 'AdamH')}.\n"
+        "- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n"
+        f"  {of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n"
         "- **Active parameters of a mixture of experts**, all parameters fixed:\n"
         f"  {of('active parameters (MoE)', 'SP')}.\n"
+        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's rate falls with\n"
+        f"  an α of {of('parameters', 'AdamH')}, MuonH's with {of('parameters', 'MuonH')}.\n"
         "- **Depth** has one other public table, from 4 layers to 512: AdamH's rate stays,\n"
         f"  {of('depth', 'AdamH')}; Adam's, Muon's and MuonH's fall, Muon's the most:\n"
         f"  {of('depth', 'Muon')}. CompleteP rests on our own sweep.\n"
@@ -332,14 +285,9 @@ are; and one exponent for each rule along each way of growing, pooled over all.
 α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources (random
 effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no law: they
 differ in data, lengths and optimizers, nobody drew them at random, and sweeps that share runs are not
-independent. Made by `python scripts/public_tables.py --tables FOLDER`, a minute on two cores.
-"""
-_STEP_LAW = """\
-## Step Law
-From `data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv` of
-[step-law/steplaw](https://github.com/step-law/steplaw) (32a8f4c), 2 619 runs not copied here. They say:
-lr ∝ N^-0.713 · D^0.307, at the best batch. Here are sweeps along one of size, tokens and batch, the other two
-fixed, with four points at least. Verdicts:
+independent. Made by `python scripts/public_tables.py --tables FOLDER`, a minute on two cores. Rows here are
+numbers of repositories under MIT or Apache 2.0 (marin), or without a licence (Gemstone); three tables are
+read from clones.
 """
 
 

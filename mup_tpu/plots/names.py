@@ -17,6 +17,7 @@ _LABELS = {
     "sp_embedding": "SP, embeddings × m",
     "completep": "CompleteP",
     "completep_half": "CompleteP, α = ½",
+    "umup": "u-μP",
     "completep_zero": "CompleteP, α = 0",
     "completedp": "Complete(d)P",
     "mup_sqrt_attention": "μP, attention / √d",

@@ -188,6 +188,22 @@ def _completedp_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) 
     return scaling
 
 
+def _umup_adamw(parameter: Parameter, infshape: InfShape, growth: Growth) -> Scaling:
+    """Blake et al. 2024, Table 2: depth-μP (α = ½), and embeddings that learn 1/√m_N as fast as the base's.
+
+    There all inits are 1, and forward factors are 1/√fan_in (hidden) and 1/fan_in (readout). Adam's steps do
+    not follow the gradient's size, so a factor θ moves freely from the forward pass to init and learning
+    rate: (A, B, C) and (A/θ, B·θ, C·θ) train the same function. Moved into the weights, what grows is here,
+    and the rest is a constant of the base. Decay is independent: η·λ is the base's. ε is not scaled.
+    """
+    wide, m_L = _mup_adamw(parameter, infshape, growth), growth.depth
+    rate = infshape.width_mult() ** -0.5 if parameter.is_embedding else wide.learning_rate
+    if parameter.in_block:
+        rate, init = rate * m_L**-0.5, wide.init * m_L**-parameter.init_depth_exponent
+        return Scaling(init, rate, 1 / rate)
+    return Scaling(wide.init, rate, 1 / rate)
+
+
 def _mup_by_norm(growth_of_update: float) -> Rule:
     """μP of a hidden matrix whose updates have a spectral norm that grows as m^growth_of_update.
 
@@ -270,6 +286,13 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
             **_by_norm(lambda grown: _in_blocks(_mup_by_norm(grown), 1.0)),
         },
         forward=_completep_forward(1.0),
+        transfers=("width", "head_size", "depth"),
+        follows=("width", "head_size", "depth"),
+    ),
+    "umup": Parametrization(
+        source="Blake et al. 2024 (arXiv:2407.17465), Table 2; factors of growth, without unit scales",
+        parameters={"adamw": _umup_adamw},
+        forward=_completep_forward(0.5),
         transfers=("width", "head_size", "depth"),
         follows=("width", "head_size", "depth"),
     ),

@@ -103,3 +103,16 @@ def test_norms_stay_while_the_loss_falls(rule, architecture, execution):
     assert losses[-1] < losses[0] - 0.5
     assert (rule == "muon") == ((norms() / start - 1).abs().max() > 1e-12)
     assert applied(trial, VOCAB)["applied_weight_decay"] == (0.1 if rule == "muon" else 0)
+
+
+@pytest.mark.parametrize(("directions", "exponent"), [(None, 0.0), (8, 0.5)])
+def test_muonh_s_step_grows_with_the_width_where_its_directions_do_not(directions, exponent):
+    """Its spectral norm is η·R/√directions, and R ∝ √width under μP's init."""
+    widths, norms = (16, 32, 64, 128), []
+    for n in widths:
+        left, right = (torch.linalg.qr(normal(n, directions or n, seed=s)).Q for s in (1, 2))
+        start = normal(n, n) / math.sqrt(n)
+        step = trained("muonh", Parameter((n, n), "hidden", n, n), start, [left @ right.T]) - start
+        norms.append(float(torch.linalg.matrix_norm(step, 2)))
+    growth = math.log(norms[-1] / norms[0]) / math.log(widths[-1] / widths[0])
+    assert growth == pytest.approx(exponent, abs=0.05)

@@ -200,6 +200,13 @@ TABLE = {  # docs/rules.md, "Width and depth": init, learning rate, weight decay
         "ln_1": (1, L**-0.5, 0, 1 / (N * L**0.5)),
         "c_fc": (N**-0.5, L**-0.5 / N, N, 1 / (N * L**0.5)),
     },
+    "umup": {
+        "wte": (1, N**-0.5, N**0.5, 1),
+        "ln_1": (1, L**-0.5, 0, 1),
+        "c_fc": (N**-0.5, L**-0.5 / N, N * L**0.5, 1),
+        "ln_f": (1, 1, 0, 1),
+        "lm_head": (1, 1, 1, 1),
+    },
     "completep_zero": {"ln_1": (1, 1 / L, 0, 1 / N), "c_fc": (N**-0.5, 1 / (N * L), N, 1 / N)},
     "completedp": {"wte": (1, 1, 1, 1 / N), "lm_head": (1, 1, 1, 1 / N), "ln_f": (1, 1, 0, 1)},
     "sp_embedding": {"wte": (1, N, 1 / N, 1), "c_fc": (1, 1, 1, 1)},

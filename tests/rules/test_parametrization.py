@@ -286,7 +286,7 @@ def test_factors_of_llama_s_parameters_are_those_of_the_same_tables(name, lr, ep
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", ["completep", "completep_half", "completep_zero", "completedp"])
+@pytest.mark.parametrize("name", ["completep", "completep_half", "completep_zero", "completedp", "umup"])
 def test_init_under_completep_does_not_follow_depth(name, architecture):
     base = Trial().replace(architecture=architecture, parametrization=name, depth=2, base_depth=2)
     deep = base.replace(depth=32)

@@ -66,7 +66,27 @@ def completedp(name: str) -> dict[str, float]:
     return group
 
 
+def umup(name: str) -> dict[str, float]:
+    """Blake et al. 2024, Table 2, by growth: init has no factor, the forward pass has `forward_factor`'s,
+    learning rates are × 1/√fan-in of hidden matrices, × 1/√fan-out of embeddings, and in blocks × 1/√depth.
+    Decay is independent of them. ε follows the gradient, which the forward factor multiplies."""
+    rate, forward = M_L**-0.5 if ".h." in name else 1.0, forward_factor(name)
+    if name.endswith(("wte.weight", "wpe.weight")):
+        rate = M_N**-0.5
+    decay = DECAY / rate if completep(name, 0.5)["weight_decay"] else 0.0
+    group = {"lr": LR * rate, "weight_decay": decay, "eps": EPS * forward}
+    if forward != 1:
+        group |= {"lr": group["lr"] * forward, "weight_decay": decay / forward}
+    return group
+
+
+def forward_factor(name: str) -> float:
+    """Factor of u-μP on a weight in the forward pass; the readout's is that on the logits."""
+    return M_N**-0.5 if ".h." in name and name.endswith(".weight") and ".ln_" not in name else 1.0
+
+
 RULES = {
+    "umup": (umup, M_L**-0.5, 1 / M_N),
     "completep": (lambda name: completep(name, 1.0), 1 / M_L, 1 / M_N),
     "completep_half": (lambda name: completep(name, 0.5), M_L**-0.5, 1 / M_N),
     "completep_zero": (lambda name: completep(name, 0.0), 1.0, 1 / M_N),
@@ -82,8 +102,11 @@ def test_steps_of_a_deep_model_are_those_of_the_paper_s_table(parametrization, e
     trial = TRIAL.replace(parametrization=parametrization)
     pack = Pack([trial], VOCAB, get_device("cpu"), execution)
     names = list(pack.declaration.parameters)
-    # Complete(d)P's readout starts m times smaller where ours has a factor behind it.
+    # Complete(d)P's readout starts m times smaller where ours has a factor behind it; u-μP's matrices start
+    # √m times larger, with a factor behind them where ours have none.
     smaller = {"lm_head.weight": M_N} if parametrization == "completedp" else {}
+    behind = {n: forward_factor(n) for n in names} if parametrization == "umup" else {}
+    smaller |= behind
     plain = {
         n: (pack.member_parameters(0)[n].detach().clone() / smaller.get(n, 1.0)).requires_grad_()
         for n in names
@@ -95,7 +118,8 @@ def test_steps_of_a_deep_model_are_those_of_the_paper_s_table(parametrization, e
         tokens = torch.randint(0, VOCAB, (4, T + 1), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         ours = float(pack.read(pack.step(tokens))[0])
-        out = gpt2(plain, tokens[:, :-1], residual, logits)
+        weights = {n: w * behind.get(n, 1.0) for n, w in plain.items()}
+        out = gpt2(weights, tokens[:, :-1], residual, logits)
         loss = functional.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()

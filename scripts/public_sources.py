@@ -1,0 +1,193 @@
+"""Public tables of other people's learning-rate sweeps: where each is, what its authors say, how it is "
+"read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from mup_tpu.analysis import Columns
+
+_HYPERBALL = "WhenWen/WhenWen.github.io"
+_HYPERBALL_RUNS = "wd_blog/scripts/{}/wandb_hyperball_runs.csv"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of a table that is not copied here, along one scale."""
+
+    name: str
+    growing: str
+    scale: str
+    runs: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of someone else's runs."""
+
+    repository: str
+    path: str
+    commit: str
+    claim: str
+    """What its authors say."""
+    columns: Columns = Columns()
+    rule: str = ""
+    """Name of its rule; "" where the table compares several."""
+    ours: str = ""
+    """What is analysed here, and where it parts from the claim."""
+    sweeps: Callable[[Path], Iterator[Sweep]] | None = None
+    """Reader of a clone; None where the rows are copied to results/public/rows."""
+
+
+def _step_law(clone: Path) -> Iterator[Sweep]:
+    """Sweeps along parameters, tokens or batch size, the other two fixed; four scales at least in each."""
+    kinds = {"N": "parameters", "Na": "active parameters (MoE)", "D": "tokens", "bs": "batch size"}
+    for file in ("dense_lr_bs_loss.csv", "moe_lr_bs_loss.csv"):
+        frame = pd.read_csv(clone / "data" / file)
+        size = "Na" if "Na" in frame else "N"
+        for scale in (size, "D", "bs"):
+            fixed = [column for column in (size, "D", "bs") if column != scale]
+            for values, part in frame.groupby(fixed):
+                runs = part.groupby([scale, "lr"], as_index=False)["loss"].mean()
+                at = ", ".join(f"{column} {value:.3g}" for column, value in zip(fixed, values, strict=True))
+                if runs[scale].nunique() >= 4:
+                    yield Sweep(f"{file.partition('_')[0]}, {at}", kinds[scale], scale, runs)
+
+
+def _cooldowns(clone: Path) -> Iterator[Sweep]:
+    """Sweeps along the steps of the 124 M model, one for each share of linear decay with four lengths."""
+    rows = []
+    for file in sorted((clone / "data").rglob("*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        setting = run["config"]
+        if setting["dataset"] == "slimpajama" and (setting["n_layer"], setting["n_embd"]) == (12, 768):
+            names = ("scheduler", "decay_type", "wsd_fract_decay", "iterations", "lr")
+            rows.append([*map(setting.get, names), run["summary"]["final-val/loss"]])
+    frame = pd.DataFrame(rows, columns=["scheduler", "decay", "cooldown", "steps", "lr", "loss"])
+    frame = frame[(frame["scheduler"] == "wsd") & (frame["decay"] == "linear")]
+    for cooldown, part in frame.groupby("cooldown"):
+        if part["steps"].nunique() >= 4:
+            runs = part.groupby(["steps", "lr"], as_index=False)["loss"].mean()
+            yield Sweep(f"cooldown {cooldown:g}", "tokens", "steps", runs)
+
+
+def _one_step(clone: Path) -> Iterator[Sweep]:
+    """Sweeps along the batch size, one for each state of the model that a single step starts from."""
+    frame = pd.read_csv(clone / "outputs" / "mnist_optimal_batch_lr_dense" / "aggregate_results.csv")
+    names = {"epsilon": "lr", "mean_loss_change": "loss", "stderr_loss_change": "loss_err"}
+    for step, part in frame.rename(columns=names).groupby("checkpoint_step"):
+        runs = part[["batch_size", "lr", "loss", "loss_err"]]
+        yield Sweep(f"after {step} steps", "batch size", "batch_size", runs)
+
+
+SOURCES = {
+    "mup_mlp": Source(
+        "microsoft/mup", "examples/MLP/demo.ipynb", "13e9901",
+        "μP's optimum stays with the width of an MLP on CIFAR-10, SP's falls (epoch 3)",
+    ),
+    "nanogpt_mup_shakespeare": Source(
+        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_shakespeare_char/plot.ipynb",
+        "read off its figure",
+        "μP's optimum stays with the width of GPT-2, SP's falls (tiny Shakespeare, means of 3 seeds)",
+    ),
+    "nanogpt_mup_owt": Source(
+        "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_owt/plot.ipynb", "read off its figure",
+        "the same on OpenWebText",
+    ),
+    "gemstone": Source(
+        "mcleish7/gemstone-scaling-laws", "data/preflight_mup_olmo_variant.csv", "1fb97a2",
+        "a variant of μP with OLMo's initialisation, tried on four shapes before their ladder was trained",
+        Columns(along=("depth",)), "μP, OLMo's variant",
+    ),
+    "marin_muonh": Source(
+        "marin-community/marin", "experiments/speedrun/muonh_qwen3_scaling/selection_summary.json", "329ead4",
+        "MuonH on Qwen3 of 130 M to 1.2 B parameters, batch and tokens growing too: the best rate falls",
+        Columns(scale="params"), "MuonH",
+    ),
+    "hyperball_width": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
+        "over widths 128 to 2048 of 4 layers the best rate drifts 1.4 times at most for AdamH and MuonH, "
+        "without any factor, 2 times for Adam, 4 times for Muon. Kept are the runs of their figure, which "
+        "decay to 0: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm and "
+        "mup-muonh-linear-input-norm; one has no loss. What the names' mup scales is not in the repository",
+        Columns(parametrization="optimizer"),
+    ),
+    "hyperball_depth": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
+        "the same over 4 to 512 layers of width 128: 1.4 times, 3 times for Adam, 4 times for Muon. Kept are "
+        "the same kinds of runs, and of two that are alike the mean; one has no loss",
+        Columns("depth", parametrization="optimizer"),
+    ),
+    "hyperball_tokens": Source(
+        _HYPERBALL, _HYPERBALL_RUNS.format("lr_datasize"), "3f6c3f2",
+        "130 M parameters, batches of 524 288 tokens, on 1 to 128 billion tokens; MuonH ends lower at each",
+        Columns("tokens", parametrization="optimizer"),
+    ),
+    "marin_adamh": Source(
+        "marin-community/marin", "experiments/speedrun/adamh_qwen3_scaling/selection_summary.json", "dffdec0",
+        "AdamH on the same models, tokens and batches as MuonH: 0.02 is chosen for 130 M and 520 M "
+        "parameters, "
+        "0.015 for 300 M and 1.2 B", Columns(scale="params"), "AdamH",
+    ),
+    "marin_adamc": Source(
+        "marin-community/marin", "experiments/speedrun/adamc_qwen3_scaling/selection_summary.json", "8be6ad6",
+        "AdamC (decay corrected for the schedule) on the same: from 0.01 at 130 M parameters to 0.003 at "
+        "1.2 B",
+        Columns(scale="params"), "AdamC",
+        "Those of 520 M and 1.2 B are the grid's largest, so their rate falls by less than these numbers' "
+        "N^-0.54.",
+    ),
+    "marin_moe_tokens": Source(
+        "marin-community/marin", "experiments/grug/moe_apr2/new_plots/all_lr_sweep_results.json", "69ca5b5",
+        "a mixture of experts of width 512 under AdamH and Adam, at a batch of 32; their later recipe has "
+        "tokens^-0.28", Columns(scale="steps"), "AdamH",
+        "Rates are Adam's, AdamH's are 13/3 times them; losses are bits per byte. Left out: the longest "
+        "length, "
+        "whose runs crashed, and the larger widths, which have few rates.",
+    ),
+    "small_batches": Source(
+        "martin-marek/batch-size", "utils/fig10.ipynb", "32700f0, read off its figure",
+        "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens, means of 5 seeds: small "
+        "batches do "
+        "as well as large ones if β₂ keeps its half-life in tokens. Their grid is centred on batch^0.25",
+        Columns(scale="batch_size"),
+        ours="Points under other points are left out, except nine that show through. Fixing β₂ costs small "
+        "batches loss, "
+        "but does not move their best rate: α is the same.",
+    ),
+    "cooldown_steps": Source(
+        "fabian-sp/lr-scheduling", "data/**/*.json", "8ace3a3",
+        "training agrees with a bound of convex optimization, whose best rate falls as 1/√steps and rises "
+        "with "
+        "the share of the cooldown (Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
+        ours="Kept are linear cooldowns at four lengths, 15 000 to 50 000 steps; at shares of 0.6 and more "
+        "the "
+        "shorter ones have their best rate at the grid's edge. Less than two octaves do not tell 1/√steps "
+        "from 0.",
+        sweeps=_cooldowns,
+    ),
+    "one_step": Source(
+        "TatianaUshakova/batch-size-lr-scaling", "outputs/mnist_optimal_batch_lr_dense/aggregate_results.csv",
+        "83f2cf6",
+        "one step of SGD from two states of an MLP on MNIST: its best rate is ε/(1 + B₀/batch), so ∝ batch "
+        "below the noise scale B₀ and constant above it (McCandlish et al. 2018)", rule="SGD, one step",
+        ours="A power law from 4 to 2048 is the wrong shape, as they say: over the first octaves the rate "
+        "doubles "
+        "with the batch.",
+        sweeps=_one_step,
+    ),
+    "step_law": Source(
+        "step-law/steplaw", "data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv", "32a8f4c",
+        "lr ∝ N^-0.713 · D^0.307, at the best batch", rule="SP",
+        ours="2 619 runs. Here are sweeps along one of size, tokens and batch, the other two fixed, with "
+        "four "
+        "points at least.",
+        sweeps=_step_law,
+    ),
+}  # fmt: skip
