@@ -70,8 +70,8 @@ class CudaRecorder(Recorder):
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
         """Capture the function; other threads may place batches meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
-        with self._aside(), torch.cuda.graph(graph, **how):
+        captured = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with self._aside(), captured:
             act()
         self._last = graph
         return graph.replay

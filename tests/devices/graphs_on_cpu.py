@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -125,14 +126,15 @@ class StrictRecorder(Recorder):
 
     def __init__(self) -> None:
         self.warm_ups = self.recorded = self.repeated = 0
-        self._used: set[int] = set()
+        self._used: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+        """Memory of the last warm-up, by the object whose step it was."""
 
     def warm_up(self, act: Callable[[], None]) -> None:
         """Note which memory the function uses."""
         self.warm_ups += 1
         with Operations() as operations:
             act()
-        self._used = set(operations.used)
+        self._used[act.__self__] = set(operations.used)
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
         """The function's operations, repeated; the function itself is not called again.
@@ -142,7 +144,7 @@ class StrictRecorder(Recorder):
         """
         with Operations() as operations:
             act()
-        if strange := operations.used.keys() - self._used:
+        if strange := operations.used.keys() - self._used[act.__self__]:
             shapes = [tuple(operations.used[x].shape) for x in strange]
             raise Refused(f"tensors of shapes {shapes} lie elsewhere at each call")
         operations.undo()
