@@ -72,12 +72,12 @@ STEPS = (
     Step("precision_auto", 1, trained("cuda", 768, 300), trained("cpu", 32, 2)),
     benchmark(
         "gpu_peers", 3.5, "gpu_peers", "--seconds 1 --peers stacked nanogpt --widths 768 2048 --members 1 8",
-        "--widths 32 --members 1 --seconds 0.1",
+        "--device cpu --peers stacked nanogpt --widths 32 --members 1 --seconds 0.1",
     ),
     benchmark(
         "hyperball_cuda", 1.5, "gpu_peers",
         "--optimizer muonh --peers stacked graph --widths 256 --members 1 8 --seconds 0.5",
-        "--optimizer muonh --peers stacked --widths 32 --members 1 --seconds 0.1",
+        "--device cpu --optimizer muonh --peers stacked --widths 32 --members 1 --seconds 0.1",
     ),
     preset("lr_transfer", 256),
     preset("lr_transfer", 512),

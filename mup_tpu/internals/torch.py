@@ -17,4 +17,5 @@ def compiler_error() -> type[RuntimeError]:
     """Base class of the errors by which `torch.compile` refuses a function."""
     from torch._dynamo.exc import TorchDynamoException
 
-    return TorchDynamoException
+    base: type[RuntimeError] = TorchDynamoException
+    return base
