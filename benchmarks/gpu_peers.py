@@ -45,6 +45,8 @@ class Case:
     members: int
     compile: bool = False
     """Whether torch's compiler has the step."""
+    optimizer: str = "adamw"
+    """Update rule of a pack; peers have AdamW."""
 
     @property
     def head_size(self) -> int:
@@ -83,7 +85,7 @@ def measure_pack(case: Case, seconds: float) -> dict[str, float]:
 
     base = Trial().replace(
         width=case.width, base_width=64, head_size=case.head_size, depth=DEPTH, batch_size=BATCH,
-        sequence_length=LENGTH, precision="bf16",
+        sequence_length=LENGTH, precision="bf16", optimizer=case.optimizer,
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, BATCH)
@@ -230,6 +232,7 @@ def main(
     members: tuple[int, ...] = (1, 8, 32),
     peers: tuple[Peer, ...] = ("nanogpt", "stacked", "graph", "in turns", "trainer", "processes"),
     seconds: float = 1.5,
+    optimizer: Literal["adamw", "sgd", "muon", "adamh", "muonh"] = "adamw",
     minutes: float = 60.0,
     out: Path | None = None,
 ) -> None:
@@ -241,12 +244,13 @@ def main(
         members: Numbers of trials at once.
         peers: Ways to train.
         seconds: About how long each case is measured.
+        optimizer: Update rule of packs; peers keep AdamW.
         minutes: Of this call; cases that are left after it are not measured.
         out: CSV file for the table, written after each case.
     """
     console, rows, ends = Console(soft_wrap=True, highlight=False), [], time.monotonic() + 60 * minutes
     cases = [
-        Case(peer, device, width, k, compile=peer in ("nanogpt", "stacked") and device == "cuda")
+        Case(peer, device, width, k, peer in ("nanogpt", "stacked") and device == "cuda", optimizer)
         for width, peer, k in itertools.product(widths, peers, members)
         if (k == 1 if peer in ("nanogpt", "trainer") else k == 8 if peer == "processes" else True)
         and not (width >= 2048 and k > 8)

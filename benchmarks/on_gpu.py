@@ -25,8 +25,9 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-ON_CUDA = ("-n", "8", "--device", "cuda")
-TESTS = ("tests/training/test_pack.py", "tests/training/test_loop.py", "tests/optimizers", "tests/models")
+ON_CUDA = ("-n", "12", "-p", "failing_tests", "--tb", "short", "-o", "timeout=100", "--device", "cuda")
+TESTS = ("tests/devices/test_graphs.py", "tests/training/test_pack.py", "tests/training/test_loop.py")
+"""Tests that train on the GPU; others train on the CPU wherever they run."""
 ONE_TEST = "tests/training/test_pack.py::test_trials_of_different_shape_are_refused"
 TINY = ("--compare", "steps=2", "--tune", "eval_batches=1", "--num-seeds", "1")
 """Axes in place of a preset's: its base for two steps."""
@@ -60,9 +61,24 @@ def preset(experiment: str, width: int) -> Step:
     return Step(f"{folder}_{width}", 8, (*common, *words), (*common, *rehearsal))
 
 
+def trained(device: str, width: int, steps: int) -> tuple[str, ...]:
+    """A lone trial by `mup-tpu train`, in the precision that the device is good at; its log names that."""
+    given = f"--device {device} --precision auto --width {width} --steps {steps} --results {{results}}/auto"
+    return ("-m", "mup_tpu", "train", *given.split())
+
+
 STEPS = (
-    Step("tests", 2, (*PYTEST, *ON_CUDA, *TESTS), (*PYTEST, "--device", "cpu", ONE_TEST)),
-    benchmark("gpu_peers", 3.5, "gpu_peers", "--seconds 1.5", "--widths 32 --members 1 --seconds 0.1"),
+    Step("tests", 1.5, (*PYTEST, *ON_CUDA, *TESTS), (*PYTEST, "-p", "failing_tests", ONE_TEST)),
+    Step("precision_auto", 1, trained("cuda", 768, 300), trained("cpu", 32, 2)),
+    benchmark(
+        "gpu_peers", 3.5, "gpu_peers", "--seconds 1 --peers stacked nanogpt --widths 768 2048 --members 1 8",
+        "--device cpu --peers stacked nanogpt --widths 32 --members 1 --seconds 0.1",
+    ),
+    benchmark(
+        "hyperball_cuda", 1.5, "gpu_peers",
+        "--optimizer muonh --peers stacked graph --widths 256 --members 1 8 --seconds 0.5",
+        "--device cpu --optimizer muonh --peers stacked --widths 32 --members 1 --seconds 0.1",
+    ),
     preset("lr_transfer", 256),
     preset("lr_transfer", 512),
     preset("lr_transfer", 1024),
@@ -93,12 +109,14 @@ STEPS = (
 
 def run(words: tuple[str, ...], log: Path, seconds: float) -> int | None:
     """Exit code of a Python process, None where it ran past its limit; what it started ends with it."""
-    path = os.pathsep.join(
-        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    )  # where it is not installed
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+    # The package where it is not installed, and pytest's plugin.
+    places = (str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))
+    environment = os.environ | {
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+    }
     if "pytest" in words:  # hundreds of small packs: compiling each would take hours
-        environment["TORCH_COMPILE_DISABLE"] = "1"
+        environment |= {"TORCH_COMPILE_DISABLE": "1", "FAILING_TESTS": str(log.with_suffix(".failing.txt"))}
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, *words],

@@ -49,12 +49,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Device of tests that train on any device; tests of "auto" take a GPU by themselves."""
-    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where packs of tests train")
+    told = "where packs of tests train; graphs: on the CPU, by what a GPU does with a step"
+    parser.addoption("--device", choices=("cpu", "cuda", "graphs"), default="cpu", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nightly tests are left out unless -m names them."""
-    os.environ["MUP_TPU_TEST_DEVICE"] = config.getoption("--device")
+    device = config.getoption("--device")
+    os.environ["MUP_TPU_TEST_DEVICE"] = "cuda" if device == "cuda" else "cpu"
+    if device == "graphs":
+        import graphs_on_cpu
+
+        graphs_on_cpu.cpu.create = graphs_on_cpu.GraphsOnCpu
     asked = config.option.markexpr
     if "nightly" not in asked:
         config.option.markexpr = f"({asked}) and not nightly" if asked else "not nightly"

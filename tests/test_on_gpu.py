@@ -51,5 +51,5 @@ def test_every_script_of_the_list_is_there():
             files = [
                 word.partition("::")[0] for word in words if word.startswith(("benchmarks/", "tests/", "exp"))
             ]
-            assert files and all((ROOT / file).exists() for file in files), step.name
+            assert (files or "mup_tpu" in words) and all((ROOT / file).exists() for file in files), step.name
     assert len({step.name for step in on_gpu.STEPS}) == len(on_gpu.STEPS)

@@ -36,7 +36,8 @@ class CudaDevice(OneDevice):
         """The stack on the device, filled up to `length` with its last item: graphs have one shape."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
-        return stack.pin_memory().to(self.torch_device, non_blocking=True)
+        pinned = stack.pin_memory() if self.torch_device.type == "cuda" else stack
+        return pinned.to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step) -> Repeated:
         """The step as replays of one graph."""
@@ -64,5 +65,6 @@ def create() -> CudaDevice:
     """
     if not torch.cuda.is_available():
         raise ConfigError("device 'cuda' is not available: torch sees no CUDA GPU here; use --device cpu")
+    torch.set_float32_matmul_precision("highest")  # no TF32, which NVIDIA's containers switch on for torch
     index = torch.cuda.current_device()
     return CudaDevice(torch.cuda.get_device_name(index), torch.device("cuda", index))

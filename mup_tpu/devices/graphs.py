@@ -11,8 +11,10 @@ Shapes: S steps of a stretch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
-from mup_tpu.internals.torch import TreeSpec, has_triton, tree_flatten, tree_unflatten
+from mup_tpu.internals.torch import TreeSpec, compiler_error, has_triton, tree_flatten, tree_unflatten
 
 _log = logging.getLogger(__name__)
 
@@ -45,25 +47,43 @@ class Recorder:
 
 
 class CudaRecorder(Recorder):
-    """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere."""
+    """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere.
+
+    Warm-ups and captures share one stream: the workspaces that CUDA's libraries keep for it are then made in
+    a warm-up, outside of the graphs' memory. The last graph is kept: torch refuses a capture into memory
+    whose graphs have all gone ("use_count > 0 INTERNAL ASSERT FAILED").
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._last: torch.cuda.CUDAGraph | None = None
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream()
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Call the function on a stream of its own, as capture does."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Call the function on the stream of captures."""
+        with self._aside():
             act()
-        torch.cuda.current_stream().wait_stream(stream)
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
         """Capture the function; other threads may place batches meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        captured = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with self._aside(), captured:
             act()
+        self._last = graph
         return graph.replay
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """The stream of captures in the block; then the caller's, even if torch leaves a failed capture's."""
+        own = torch.cuda.current_stream()
+        self._stream.wait_stream(own)
+        with torch.cuda.stream(self._stream):
+            yield
+        own.wait_stream(self._stream)
 
 
 Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -179,4 +199,20 @@ def inductor() -> Compiler:
     if not has_triton():
         _log.warning("steps are not compiled: torch finds no Triton for this GPU")
         return _as_traced
-    return lambda traced: torch.compile(traced, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
+    call: Callable[..., Any] = torch.compile(traced, dynamic=False, fullgraph=True)
+
+    def compiled_or_traced(*given: Tensor) -> Any:
+        nonlocal call
+        try:
+            return call(*given)
+        except compiler_error() as error:  # of the first call, before it has changed a tensor
+            _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
+            call = traced
+            return call(*given)
+
+    return compiled_or_traced

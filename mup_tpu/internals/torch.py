@@ -4,9 +4,18 @@
   module, and optree, the public one, is another dependency.
 - `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
   call.
+- `compiler_error`: base class of errors of `torch.compile`; importing it takes seconds.
 """
 
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils._triton import has_triton
 
-__all__ = ["TreeSpec", "has_triton", "tree_flatten", "tree_leaves", "tree_unflatten"]
+__all__ = ["TreeSpec", "compiler_error", "has_triton", "tree_flatten", "tree_leaves", "tree_unflatten"]
+
+
+def compiler_error() -> type[RuntimeError]:
+    """Base class of the errors by which `torch.compile` refuses a function."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    base: type[RuntimeError] = TorchDynamoException
+    return base

@@ -82,18 +82,17 @@ _CPU = Kernel(_for_cpu, _for_cpu_backward)
 def kernel_for(query_BHTd: Tensor) -> Kernel | None:
     """The kernel for such queries, or None.
 
-    Flash attention takes half precision only, from compute capability 8.0 on; the memory-efficient kernel
-    takes float32 too.
+    Flash attention takes bf16, from compute capability 8.0 on; before, no kernel does. The memory-efficient
+    one takes float32.
     """
     kind, dtype = query_BHTd.device.type, query_BHTd.dtype
     if kind == "cpu":
         return _CPU
-    if kind != "cuda" or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if kind != "cuda" or not has_kernel(query_BHTd.shape[-1]):
         return None
-    if not has_kernel(query_BHTd.shape[-1]):
-        return None
-    half = dtype != torch.float32 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0)
-    return _FLASH if half else _EFFICIENT
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0):
+        return _FLASH
+    return _EFFICIENT if dtype == torch.float32 else None
 
 
 def has_kernel(head_size: int) -> bool:

@@ -184,8 +184,9 @@ def half_fits(members: int) -> Iterator[None]:
         raise PackTooLarge(f"{members} trials ran out of memory ({reason(error)})", members // 2) from None
 
 
-# A thread that cannot start has no room for its stack, or there are too many threads.
-_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread")
+# A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
+# that an allocation failed (CUBLAS_STATUS_ALLOC_FAILED).
+_SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread", "ALLOC_FAILED")
 
 
 def _size(count: float) -> str:

@@ -197,6 +197,8 @@ def test_only_running_out_of_memory_halves_a_pack():
     assert error.value.fits == 3
     with pytest.raises(PackTooLarge, match="can't start new thread"), half_fits(2):
         raise RuntimeError("can't start new thread")  # as Python says it where a stack finds no room
+    with pytest.raises(PackTooLarge, match="ALLOC_FAILED"), half_fits(2):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     with pytest.raises(RuntimeError, match="allocate memory"), half_fits(1):
         fill()
     with pytest.raises(RuntimeError, match="something else"), half_fits(6):
