@@ -1,6 +1,8 @@
 """Fixtures and settings of all tests: one thread, a small real corpus, a trial that trains in a second."""
 
 import contextlib
+import functools
+import gc
 import importlib.util
 import math
 import os
@@ -40,6 +42,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 # Ray's workers run at nice 15 by default: a busy machine starves them, and tests wait.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Imports of all tests make objects that stay: to look through them for garbage takes a tenth of the time.
+gc.disable()
 # Bytecode is written: otherwise each process of a test compiles our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -86,6 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group(name))
         items += groups[name]
     yield
+    gc.freeze()
+    gc.enable()
 
 
 def is_drawn(item: pytest.Item) -> bool:
@@ -133,6 +139,28 @@ def ray_of(item: pytest.Item) -> str | None:
     return next((name for name in RAYS if asked and name in item.fixturenames), None)
 
 
+def wait_for_nodes_of_ray() -> None:
+    """Have Ray wait four minutes for a node to start; its half minute is too short for a crowded machine."""
+    from ray._private import services
+
+    find = services.get_node
+    if hasattr(find, "__wrapped__"):
+        return
+
+    @functools.wraps(find)
+    def find_patiently(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 240
+        while True:
+            try:
+                return find(*arguments)
+            except RuntimeError:  # it has not registered yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = find_patiently
+
+
 class SharedRay:
     """Ray of all tests in this process: none, one of this machine, or a fake cluster."""
 
@@ -141,6 +169,8 @@ class SharedRay:
 
     def be(self, kind: str | None) -> None:
         """Start this kind of Ray and end any other."""
+        if kind or "ray" in sys.modules:
+            wait_for_nodes_of_ray()
         if kind == self.kind:
             return
         import ray
