@@ -143,9 +143,12 @@ def said(outputs) -> str:
 
 
 def test_your_own_model_s_cells_run(tmp_path):
-    """With too few steps and widths for a verdict."""
+    """With too few steps, widths and rates for a verdict."""
     notebook = shorter(tmp_path, steps=1, seeds=1)
-    notebook.write_text(notebook.read_text().replace("widths=[32, 64, 128, 256]", "widths=[32, 64, 128]"))
+    text, rates = notebook.read_text(), "(2**-9, 2**-8, 2**-7, 2**-6, 2**-5, 2**-4)"
+    assert text.count("widths=[32, 64, 128, 256]") == text.count(rates) == 1
+    text = text.replace("widths=[32, 64, 128, 256]", "widths=[32, 64, 128]")
+    notebook.write_text(text.replace(rates, "(2**-8, 2**-6, 2**-4)"))
     ((outputs,), _) = executed_here(notebook)
     assert shown(outputs) == shown(committed(TRAINS))
     assert "mup: no layer grows with width" in said(outputs)
