@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,6 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 # Ray's workers run at nice 15 by default: a busy machine starves them, and tests wait.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Imports of all tests make objects that stay: to look through them for garbage takes a tenth of the time.
-gc.disable()
 # Bytecode is written: otherwise each process of a test compiles our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -71,6 +69,16 @@ MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 """Whether tests of Hypothesis draw thousands of inputs: each then takes minutes."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without looking for garbage: their objects stay, and the search takes time."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
+
+
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Group tests that share an expensive fixture, and begin with the longest groups: those of an expensive
@@ -90,8 +98,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group(name))
         items += groups[name]
     yield
-    gc.freeze()
-    gc.enable()
 
 
 def is_drawn(item: pytest.Item) -> bool:

@@ -17,6 +17,7 @@ from mup_tpu.config.search import Domain, load_search
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.data.corpus import source_files
 from mup_tpu.store import StoredAxes, load_axes, load_runs
+from mup_tpu.training.pack_key import pack_key
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,15 +225,19 @@ eval_batches = 1
 """
 
 
-EXAMPLES = [
-    pytest.param(file, id=file.stem, marks=() if file.stem in ("ladder", "llama") else pytest.mark.nightly)
-    for file in sorted((ROOT / "experiments" / "examples").glob("*.toml"))
-]
-"""Sweeps along one field are run by other tests too; as these files say them, nightly."""
+EXAMPLES = sorted((ROOT / "experiments" / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_trial_of_an_example_can_be_planned(file):
+    assert all(map(pack_key, load_sweep(file).trials()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", EXAMPLES)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, id=f.stem, marks=() if f.stem == "ladder" else pytest.mark.nightly) for f in EXAMPLES],
+)
 def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
     text = file.read_text()

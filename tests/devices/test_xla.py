@@ -27,11 +27,12 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""
 MESHES = {"one device": (1, "auto"), "trials": (4, "auto"), "data": (4, "trial=2,data=2")}
 PROGRAMS = [
-    pytest.param(mesh, name, marks=pytest.mark.nightly if name != "gpt2" or mesh == "one device" else ())
+    pytest.param(mesh, name, marks=() if (mesh, name) == ("trials", "gpt2") else pytest.mark.nightly)
     for mesh in MESHES
     for name in ARCHITECTURES
 ]
-"""GPT-2's on several devices run daily, and so do blocks of a Llama as one loop with Muon."""
+"""GPT-2's on devices that share trials run daily, and so do its micro-batches on devices that share batches
+and blocks of a Llama as one loop with Muon."""
 
 
 @pytest.fixture(scope="module")  # in one process of pytest-xdist, which starts one server
@@ -141,9 +142,12 @@ def test_losses_that_nobody_has_read_yet_hold_no_memory_but_their_own_and_readin
 
 
 @pytest.mark.slow
-def test_micro_batches_train_as_the_batch_does_whole(run_program):
-    """Of a batch that two devices share, each of which takes its sequences one by one."""
-    found = run_program("micro", "trial=1,data=2", devices=2, XLA_FLAGS=QUICK_TO_COMPILE)
+def test_micro_batches_train_as_the_batch_does_whole(run_program, tmp_path):
+    """Of a batch that two devices share, each of which takes its sequences one by one; they reduce once."""
+    flags = f"{QUICK_TO_COMPILE} --xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+    found = run_program("micro", "trial=1,data=2", devices=2, XLA_FLAGS=flags)
+    programs = [path.read_text() for path in tmp_path.glob("*after_optimizations.txt")]
+    assert collectives(programs) == ["all-reduce"]
     whole = micro_batches(get_device("cpu").arrange(2, 4), 1)
     assert len(whole) == 8 and whole[0] != whole[4]
     assert found["losses"] == pytest.approx(whole, rel=1e-9)
@@ -221,7 +225,9 @@ def test_blocks_as_one_loop_are_the_same_network_in_one_program(run, corpus, mes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [pytest.param("one device", marks=pytest.mark.nightly), "trials", "data"])
+@pytest.mark.parametrize(
+    "mesh", ["trials", *(pytest.param(mesh, marks=pytest.mark.nightly) for mesh in ("one device", "data"))]
+)
 def test_a_pack_stopped_and_resumed_ends_as_one_that_was_not(run, mesh):
     found, _, _ = run(mesh)
     assert found["rows"] == pytest.approx(found["evaluations"][0], abs=1e-6)

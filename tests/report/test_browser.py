@@ -31,8 +31,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 DESK = {"viewport": {"width": 1280, "height": 900}}
 KINDS = (
     "sweep",
-    "search",
-    *(pytest.param(k, marks=pytest.mark.nightly) for k in ("ablations", "coord_check")),
+    *(pytest.param(k, marks=pytest.mark.nightly) for k in ("search", "ablations", "coord_check")),
 )
 
 POINT = """([panel, wanted]) => {
