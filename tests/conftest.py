@@ -1,6 +1,8 @@
 """Fixtures and settings of all tests: one thread, a small real corpus, a trial that trains in a second."""
 
 import contextlib
+import functools
+import gc
 import importlib.util
 import math
 import os
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,16 @@ IN_ONE_PROCESS = (*RAYS, "replay_python")
 """Expensive fixtures: all tests that share one run in one process of pytest-xdist."""
 MANY_EXAMPLES = bool(int(os.environ.get("MUP_TPU_EXAMPLES", "0")))
 """Whether tests of Hypothesis draw thousands of inputs: each then takes minutes."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without looking for garbage: their objects stay, and the search takes time."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(wrapper=True)  # before pytest-xdist's, which reads the groups
@@ -139,6 +151,28 @@ def ray_of(item: pytest.Item) -> str | None:
     return next((name for name in RAYS if asked and name in item.fixturenames), None)
 
 
+def wait_for_nodes_of_ray() -> None:
+    """Have Ray wait four minutes for a node to start; its half minute is too short for a crowded machine."""
+    from ray._private import services
+
+    find = services.get_node
+    if hasattr(find, "__wrapped__"):
+        return
+
+    @functools.wraps(find)
+    def find_patiently(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 240
+        while True:
+            try:
+                return find(*arguments)
+            except RuntimeError:  # it has not registered yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = find_patiently
+
+
 class SharedRay:
     """Ray of all tests in this process: none, one of this machine, or a fake cluster."""
 
@@ -147,6 +181,8 @@ class SharedRay:
 
     def be(self, kind: str | None) -> None:
         """Start this kind of Ray and end any other."""
+        if kind or "ray" in sys.modules:
+            wait_for_nodes_of_ray()
         if kind == self.kind:
             return
         import ray

@@ -58,7 +58,7 @@ def test_no_module_of_the_working_folder_is_executed(run, corpus, what):
     assert run([script, *arguments], {*sys.stdlib_module_names, *PACKAGES, "sitecustomize"}) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_python_m_execute_no_module_of_the_working_folder(run):
     """The driver itself does, before our first line: `python -m` looks there first."""
     names = {"multiprocessing", *PACKAGES}

@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 
 from mup_tpu.config import Axis, Trial
-from mup_tpu.config.columns import CONFIGURED
+from mup_tpu.config.columns import CONFIGURED, configured
 from mup_tpu.config.search import Domain, load_search
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.data.corpus import source_files
 from mup_tpu.store import StoredAxes, load_axes, load_runs
+from mup_tpu.training.pack_key import pack_key
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +161,19 @@ def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
     assert "INCONCLUSIVE" in (results / "report.html").read_text()
 
 
-@pytest.mark.slow
+def test_one_field_of_a_toml_alone_is_another_optimizer(tmp_path):
+    columns = []
+    for optimizer in ("sgd", "adamw", "muon"):
+        file = tmp_path / f"{optimizer}.toml"
+        file.write_text(ONE_OPTIMIZER.format(compare="", corpus="sotu", optimizer=optimizer))
+        columns.append([configured(trial) for trial in load_sweep(file).trials()])
+        assert {row.pop("optimizer") for row in columns[-1]} == {optimizer}
+        for row in columns[-1]:
+            del row["config"]
+    assert columns[0] == columns[1] == columns[2]
+
+
+@pytest.mark.nightly
 def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, outcome):
     """A sweep each, of one file but for `optimizer`: rows differ in that column and in what came of it."""
     tables = {}
@@ -175,9 +188,9 @@ def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, outcom
     assert {name: set(table["optimizer"]) for name, table in tables.items()} == {n: {n} for n in tables}
     losses = {name: tuple(table["loss"]) for name, table in tables.items()}
     assert len({*losses.values()}) == 3 and all(loss < math.log(256) for loss in losses["muon"])
-    configured = [name for name in CONFIGURED if name != "optimizer"]
+    others = [name for name in CONFIGURED if name != "optimizer"]
     for table in tables.values():
-        pd.testing.assert_frame_equal(table[configured], tables["adamw"][configured])
+        pd.testing.assert_frame_equal(table[others], tables["adamw"][others])
 
 
 def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, outcome):
@@ -212,15 +225,19 @@ eval_batches = 1
 """
 
 
-EXAMPLES = [
-    pytest.param(file, id=file.stem, marks=() if file.stem in ("ladder", "llama") else pytest.mark.nightly)
-    for file in sorted((ROOT / "experiments" / "examples").glob("*.toml"))
-]
-"""Sweeps along one field are run by other tests too; as these files say them, nightly."""
+EXAMPLES = sorted((ROOT / "experiments" / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_trial_of_an_example_can_be_planned(file):
+    assert all(map(pack_key, load_sweep(file).trials()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", EXAMPLES)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, id=f.stem, marks=() if f.stem == "ladder" else pytest.mark.nightly) for f in EXAMPLES],
+)
 def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     """Each file as it is but for corpus, fewer batches and one seed: ten lines, to verdict and figures."""
     text = file.read_text()

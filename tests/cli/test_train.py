@@ -31,7 +31,6 @@ def test_train_stores_a_row_and_exports_a_stock_model(corpus, tmp_path, outcome,
 
 GENERATE = """
 import json, sys
-sys.modules["mup_tpu"] = None  # importing it fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 TEXT = sys.argv[1]
 for folder in sys.argv[2:]:
@@ -46,21 +45,46 @@ for folder in sys.argv[2:]:
 """
 
 
+def run_apart(arguments, folder):
+    """Lines that GENERATE prints in a process that cannot import mup_tpu."""
+    program = f"import sys\nsys.modules['mup_tpu'] = None\n{GENERATE}"
+    run = [sys.executable, "-I", "-c", program, *arguments]
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # transformers warns of settings that do not fit; of padding it warns where nothing is given at all.
+    warned = [line for line in done.stderr.splitlines() if "[transformers]" in line]
+    assert all("may be padded" in line for line in warned), warned
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """Runner of GENERATE in this process, from which mup_tpu is hidden meanwhile."""
+
+    def run_here(arguments, folder):
+        with monkeypatch.context() as patch:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "mup_tpu"]:
+                patch.setitem(sys.modules, name, None)
+            patch.setattr(sys, "argv", ["generate", *map(str, arguments)])
+            exec(GENERATE, {})
+        return capfd.readouterr().out.splitlines()
+
+    return run_here
+
+
 @pytest.mark.slow
-def test_exports_generate_text_where_mup_tpu_is_not_installed(corpus, tmp_path, outcome, small):
+@pytest.mark.parametrize("is_apart", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_exports_generate_text_where_mup_tpu_is_not_installed(
+    is_apart, corpus, tmp_path, outcome, small, run_here
+):
     text, folders = "The Ā of ü, don't … ", [tmp_path / name for name in ("bytes", "bpe")]
     common = ["train", *small, "--corpus", corpus, "--vocab-size", 300]
     assert outcome(*common, "--export", folders[0])[0] == 0
     llama = ["--tokenizer", "bpe", "--architecture", "llama", "--export", folders[1]]
     assert outcome(*common, *llama)[0] == 0
 
-    run = [sys.executable, "-I", "-c", GENERATE, text, *folders]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    # transformers warns of settings that do not fit; of padding it warns where nothing is given at all.
-    warned = [line for line in done.stderr.splitlines() if "[transformers]" in line]
-    assert all("may be padded" in line for line in warned), warned
-    for folder, line in zip(folders, done.stdout.splitlines(), strict=True):
+    printed = (run_apart if is_apart else run_here)([text, *folders], tmp_path)
+    for folder, line in zip(folders, printed, strict=True):
         config = DataConfig(corpus=str(corpus), tokenizer=folder.name, vocab_size=300)
         trained_with, said = load(config).tokenizer, json.loads(line)
         assert said["ids"] == trained_with.encode([text])[0].tolist()
@@ -150,6 +174,20 @@ def test_profile_is_a_trace_of_the_steps(corpus, tmp_path, outcome, small):
     assert {"aten::addmm", "_BlockAttention", "_BlockAttentionBackward"} <= names
 
 
+SLOWLY = """
+import sys, time
+from mup_tpu.cli import main
+from mup_tpu.training.pack import Pack
+train = Pack.train
+def slowly(*arguments):
+    time.sleep(1)
+    return train(*arguments)
+Pack.train = slowly
+main(sys.argv[1:])
+"""
+"""The command, with a second before each stretch of steps, so that a signal comes in time."""
+
+
 @pytest.mark.slow
 def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, small):
     command = [
@@ -157,7 +195,7 @@ def test_sigterm_checkpoints_and_the_same_command_goes_on(corpus, tmp_path, smal
         "--checkpoints", tmp_path / "c", "--checkpoint-every", "10", "--results", tmp_path / "r",
     ]  # fmt: skip
     command = [str(part) for part in command]
-    run = [sys.executable, "-m", "mup_tpu", *command]
+    run = [sys.executable, "-c", SLOWLY, *command]
     process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 240
     while not list((tmp_path / "c").glob("*/step-*")) and time.monotonic() < deadline:

@@ -141,7 +141,7 @@ def test_a_type_that_is_not_known_is_a_sentence(capsys):
     assert "TPU type 'v9-8' is not one of" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
     pytest.importorskip("torch_xla")
     with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):

@@ -165,9 +165,11 @@ def test_a_pack_on_one_host_of_a_slice_has_the_environment_of_a_single_host(clus
         assert by_chip == expected | {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
 
 
-def test_workers_use_their_chips_unless_their_host_or_the_driver_sets_a_device(cluster, monkeypatch):
-    single = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
-    with hosts(cluster, (4, single, {})):
+SINGLE = LABELS | {"ray.io/tpu-worker-id": "0", "ray.io/tpu-topology": "2x2x1"}
+
+
+def test_workers_use_their_chips_unless_the_driver_sets_a_device(cluster, monkeypatch):
+    with hosts(cluster, (4, SINGLE, {})):
         told = environment_of(BY_HOST)
         assert told["PJRT_DEVICE"] == "TPU"
         assert not ALONE.keys() & told.keys(), "a single host asks its metadata as ever"
@@ -175,7 +177,11 @@ def test_workers_use_their_chips_unless_their_host_or_the_driver_sets_a_device(c
         assert environment_of(BY_HOST)["PJRT_DEVICE"] == "TPU_C_API"
         monkeypatch.delenv("PJRT_DEVICE")
         assert "PJRT_DEVICE" not in environment_of(RunOptions(device="cpu")), "it was given no chips"
-    with hosts(cluster, (4, single, {"PJRT_DEVICE": "CPU"})):
+
+
+@pytest.mark.nightly
+def test_workers_use_the_device_that_their_host_sets(cluster):
+    with hosts(cluster, (4, SINGLE, {"PJRT_DEVICE": "CPU"})):
         assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
 
 

@@ -241,7 +241,7 @@ def test_in_sp_what_is_matched_to_adamw_outgrows_it_by_the_square_root_of_width(
 
 def muon_trial(**changes) -> Trial:
     return Trial().replace(
-        width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=20, warmup=0.2,
+        width=32, base_width=32, head_size=16, sequence_length=24, batch_size=4, steps=12, warmup=0.2,
         init_std=0.05, optimizer="muon", precision="float64", learning_rate=0.03, adamw_lr_ratio=0.25,
         weight_decay=0.1, grad_clip=0.5, **changes,
     )  # fmt: skip

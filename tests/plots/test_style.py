@@ -95,7 +95,9 @@ DRAWN = {
     "far apart": ("transfer", "collapse", "optimum"),
 }
 """Figures that a table is hard on; all of the other tables."""
-NIGHTLY = ("twelve scales", "twelve scales in one panel", "huge losses", "small losses")
+NIGHTLY = (
+    "twelve scales", "twelve scales in one panel", "huge losses", "small losses", "losses that hardly differ",
+)  # fmt: skip
 """Tables with many scales, or whose ticks are tested below as numbers."""
 
 

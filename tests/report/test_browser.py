@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,10 @@ FLAGS = (
 )  # fmt: skip
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 DESK = {"viewport": {"width": 1280, "height": 900}}
-KINDS = ("sweep", "search", "ablations", "coord_check")
+KINDS = (
+    "sweep",
+    *(pytest.param(k, marks=pytest.mark.nightly) for k in ("search", "ablations", "coord_check")),
+)
 
 POINT = """([panel, wanted]) => {
   const targets = model(document.querySelectorAll(".panel")[panel].dataset.targets);
@@ -53,21 +57,28 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(sweep_html, tmp_path_factory) -> dict[str, str]:
-    """Address of a report of each kind."""
-    measured = coord_check.by_setting(pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet"))
-    drift, stay = (analyze(RESULTS / "ablations" / name) for name in ("sp", "mup"))
-    sweeps = {"sp": drift, "mup": stay, "untied": stay, "untied_zero_readout": stay, "eps_1e-5": stay}
-    rendered = {
-        "sweep": sweep_html,
-        "search": report.render(report.search_page("tune_small", load_runs(RESULTS / "tune_small"))),
-        "ablations": report.render(report.ablations_page("ablations", compare(sweeps))),
-        "coord_check": report.render(report.coordinate_check_page("coord_check", measured["adamw_tied"])),
-    }
+def address(sweep_html, tmp_path_factory) -> Callable[[str], str]:
+    """Address of a report of a kind, made once."""
     folder = tmp_path_factory.mktemp("reports")
-    for name, html in rendered.items():
-        (folder / f"{name}.html").write_text(html, encoding="utf-8")
-    return {name: (folder / f"{name}.html").as_uri() for name in rendered}
+
+    def page(kind: str) -> report.Page:
+        match kind:
+            case "search":
+                return report.search_page("tune_small", load_runs(RESULTS / "tune_small"))
+            case "ablations":
+                drift, stay = (analyze(RESULTS / "ablations" / name) for name in ("sp", "mup"))
+                others = dict.fromkeys(("mup", "untied", "untied_zero_readout", "eps_1e-5"), stay)
+                return report.ablations_page("ablations", compare({"sp": drift, **others}))
+        measured = pd.read_parquet(RESULTS / "coord_check" / "coord_check.parquet")
+        return report.coordinate_check_page("coord_check", coord_check.by_setting(measured)["adamw_tied"])
+
+    @functools.cache
+    def address(kind: str) -> str:
+        file = folder / f"{kind}.html"
+        file.write_text(sweep_html if kind == "sweep" else report.render(page(kind)), encoding="utf-8")
+        return file.as_uri()
+
+    return address
 
 
 def opened(browser: Browser, address: str, screen: dict) -> Page:
@@ -104,9 +115,9 @@ def lefts(page: Page, selector: str) -> set[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_phone_tables_scroll_and_panels_stack_on_a_desk_these_are_beside_each_other(
-    browser, pages, kind
+    browser, address, kind
 ):
-    page = opened(browser, pages[kind], PHONE)
+    page = opened(browser, address(kind), PHONE)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
     assert len(lefts(page, ".panel")) == (kind != "ablations"), "all panels below each other"
     widths = page.eval_on_selector_all(".panel", "(all) => all.map((each) => each.scrollWidth)")
@@ -138,8 +149,8 @@ def count_of(page: Page, panel: int, color: str) -> int:
     return int((np.abs(seen - wanted).max(axis=-1) < 12).sum())
 
 
-def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, pages, quickstart):
-    page = opened(browser, pages["sweep"], DESK)
+def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, address, quickstart):
+    page = opened(browser, address("sweep"), DESK)
     page.locator(".panel").nth(1).scroll_into_view_if_needed()
     page.mouse.move(*page.evaluate(POINT, [1, "<b>width 64, learning rate 2<sup>−8</sup>"]))
     told = page.locator(".about").first
@@ -155,9 +166,9 @@ def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, pages
     page.context.close()
 
 
-def test_a_click_on_the_key_hides_a_curve_in_all_panels_and_another_shows_it(browser, pages):
+def test_a_click_on_the_key_hides_a_curve_in_all_panels_and_another_shows_it(browser, address):
     """Points of two widths lie under the pointer; the one whose curve is hidden says nothing."""
-    page = opened(browser, pages["sweep"], DESK)
+    page = opened(browser, address("sweep"), DESK)
     page.locator(".key").first.scroll_into_view_if_needed()
     button = page.locator(".key button").first
     color = button.locator("svg").get_attribute("stroke")
@@ -178,10 +189,10 @@ def test_a_click_on_the_key_hides_a_curve_in_all_panels_and_another_shows_it(bro
     page.context.close()
 
 
-def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser, pages):
+def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser, address):
     runs = load_runs(RESULTS / "tune_small")
     trial = runs[runs["status"] == "stopped"].sort_values("loss").iloc[-1]  # alone at the top
-    page = opened(browser, pages["search"], PHONE)
+    page = opened(browser, address("search"), PHONE)
     page.locator(".panel").first.scroll_into_view_if_needed()
     page.touchscreen.tap(*page.evaluate(POINT, [0, f"<b>trial {trial['trial_id']}"]))
     kept = page.locator(".panel").first.locator(".chosen")

@@ -20,6 +20,24 @@ from mup_tpu.training.loop import PackRun, run_to_end, train_pack
 _numbers = itertools.count()
 
 
+@pytest.fixture(scope="module")
+def left(tiny, dataset, tmp_path_factory):
+    """Folder of a run that was left at step 20, with its checkpoint of step 10."""
+    folder = Folder(tmp_path_factory.mktemp("left"))
+    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
+        if event.step == 20:
+            break
+    return folder
+
+
+def copy(left, folder):
+    """Copy the checkpoint of `left`; returns its name."""
+    (name,) = left.names()
+    for file in (left / name).names():
+        folder.write(f"{name}/{file}", left.read(f"{name}/{file}"))
+    return name
+
+
 @pytest.fixture(params=["local", "memory"])
 def folder(request, tmp_path):
     return Folder(tmp_path if request.param == "local" else f"memory://bucket/{next(_numbers)}")
@@ -239,15 +257,11 @@ def test_every_flipped_bit_of_a_meta_is_seen_or_changes_nothing(tmp_path):
     [{}, {"step": 10**9}, {"step": -5}, {"statuses": ["finished"]}, {"validation": 5}, {"wall_time": "x"}],
 )
 def test_a_checkpoint_without_a_checksum_of_its_meta_is_passed_over_with_a_word(
-    change, tiny, dataset, folder
+    change, tiny, dataset, left, folder
 ):
     """It is another program's, or damaged: a step or a status in it could say anything."""
     options = RunOptions(checkpoint_every=10)
-    for event in train_pack([tiny], dataset, options, folder.path):
-        if event.step == 20:
-            break
-    (name,) = steps(folder)
-    file = f"step-{name:08d}/meta.json"
+    file = f"{copy(left, folder)}/meta.json"
     meta = json.loads(folder.read(file))
     del meta["meta_sha256"]
     folder.write(file, json.dumps(meta | change).encode())
@@ -263,11 +277,9 @@ def test_a_checkpoint_without_a_checksum_of_its_meta_is_passed_over_with_a_word(
         *({"validation": [3]}, {"validation": [{"member": 0, "step": 3}]}, {"wall_time": None}),
     ],
 )
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, folder):
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_sentence(change, tiny, dataset, left, folder):
     """Whole, of this very trial, and not as this version writes it."""
-    for event in train_pack([tiny], dataset, RunOptions(checkpoint_every=10), folder.path):
-        if event.step == 20:
-            break
+    copy(left, folder)
     whole = load_latest(folder.path)
     save(folder.path, whole.step, whole.tensors, whole.meta | change)
     with pytest.raises(StoreError, match="checkpoint of step 10 in .* is not one that this version wrote"):
@@ -311,8 +323,7 @@ def test_training_goes_on_where_every_checkpoint_is_removed_as_it_is_written(tmp
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            for step in (1, 2):
-                save(tmp_path / "pack", step, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
+            save(tmp_path / "pack", 1, {"w": torch.ones(9)}, {"trial_ids": ["a"]})
     finally:
         ended.set()
         for remover in removers:

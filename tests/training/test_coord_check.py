@@ -77,7 +77,7 @@ def test_mup_slopes_lie_near_zero_or_below_and_sp_s_do_not(measured):
     "own",
     [
         {"architecture": "llama", "qk_norm": True},
-        {"architecture": "llama", "growing_dimension": "head_size"},
+        pytest.param({"architecture": "llama", "growing_dimension": "head_size"}, marks=pytest.mark.nightly),
         {"architecture": "moe"},
     ],
     ids=str,
@@ -239,7 +239,7 @@ MATCHED = {"optimizer": "muon", "muon_scale": "match_rms_adamw"}
         pytest.param(MATCHED, "no factor", False, marks=pytest.mark.nightly),
         (MATCHED, "adam's 1/m", False),
         ({"optimizer": "adamh"}, "mup", True),
-        ({"optimizer": "adamh"}, "no factor", False),
+        pytest.param({"optimizer": "adamh"}, "no factor", False, marks=pytest.mark.nightly),
         ({"optimizer": "muonh"}, "mup", True),
     ],
 )

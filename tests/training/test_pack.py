@@ -28,7 +28,7 @@ TINY = Trial().replace(
     head_size=16,
     sequence_length=24,
     batch_size=4,
-    steps=20,
+    steps=12,
     warmup=0.2,
     init_std=0.05,
 )
@@ -38,7 +38,7 @@ OWN = {"adamw": {}, "sgd": {"momentum": 0.9}, "muon": {}, "adamh": {}, "muonh": 
 """Hyperparameters that an update rule alone reads."""
 
 
-def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
+def batches(trial: Trial, count: int = 12) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     shape = (trial.data.batch_size, trial.data.sequence_length + 1)
     drawn = (torch.randint(0, VOCAB, shape, generator=generator) for _ in range(count))
@@ -46,7 +46,7 @@ def batches(trial: Trial, count: int = 20) -> list[torch.Tensor]:
 
 
 def train(
-    trials: list[Trial], execution: str = "loop", count: int = 20, micro_batches: int = 1
+    trials: list[Trial], execution: str = "loop", count: int = 12, micro_batches: int = 1
 ) -> tuple[Pack, torch.Tensor]:
     pack = Pack(trials, VOCAB, DEVICE, execution, micro_batches=micro_batches)
     return pack, torch.stack([pack.read(pack.step(batch)) for batch in batches(trials[0], count)])
@@ -133,6 +133,7 @@ def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, p
 def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
     base = TINY.replace(
         width=64,
+        steps=8,
         precision="float64",
         optimizer=optimizer,
         **OWN[optimizer],
@@ -149,8 +150,8 @@ def test_loop_and_vmap_give_the_same_numbers(optimizer, decay_mode):
             (0.005, "mup", 2, "constant", 0.01, 0.1),
         )
     ]
-    loop, loop_losses = train(trials, "loop")
-    stacked, stacked_losses = train(trials, "vmap")
+    loop, loop_losses = train(trials, "loop", 8)
+    stacked, stacked_losses = train(trials, "vmap", 8)
     torch.testing.assert_close(loop_losses, stacked_losses, rtol=1e-10, atol=1e-10)
     for name in loop.parameters:
         torch.testing.assert_close(loop.parameters[name], stacked.parameters[name], rtol=1e-8, atol=1e-8)
@@ -215,8 +216,8 @@ def test_member_result_does_not_depend_on_its_pack(execution, optimizer):
     # Stacked products may sum in another order, which Adam amplifies in float32: float64 gives a bound.
     base = TINY.replace(precision="float32" if execution == "loop" else "float64", optimizer=optimizer)
     trials = [base.replace(learning_rate=lr, seed=s) for lr, s in ((0.01, 0), (0.001, 1), (0.03, 2))]
-    together, _ = train(trials, execution)
-    alone, _ = train(trials[1:2], execution)
+    together, _ = train(trials, execution, 8)
+    alone, _ = train(trials[1:2], execution, 8)
     tolerance = 0.0 if execution == "loop" else 1e-9
     for name, p in alone.member_parameters(0).items():
         torch.testing.assert_close(p, together.member_parameters(1)[name], rtol=tolerance, atol=tolerance)
@@ -229,7 +230,7 @@ def test_nan_in_one_member_leaves_the_others_bit_identical(execution, optimizer)
     clean, poisoned = (Pack(trials, VOCAB, DEVICE, execution) for _ in range(2))
     for p in poisoned.parameters.values():
         p[1].fill_(float("nan"))
-    for batch in batches(TINY, 5):
+    for batch in batches(TINY, 3):
         clean.step(batch)
         losses = poisoned.step(batch)
     assert losses.isnan().tolist() == [False, True, False]
@@ -251,8 +252,8 @@ def test_nan_in_one_member_leaves_the_others_bit_identical(execution, optimizer)
 )
 def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, decay_mode):
     trial = TINY.replace(optimizer=optimizer, weight_decay=0.1, decay_mode=decay_mode)
-    mup, _ = train([trial.replace(parametrization="mup")], execution)
-    sp, _ = train([trial.replace(parametrization="sp")], execution)
+    mup, _ = train([trial.replace(parametrization="mup")], execution, 6)
+    sp, _ = train([trial.replace(parametrization="sp")], execution, 6)
     for name, p in mup.parameters.items():
         assert torch.equal(p, sp.parameters[name]), name
 
@@ -262,11 +263,11 @@ def test_mup_and_sp_are_bit_identical_at_the_base_width(execution, optimizer, de
 def test_resumed_pack_goes_on_bit_identically(execution, optimizer):
     rates = (0.1, 0.2) if optimizer == "sgd" else (0.01, 0.02)
     trials = [TINY.replace(learning_rate=lr, optimizer=optimizer, **OWN[optimizer]) for lr in rates]
-    whole, _ = train(trials, execution)
-    first, _ = train(trials, execution, 11)
+    whole, _ = train(trials, execution, 9)
+    first, _ = train(trials, execution, 5)
     resumed = Pack(trials, VOCAB, DEVICE, execution)
-    resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, first.members, 11)
-    for batch in batches(TINY)[11:]:
+    resumed.load_tensors({name: t.clone() for name, t in first.tensors().items()}, first.members, 5)
+    for batch in batches(TINY)[5:9]:
         resumed.step(batch)
     for name, p in whole.parameters.items():
         assert torch.equal(p, resumed.parameters[name]), name
@@ -297,12 +298,12 @@ def test_ended_member_trains_no_further():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alone(execution, optimizer):
     """Five members: nothing moves until two are left, then one."""
-    base = TINY.replace(precision="float64", weight_decay=0.01, optimizer=optimizer)
+    base = TINY.replace(steps=14, precision="float64", weight_decay=0.01, optimizer=optimizer)
     trials = [base.replace(learning_rate=lr, seed=k) for k, lr in enumerate((0.01, 0.02, 0.005, 0.03, 0.001))]
     pack = Pack(trials, VOCAB, DEVICE, execution)
-    whole, expected_SK = train(trials, execution)
+    whole, expected_SK = train(trials, execution, 14)
     losses, sizes = [], []
-    for step, batch in enumerate(batches(base)):
+    for step, batch in enumerate(batches(base, 14)):
         if step == 5:
             pack.end(0, 3)
         elif step == 8:
@@ -311,7 +312,7 @@ def test_members_that_ended_leave_the_stack_at_half_and_the_rest_go_on_as_if_alo
             pack.end(1)
         losses.append(pack.read(pack.step(batch)))
         sizes.append(len(pack.parameters["transformer.wte.weight"]))
-    assert sizes == [5] * 8 + [2] * 4 + [1] * 8
+    assert sizes == [5] * 8 + [2] * 4 + [1] * 2
     losses_SK = torch.stack(losses)
     torch.testing.assert_close(losses_SK[:, 2], expected_SK[:, 2], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(losses_SK[:12, 1], expected_SK[:12, 1], rtol=1e-9, atol=1e-9)
@@ -442,7 +443,7 @@ def test_independent_decay_shrinks_by_schedule_times_lambda_whatever_the_learnin
     )
     trials = [base.replace(learning_rate=lr) for lr in (0.5, 0.001)]
     expected = 1.0
-    for step in range(20):
+    for step in range(12):
         expected *= 1 - 0.01 * schedule_factor(base.train, step)
     for execution in ("loop", "vmap"):
         start = Pack(trials, VOCAB, DEVICE, execution)
