@@ -48,7 +48,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to notebooks lead to their pages."""
+    """Links to notebooks lead to their pages; a command's docstring gets no second heading."""
+    no_heading = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
+    markdown = re.sub(r"^(## mup-tpu .+\n::: .+)$", rf"\1\n{no_heading}", markdown, flags=re.M)
     return re.sub(r"\]\(([^)#:\s]+)\.ipynb\)", r"](\1.md)", markdown)
 
 

@@ -89,13 +89,13 @@ SOURCES = {
         "over widths 128 to 2048 of 4 layers the best rate drifts 1.4 times at most for AdamH and MuonH, "
         "without any factor, 2 times for Adam, 4 times for Muon. Kept are the runs of their figure, which "
         "decay to 0: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm and "
-        "mup-muonh-linear-input-norm; one has no loss. What the names' mup scales is not in the repository",
+        "mup-muonh-linear-input-norm; the repository does not say what their mup scales",
         Columns(parametrization="optimizer"),
     ),
     "hyperball_depth": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "the same over 4 to 512 layers of width 128: 1.4 times, 3 times for Adam, 4 times for Muon. Kept are "
-        "the same kinds of runs, and of two that are alike the mean; one has no loss",
+        "the same over 4 to 512 layers of width 128: 1.4 times, 3 for Adam, 4 for Muon; of two "
+        "runs that are alike the mean is kept",
         Columns("depth", parametrization="optimizer"),
     ),
     "hyperball_tokens": Source(
@@ -271,30 +271,28 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
 
 def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """The page of results/public."""
-    parts = [_TOP, _findings(pooled), _table(pooled, ["growing", "rule", "sweeps", "sources"])]
-    for name, source in SOURCES.items():
-        own = sweeps[(sweeps["source"] == source.repository) & (sweeps["sweep"] == name)]
-        where = f"`{source.path}` of [{source.repository}](https://github.com/{source.repository})"
-        options = "".join(f" --along {column}" for column in source.columns.along)
-        if source.columns.parametrization == "optimizer":
-            options += f" --width-col {source.columns.scale} --parametrization-col optimizer"
-        parts.append(
-            f"## {name}\n"
-            + textwrap.fill(
-                f"From {where} ({source.commit}). They say: {source.claim}.",
-                118,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            + "\n"  # fmt: skip
-            f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{options}\n```\n"
-            + _table(own, ["rule", "from", "to", "runs"], "verdict")
-        )
+    several = pooled[pooled["sweeps"] > 1]
+    parts = [_TOP, _findings(pooled), _table(several, ["growing", "rule", "sweeps", "sources"]), _SOURCES]
+    parts += ["".join(_item(name, source) for name, source in SOURCES.items())]
+    of_others = sweeps[~sweeps["source"].isin(["ours", STEP_LAW])].rename(columns={"sweep": "table"})
+    parts.append(_table(of_others, ["table", "rule", "from", "to", "runs"], "verdict"))
     step_law = sweeps[sweeps["source"] == STEP_LAW]
     counts = step_law.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
     cells = [[kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)]
     parts.append(_STEP_LAW + _markdown(["growing", *counts], cells))
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _item(name: str, source: Source) -> str:
+    """A source as an item of a list: its place, the options that read it, and its authors' claim."""
+    options = "".join(f" --along {column}" for column in source.columns.along)
+    if source.columns.parametrization == "optimizer":
+        options = f" --width-col {source.columns.scale} --parametrization-col optimizer"
+    read = f", `{options.strip()}`" if options else ""
+    repository = f"[{source.repository}](https://github.com/{source.repository})"
+    text = f"- **{name}**{read}: `{source.path}` of {repository} ({source.commit}). Claim: {source.claim}."
+    wrapped = textwrap.fill(text, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapped + "\n"
 
 
 def _findings(pooled: pd.DataFrame) -> str:
@@ -305,41 +303,44 @@ def _findings(pooled: pd.DataFrame) -> str:
         return f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
     return (
-        f"- **Width.** μP's best rate stays, over three sources: {of('width', 'μP')}. SP's falls:\n"
-        f"  {of('width', 'SP')}, and sources differ more than their errors.\n"
-        f"- **Tokens, at fixed size and batch.** Step Law's rate stays: {of('tokens', 'SP')}. The 0.307 of\n"
-        "  their law is along a batch that grows with the tokens. Over a longer span Muon's and MuonH's\n"
-        f"  fall: {of('tokens', 'Muon')}, {of('tokens', 'MuonH')}.\n"
+        "- **Width.** μP's best rate stays, over three sources. SP's falls; sources differ more than their\n"
+        "  errors.\n"
+        "- **Tokens, at fixed size and batch.** Step Law's rate stays; the 0.307 of their law is along a\n"
+        "  batch that grows with the tokens. Over a longer span Muon's and MuonH's fall.\n"
         f"- **Batch, at fixed tokens.** It rises, by less than a root: {of('batch size', 'SP')}.\n"
-        "- **Active parameters of a mixture of experts**, all parameters fixed:\n"
-        f"  {of('active parameters (MoE)', 'SP')}.\n"
-        "- **Depth** has one other public table, from 4 layers to 512: AdamH's rate stays,\n"
-        f"  {of('depth', 'AdamH')}; Adam's, Muon's and MuonH's fall, Muon's the most:\n"
-        f"  {of('depth', 'Muon')}. CompleteP rests on our own sweep.\n"
-        f"- **Hyperball**, along the width without a factor: AdamH {of('width', 'AdamH')}, MuonH\n"
-        f"  {of('width', 'MuonH')}. From 128 to 2048 that is 1.6 and 1.8 times, where the authors say 1.4\n"
-        "  (their figure ends at 1024); their Adam and Muon move by twice as much.\n"
+        "- **Depth**, 4 layers to 512. AdamH's rate stays; Adam's, Muon's and MuonH's fall, Muon's most.\n"
+        "- **Hyperball**, along the width without a factor. From 128 to 2048 AdamH's rate falls 1.6 times,\n"
+        "  MuonH's 1.8, where the authors say 1.4 (their figure ends at 1024); Adam's and Muon's fall twice\n"
+        "  as much.\n"
     )
 
 
 _TOP = """\
 # Other people's sweeps
-Does everybody's evidence say what ours says? Public tables of learning-rate sweeps, each analysed as our own
-are; and one exponent for each rule along each way of growing, pooled over all.
+Public tables of learning-rate sweeps, analysed as our own are, and one exponent for each rule along each
+way of growing, pooled over all.
 
 ![Exponents by rule and way of growing](alphas.png)
 
-α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources (random
-effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no law: they
-differ in data, lengths and optimizers, nobody drew them at random, and sweeps that share runs are not
-independent. Made by `python scripts/public_tables.py --tables FOLDER`, a minute on two cores.
+α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources
+(random effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no
+law: nobody drew them at random, and sweeps that share runs are not independent.
+`python scripts/public_tables.py --tables FOLDER` makes this page in a minute on two cores, and
+[pooled.csv](pooled.csv), which has the rules of one sweep too.
+"""
+_SOURCES = """\
+## Tables of others
+One command reads each, with the options that stand after its name:
+`mup-tpu analyze results/public/rows/mup_mlp.csv`.
+
 """
 _STEP_LAW = """\
 ## Step Law
-From `data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv` of
-[step-law/steplaw](https://github.com/step-law/steplaw) (32a8f4c), 2 619 runs not copied here. They say:
-lr ∝ N^-0.713 · D^0.307, at the best batch. Here are sweeps along one of size, tokens and batch, the other two
-fixed, with four points at least. Verdicts:
+`data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv` of
+[step-law/steplaw](https://github.com/step-law/steplaw) (32a8f4c), 2 619 runs not copied here. Claim:
+lr ∝ N^-0.713 · D^0.307, at the best batch. Verdicts of sweeps along size, tokens or batch, the other two
+fixed, with four points at least:
+
 """
 
 
