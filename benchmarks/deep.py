@@ -97,7 +97,7 @@ def main(
     depths: tuple[int, ...] = (4, 16, 64),
     members: int = 8,
 ) -> None:
-    """Measure what is not in the table yet.
+    """Measure the rows that the table lacks.
 
     Args:
         out: CSV file for the table; a row is written as soon as it is known.

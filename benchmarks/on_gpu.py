@@ -40,7 +40,7 @@ class Step:
     minutes: float
     """Its limit."""
     words: tuple[str, ...]
-    """Arguments of Python; {out} is the folder of tables, {results} that of stored sweeps."""
+    """Arguments of Python; {out} is the folder of tables, {results} the folder of stored sweeps."""
     rehearsal: tuple[str, ...]
     """The same in tiny."""
 

@@ -119,7 +119,7 @@ def grid(world: World, width: int, step: float, points: int, seeds: int) -> Valu
 
 
 def largest(budget: float, runs: int, target: int) -> int:
-    """Largest proxy of which a number of runs fits a budget."""
+    """Width of the largest proxy whose runs fit a budget."""
     widths = [w for w in (64, 128, 256, 512, 1024, 2048) if w < target and runs * cost(w) <= budget]
     return max(widths, default=64)
 

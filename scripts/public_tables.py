@@ -331,7 +331,9 @@ law: nobody drew them at random, and sweeps that share runs are not independent.
 _SOURCES = """\
 ## Tables of others
 One command reads each, with the options that stand after its name:
-`mup-tpu analyze results/public/rows/mup_mlp.csv`.
+```bash
+mup-tpu analyze results/public/rows/mup_mlp.csv
+```
 
 """
 _STEP_LAW = """\

@@ -51,7 +51,7 @@ class Batch:
         """Command lines that run it where the experiment is ours, else sentences.
 
         Args:
-            columns: names of what scales and what is tuned.
+            columns: names of scale and hyperparameter.
             command: command line that adds runs to the table, or None.
         """
         groups: dict[tuple[float, int], list[float]] = {}

@@ -122,7 +122,7 @@ class Worth:
 
 
 def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) -> Worth:
-    """Worth of one rule's transfer, but for R(∞), which takes the other rules.
+    """Worth of one rule's transfer, without R(∞), which needs the other rules.
 
     Args:
         estimates: of each scale, ascending.
@@ -172,11 +172,11 @@ def approach(
         floor: least limit.
 
     Returns:
-        Limit and exponent. An interval of the exponent that reaches the ends of what is weighed goes on to 0
-        or ∞. Where values miss every such curve, errors count as larger, as their χ² says.
+        Limit and exponent. An interval of the exponent that reaches an end of its grid goes on to 0 or ∞.
+        Where values miss every such curve, their χ² enlarges the errors.
     """
     exponents_P = _EXPONENTS
-    for _ in range(2):  # then once more, on a finer grid of those that are not ruled out
+    for _ in range(2):  # then once more, on a finer grid of the exponents left
         limit_P, error_P, chi2_P = _profile(exponents_P, scales, values, errors, floor)
         best = int(np.argmin(chi2_P))
         inflation = max(1.0, float(chi2_P[best]) / (len(scales) - 3))

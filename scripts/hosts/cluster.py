@@ -114,7 +114,7 @@ class Cluster:
             raise Failed(f"{name} ended with {code}: {self.said(f'{name}.log')[-1500:]}")
 
     def said(self, log: str) -> str:
-        """What is in a log so far."""
+        """Text of a log so far."""
         return (self.logs / log).read_text()
 
     @contextlib.contextmanager
