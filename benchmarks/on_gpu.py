@@ -38,7 +38,7 @@ class Step:
 
     name: str
     minutes: float
-    """Its limit."""
+    """Limit of the command."""
     words: tuple[str, ...]
     """Arguments of Python; {out} is the folder of tables, {results} the folder of stored sweeps."""
     rehearsal: tuple[str, ...]

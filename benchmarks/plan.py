@@ -136,7 +136,7 @@ def half_on_the_largest(world: World, budget: float) -> Value:
 
 
 def at_the_target(world: World, budget: float) -> Value:
-    """As many values as the budget pays at the target itself, an octave apart; at least one."""
+    """Grid at the target itself, an octave apart, as large as the budget pays; at least one value."""
     return grid(world, world.target, 1.0, min(9, max(1, int(budget / cost(world.target)))), 1)
 
 

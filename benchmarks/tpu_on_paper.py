@@ -1,4 +1,4 @@
-"""What K trials at once take on one TPU chip against K one after the other, without a TPU.
+"""Time of K trials at once on one TPU chip against K one after the other, without a TPU.
 
     python benchmarks/tpu_on_paper.py chip       # compiles for v4, v5e and v6e; goes on where it was ended
     python benchmarks/tpu_on_paper.py host       # the host's time, on this machine

@@ -1,4 +1,4 @@
-"""What other people's sweeps say about the best learning rate, by the analysis that our own sweeps get.
+"""Best learning rates of other people's sweeps, by the analysis that our own sweeps get.
 
     python scripts/public_tables.py                    # rows in results/public/rows, and our own sweeps
     python scripts/public_tables.py --tables FOLDER    # also Step Law's tables, which are not copied here
@@ -54,7 +54,7 @@ class Source:
     path: str
     commit: str
     claim: str
-    """What its authors say."""
+    """Claim of its authors."""
     columns: Columns = Columns()
     rule: str = ""
     """Name of its rule; "" where the table compares several."""
@@ -275,7 +275,8 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     parts = [_TOP, _findings(pooled), _table(several, ["growing", "rule", "sweeps", "sources"]), _SOURCES]
     parts += ["".join(_item(name, source) for name, source in SOURCES.items())]
     of_others = sweeps[~sweeps["source"].isin(["ours", STEP_LAW])].rename(columns={"sweep": "table"})
-    parts.append(_table(of_others, ["table", "rule", "from", "to", "runs"], "verdict"))
+    of_others["scales"] = [f"{a:,g}–{b:,g}" for a, b in zip(of_others["from"], of_others["to"], strict=True)]
+    parts.append(_table(of_others, ["table", "rule", "scales", "runs"], "verdict"))
     step_law = sweeps[sweeps["source"] == STEP_LAW]
     counts = step_law.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
     cells = [[kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)]
@@ -296,7 +297,7 @@ def _item(name: str, source: Source) -> str:
 
 
 def _findings(pooled: pd.DataFrame) -> str:
-    """What the pooled exponents say, a line each."""
+    """Findings of the pooled exponents, as a list."""
 
     def of(kind: str, rule: str) -> str:
         row = pooled[(pooled["growing"] == kind) & (pooled["rule"] == rule)].iloc[0]

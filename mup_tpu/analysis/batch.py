@@ -76,7 +76,7 @@ class Batch:
         return tuple(lines)
 
     def price(self) -> str:
-        """Its cost, beside the cost so far and until the verdict."""
+        """Cost of the batch, beside the cost so far and until the verdict."""
         costs = f"it costs {self.costs.write(self.cost)}, {self.costs.write(self.spent)} were spent"
         if math.isinf(self.to_verdict):
             return f"{costs}; how much more a verdict costs cannot be told yet"

@@ -29,12 +29,12 @@ _DRAWS, _THIN = 100, 10
 
 @dataclass(frozen=True, repr=False)
 class Regression:
-    """Optima of cells and the sizes that explain them; the fit is made when it is asked for."""
+    """Optima of cells and the sizes that explain them; fitted on first use."""
 
     x_S: np.ndarray
     """log2 of optima."""
     error_S: np.ndarray
-    """Their standard errors."""
+    """Standard errors of the optima."""
     sizes_SA: np.ndarray
     """log2 of sizes."""
 

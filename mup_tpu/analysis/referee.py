@@ -49,10 +49,12 @@ Which hyperparameters stay as a model or its training grows, under which rule? A
 
 _WORTH = """\
 ## Is a transfer worth it?
-[Rates](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the gain
-by growing, loss gap ∝ n^-a, optimum's distance from its limit ∝ n^-b, robustness κ. Left out are rules with
-fewer than four known optima, and those that tell neither a nor whether the transfer is useful (b > a/2).
-{useful}."""
+[Numbers](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the
+gain by growing, loss gap ∝ n^-a, robustness κ. Left out are rules with fewer than four known optima, and
+those that tell neither a nor whether the transfer is useful. {useful}."""
+
+_SHOWN = (0, 1, 3)
+"""Numbers of a transfer's worth in the table; the others rarely tell anything."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Ruling:
     sweep: str
     """Folder of the sweep."""
     scale: str
-    """What grows, with its label: "width"."""
+    """Label of the scale: "width"."""
     growing: str
     """The scale, from its smallest point to its largest: "width 64 to 256"."""
     tuned: str
@@ -262,18 +264,20 @@ def page(
 
 def _worths(told: list[Ruling]) -> list[str]:
     """The table of what transfers are worth as a scale grows without end."""
-    heads = ("rule", "growing", *HEADINGS[:4], "sweep")
+    heads = ("rule", "growing", *(HEADINGS[i] for i in _SHOWN), "sweep")
     rows = (
         (
             f"`{r.rule}`",
             r.growing.replace(" to ", "–"),
-            *r.worth.cells[:4],
+            *(r.worth.cells[i] for i in _SHOWN),
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
         for r in told
     )
     sure = [f"`{r.rule}` along {r.growing} ({r.worth.useful})" for r in told if r.worth.useful != "not told"]
-    top = _WORTH.format(useful=f"Told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}")
+    top = _WORTH.format(
+        useful=f"Usefulness is told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}"
+    )
     return [top, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
 
 

@@ -76,17 +76,17 @@ class Interval:
 
 UNKNOWN = Interval()
 HEADINGS = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
-"""Of `Worth.cells`."""
+"""Headings of `Worth.cells`."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What a rule's transfer is worth along a scale."""
+    """Worth of a rule's transfer along a scale."""
 
     loss_exponent: Interval = UNKNOWN
     """a: the loss at the optimum exceeds its limit by n^-a."""
     irreducible: Interval = UNKNOWN
-    """That limit, nat per token."""
+    """Limit of the loss at the optimum, nat per token."""
     optimum_exponent: Interval = UNKNOWN
     """b: log2 of the optimum is n^-b from its limit; 0 where it has none."""
     kappa: Interval = UNKNOWN
@@ -94,7 +94,7 @@ class Worth:
     penalty: Interval = UNKNOWN
     """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
     share: Interval = UNKNOWN
-    """What the smallest scale's optimum costs at the largest, over what growing gains."""
+    """Cost of the smallest scale's optimum at the largest, over the gain by growing."""
     why_not: str = ""
     """Why the exponents are not known; "" where they are."""
 

@@ -156,7 +156,7 @@ def losses(name: str) -> dict[str, float]:
 
 
 def hosts_of(name: str) -> dict[str, str]:
-    """What the workers of each host logged."""
+    """Logs of the workers of each host."""
     from mup_tpu.files import Folder
 
     folder, found = Folder(f"s3://hosts/{name}/logs"), dict[str, str]()
