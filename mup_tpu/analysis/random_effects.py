@@ -6,7 +6,7 @@ e ~ N(0, τ₀²). Without u, many cells at few values would make exponents look
 α ~ N(0, 1), every τ half-normal of scale 0.3 octave. Given all τ everything is normal; the τ are drawn from
 their marginal posterior by Metropolis' algorithm.
 
-Shapes: S cells, A scales, C variance components (the cells' own, then those of scales), R draws of the τ.
+Shapes: S cells, A scales, C variance components (the cells' own, then the scales'), R draws of the τ.
 """
 
 from __future__ import annotations
