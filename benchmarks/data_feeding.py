@@ -110,7 +110,7 @@ def main(
 
 
 def ways(config: DataConfig, folder: str, url: str) -> Iterator[tuple[str, str, int, OpenData]]:
-    """What is compared: name, where the data lie, threads that read, and a function that opens it."""
+    """Compared sources: name, place of the data, reading threads, and a function that opens it."""
     yield "token cache", "disk", 1, lambda: load(config).train_batch
     for place, corpus in (("disk", folder), ("server", url)):
         shards = dataclasses.replace(config, corpus=corpus)

@@ -1,4 +1,4 @@
-"""What depth costs: time to compile, time of a step, memory; with blocks in turn and as one loop of XLA's.
+"""Cost of depth: time to compile, time of a step, memory; with blocks in turn and as one loop of XLA's.
 
     python benchmarks/deep.py     # goes on where it was ended
 
@@ -70,7 +70,7 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
 
 
 def by_tpu_compiler(depth: int, scan: bool, members: int) -> dict[str, float]:
-    """What the compiler says of a stretch of steps, on one chip."""
+    """Numbers of the compiler for a stretch of steps on one chip."""
     program = hand_over(trials(depth, members), VOCABULARY, 1, forms={"scanned": scan})
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     compiled = compile_program(program, TARGETS["v5litepod-1"])
@@ -97,7 +97,7 @@ def main(
     depths: tuple[int, ...] = (4, 16, 64),
     members: int = 8,
 ) -> None:
-    """Measure what is not in the table yet.
+    """Measure the rows that the table lacks.
 
     Args:
         out: CSV file for the table; a row is written as soon as it is known.

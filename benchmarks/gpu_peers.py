@@ -186,7 +186,7 @@ def measure_processes(case: Case, seconds: float) -> dict[str, float]:
 
 
 def timed(step: Any, trained: int, device: str, seconds: float) -> dict[str, float]:
-    """Tokens per second of a step that trains so many batches, after three that warm up."""
+    """Tokens per second of a step, after three warm-up steps."""
     began = time.perf_counter()
     for _ in range(3):
         step()

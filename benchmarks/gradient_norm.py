@@ -22,7 +22,7 @@ BASE = Trial().replace(
     grad_clip=0.0,
 )  # fmt: skip
 AFTER, MEAN_OF = 20, 5
-"""Steps after which it is measured again, as the mean of so many steps."""
+"""Steps before the second measurement, and steps of its mean."""
 
 
 def norms(trial: Trial) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What `--halving` saves on stored sweeps, and whether their optima stay: a replay of their learning curves.
+"""Steps that `--halving` saves on stored sweeps, and moves of their optima: a replay of learning curves.
 
     python benchmarks/halving.py --out benchmarks/halving.csv
 

@@ -1,4 +1,4 @@
-"""What a sweep is made of elsewhere: one process a trial, an eager GPT-2 of nanoGPT's structure.
+"""A trial as elsewhere: a process of its own, an eager GPT-2 of nanoGPT's structure.
 
     python benchmarks/nanogpt_peer.py --tokens FOLDER --width 64 --learning-rate 0.004 --steps 300
 

@@ -39,9 +39,9 @@ class Step:
 
     name: str
     minutes: float
-    """Its limit."""
+    """Limit of the command."""
     words: tuple[str, ...]
-    """Arguments of Python; {out} is the folder of tables, {results} that of stored sweeps."""
+    """Arguments of Python; {out} is the folder of tables, {results} the folder of stored sweeps."""
     rehearsal: tuple[str, ...]
     """The same in tiny."""
 

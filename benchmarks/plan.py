@@ -119,7 +119,7 @@ def grid(world: World, width: int, step: float, points: int, seeds: int) -> Valu
 
 
 def largest(budget: float, runs: int, target: int) -> int:
-    """Largest proxy of which a number of runs fits a budget."""
+    """Width of the largest proxy whose runs fit a budget."""
     widths = [w for w in (64, 128, 256, 512, 1024, 2048) if w < target and runs * cost(w) <= budget]
     return max(widths, default=64)
 
@@ -136,7 +136,7 @@ def half_on_the_largest(world: World, budget: float) -> Value:
 
 
 def at_the_target(world: World, budget: float) -> Value:
-    """As many values as the budget pays at the target itself, an octave apart; at least one."""
+    """Grid at the target itself, an octave apart, as large as the budget pays; at least one value."""
     return grid(world, world.target, 1.0, min(9, max(1, int(budget / cost(world.target)))), 1)
 
 

@@ -1,4 +1,4 @@
-"""What our search costs beside plain Ray Tune: 32 trials that train almost nothing.
+"""Cost of our search beside plain Ray Tune: 32 trials that train almost nothing.
 
     python benchmarks/search_overhead.py --repeats 5 --out benchmarks/search_overhead.csv
 

@@ -50,7 +50,7 @@ class SlowServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def wait_for_line(self, count: int) -> None:

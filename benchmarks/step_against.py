@@ -1,10 +1,10 @@
-"""The step of this checkout against that of another, such as the commit before a change.
+"""This checkout's step against another's, such as the commit before a change.
 
     git worktree add ../before COMMIT
     python benchmarks/step_against.py ../before --out benchmarks/step_against.csv
 
-Both packages are imported in one process of one thread, and the same pack of each trains in turns of a step:
-both have the same machine and the same memory. By CPU time: what else the machine does counts less.
+Both packages are imported in one process of one thread, and the same pack of each trains in turns of a step.
+Times are CPU times, on which other work of the machine has less influence.
 """
 
 from __future__ import annotations

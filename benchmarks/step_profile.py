@@ -1,4 +1,4 @@
-"""Where the time of a CPU core's training step goes, as torch's profiler sees it.
+"""Shares of a training step's time on a CPU core, by torch's profiler.
 
     python benchmarks/step_profile.py --out benchmarks/step_profile.csv
 

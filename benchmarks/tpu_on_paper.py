@@ -1,4 +1,4 @@
-"""What K trials at once take on one TPU chip against K one after the other, without a TPU.
+"""Time of K trials at once on one TPU chip against K one after the other, without a TPU.
 
     python benchmarks/tpu_on_paper.py chip       # compiles for v4, v5e and v6e; goes on where it was ended
     python benchmarks/tpu_on_paper.py host       # the host's time, on this machine
@@ -44,7 +44,7 @@ WIDTHS = (64, 128, 256, 512, 1024)
 MEMBERS = (1, 2, 4, 8, 16, 32, 64)
 PRECISIONS = {"float32": MEMBERS, "bf16": (1, 8)}
 _MOST_PARAMETERS = 55_000_000
-"""Of a pack: what is made of it here, before it is handed over, must fit this machine."""
+"""Most parameters of a pack: its program is built on this machine."""
 
 _TRIAL = Trial().replace(
     base_width=64, head_size=32, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0, steps=1000

@@ -48,7 +48,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to notebooks lead to their pages."""
+    """Links to notebooks lead to their pages; docstrings of commands stand below their heading."""
+    no_heading = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
+    markdown = re.sub(r"^(## mup-tpu .+\n::: .+)$", rf"\1\n{no_heading}", markdown, flags=re.M)
+    small_heading = "    options:\n      heading_level: 3"
+    markdown = re.sub(r"^(::: .+(Options|Kept|Target))$", rf"\1\n{small_heading}", markdown, flags=re.M)
     return re.sub(r"\]\(([^)#:\s]+)\.ipynb\)", r"](\1.md)", markdown)
 
 

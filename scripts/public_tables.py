@@ -1,4 +1,4 @@
-"""What other people's sweeps say about the best learning rate, by the analysis that our own sweeps get.
+"""Best learning rates of other people's sweeps, by the analysis that our own sweeps get.
 
     python scripts/public_tables.py                    # rows in results/public/rows, and our own sweeps
     python scripts/public_tables.py --tables FOLDER    # also the tables that are not copied here
@@ -209,27 +209,38 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
 
 def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """The page of results/public."""
-    parts = [_TOP, _findings(sweeps, pooled), _table(pooled, ["growing", "rule", "sweeps", "sources"])]
+    several = pooled[pooled["sweeps"] > 1]
+    parts = [_TOP, _findings(sweeps, pooled), _table(several, ["growing", "rule", "sweeps", "sources"])]
+    parts.append(_SOURCES + "".join(_item(name, source) for name, source in SOURCES.items()))
+    rows, counts = [], []
     for name, source in SOURCES.items():
         own = sweeps[sweeps["source"] == source.repository]
-        where = f"`{source.path}` of [{source.repository}](https://github.com/{source.repository})"
-        text = f"From {where} ({source.commit}). They say: {source.claim}. {source.ours}"
-        parts.append(
-            f"## {name}\n" + textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
-        )
         if source.sweeps is None:
-            parts.append(f"```bash\nmup-tpu analyze results/public/rows/{name}.csv{_options(source)}\n```")
-            own = own[own["sweep"] == name]
-            parts.append(_table(own, ["rule", "from", "to", "runs"], "verdict"))
+            rows.append(own[own["sweep"] == name].assign(table=name))
         elif len(own) <= 10:
-            parts.append(_table(own, ["sweep", "from", "to", "runs"], "verdict"))
+            rows.append(own.assign(table=name, rule=own["rule"] + ", " + own["sweep"]))
         else:
-            counts = own.groupby("growing")["verdict"].value_counts().unstack(fill_value=0)
-            cells = [
-                [kind, *map(str, row)] for kind, row in zip(counts.index, counts.to_numpy(), strict=True)
-            ]
-            parts.append(_markdown(["growing", *counts], cells))
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts).replace("\n\n```bash", "\n```bash")
+            counts.append(own.assign(table=name))
+    few = pd.concat(rows)
+    few["scales"] = [f"{a:,g}–{b:,g}" for a, b in zip(few["from"], few["to"], strict=True)]
+    parts.append(_table(few, ["table", "rule", "scales", "runs"], "verdict"))
+    many = pd.concat(counts).groupby(["table", "growing"])["verdict"].value_counts().unstack(fill_value=0)
+    cells = [[*place, *row] for place, row in zip(many.index, many.to_numpy(), strict=True)]
+    parts.append(
+        "Verdicts of the tables with many sweeps:\n\n" + _markdown(["table", "growing", *many], cells)
+    )
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _item(name: str, source: Source) -> str:
+    """A source as an item of a list: its place, the options that read it, and its authors' claim."""
+    options = f", `{_options(source).strip()}`" if _options(source) else ""
+    repository = f"[{source.repository}](https://github.com/{source.repository})"
+    text = f"- **{name}**{options}: `{source.path}` of {repository} ({source.commit}). Claim: {source.claim}."
+    wrapped = textwrap.fill(
+        f"{text} {source.ours}", 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return wrapped + "\n"
 
 
 def _options(source: Source) -> str:
@@ -245,7 +256,7 @@ def _options(source: Source) -> str:
 
 
 def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
-    """What the pooled exponents say, a line each."""
+    """Findings of the pooled exponents, as a list."""
 
     def of(kind: str, rule: str, source: str = "") -> str:
         found = pool(sweeps[sweeps["source"].str.contains(source)]) if source else pooled
@@ -253,41 +264,45 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         return f"{row['alpha']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
 
     return (
-        f"- **Width.** μP's best rate stays, over three sources: {of('width', 'μP')}. SP's falls:\n"
-        f"  {of('width', 'SP')}, and sources differ more than their errors.\n"
-        "- **Tokens, at fixed size and batch.** Step Law's rate stays:\n"
-        f"  {of('tokens', 'SP', 'steplaw')}. The 0.307 of their law is along a batch that grows with the\n"
-        "  tokens. Over two octaves of another source's AdamW it is open,\n"
-        f"  {of('tokens', 'SP', 'lr-scheduling')}. Over longer spans Muon's, MuonH's and AdamH's fall:\n"
-        f"  {of('tokens', 'Muon')}, {of('tokens', 'MuonH')}, {of('tokens', 'AdamH')}.\n"
+        "- **Width.** μP's best rate stays, over three sources. SP's falls; sources differ more than their\n"
+        "  errors.\n"
+        "- **Tokens, at fixed size and batch.** Step Law's rate stays,\n"
+        f"  {of('tokens', 'SP', 'steplaw')}; the 0.307 of their law is along a batch that grows with the\n"
+        "  tokens. Over two octaves AdamW's is open in another source. Over longer spans Muon's, MuonH's\n"
+        "  and AdamH's fall.\n"
         "- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n"
         f"  {of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n"
-        "- **Active parameters of a mixture of experts**, all parameters fixed:\n"
-        f"  {of('active parameters (MoE)', 'SP')}.\n"
-        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's rate falls with\n"
-        f"  an α of {of('parameters', 'AdamH')}, MuonH's with {of('parameters', 'MuonH')}.\n"
-        "- **Depth** has one other public table, from 4 layers to 512: AdamH's rate stays,\n"
-        f"  {of('depth', 'AdamH')}; Adam's, Muon's and MuonH's fall, Muon's the most:\n"
-        f"  {of('depth', 'Muon')}. CompleteP rests on our own sweep.\n"
-        f"- **Hyperball**, along the width without a factor: AdamH {of('width', 'AdamH')}, MuonH\n"
-        f"  {of('width', 'MuonH')}. From 128 to 2048 that is 1.6 and 1.8 times, where the authors say 1.4\n"
-        "  (their figure ends at 1024); their Adam and Muon move by twice as much.\n"
+        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's rates\n"
+        "  fall.\n"
+        "- **Depth**, 4 layers to 512. AdamH's rate stays; Adam's, Muon's and MuonH's fall, Muon's most.\n"
+        "- **Hyperball**, along the width without a factor. From 128 to 2048 AdamH's rate falls 1.6 times,\n"
+        "  MuonH's 1.8, where the authors say 1.4 (their figure ends at 1024); Adam's and Muon's fall twice\n"
+        "  as much.\n"
     )
 
 
 _TOP = """\
 # Other people's sweeps
-Does everybody's evidence say what ours says? Public tables of learning-rate sweeps, each analysed as our own
-are; and one exponent for each rule along each way of growing, pooled over all.
+Public tables of learning-rate sweeps, analysed as our own are, and one exponent for each rule along each
+way of growing, pooled over all.
 
 ![Exponents by rule and way of growing](alphas.png)
 
-α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources (random
-effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no law: they
-differ in data, lengths and optimizers, nobody drew them at random, and sweeps that share runs are not
-independent. Made by `python scripts/public_tables.py --tables FOLDER`, a minute on two cores. Rows here are
-numbers of repositories under MIT or Apache 2.0 (marin), or without a licence (Gemstone); three tables are
-read from clones.
+α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources
+(random effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no
+law: nobody drew them at random, and sweeps that share runs are not independent.
+`python scripts/public_tables.py --tables FOLDER` makes this page in a minute on two cores, and
+[pooled.csv](pooled.csv), which has the rules of one sweep too. Rows are numbers of repositories under MIT or
+Apache 2.0 (marin), or without a licence (Gemstone).
+"""
+_SOURCES = """\
+## Tables of others
+One command reads each, with the options that stand after its name; cooldown_steps, one_step and step_law are
+read from clones:
+```bash
+mup-tpu analyze results/public/rows/mup_mlp.csv
+```
+
 """
 
 

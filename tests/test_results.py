@@ -128,7 +128,7 @@ def test_every_stored_row_keeps_its_name(folder):
 def test_every_folder_says_how_it_was_made(folder):
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "```bash" in text
-    assert "cores" in text or "H200" in text
+    assert "core" in text or "H200" in text
 
 
 @pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)

@@ -51,7 +51,7 @@ class Batch:
         """Command lines that run it where the experiment is ours, else sentences.
 
         Args:
-            columns: names of what scales and what is tuned.
+            columns: names of scale and hyperparameter.
             command: command line that adds runs to the table, or None.
         """
         groups: dict[tuple[float, int], list[float]] = {}
@@ -76,7 +76,7 @@ class Batch:
         return tuple(lines)
 
     def price(self) -> str:
-        """Its cost, beside the cost so far and until the verdict."""
+        """Cost of the batch, beside the cost so far and until the verdict."""
         costs = f"it costs {self.costs.write(self.cost)}, {self.costs.write(self.spent)} were spent"
         if math.isinf(self.to_verdict):
             return f"{costs}; how much more a verdict costs cannot be told yet"

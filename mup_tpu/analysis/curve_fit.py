@@ -89,7 +89,7 @@ class WindowFit:
 
     coefficients_R4: np.ndarray
     variance_RW: np.ndarray
-    """Of each point: noise and model error, nat²."""
+    """Variance of each point, noise and model error together, nat²."""
     leverage_RW: np.ndarray
     low_R1: np.ndarray
     high_R1: np.ndarray
@@ -168,7 +168,7 @@ def points_near(x_G: np.ndarray, finite_G: np.ndarray, best: int, step: float) -
 
 
 def _bounds(x_G: np.ndarray, finite_G: np.ndarray, best: int) -> tuple[float, float]:
-    """Where the optimum may lie: to the next points, or an octave if they are closer; not past a lost one."""
+    """Bounds of the optimum: the next points, or an octave if they are closer; not past a lost one."""
     ends = []
     for direction in (-1, 1):
         k = best

@@ -1,4 +1,4 @@
-"""How much single runs scatter near an optimum.
+"""Scatter of single runs near an optimum.
 
 Shapes: R draws, G grid points, W points of a fit's window, C points of several curves.
 """
@@ -24,7 +24,7 @@ _PRIOR_DF = 4
 
 @dataclass(frozen=True)
 class Noise:
-    """How much a single run's loss scatters near the optimum, pooled over curves."""
+    """Scatter of a single run's loss near the optimum, pooled over curves."""
 
     sigma: float
     """Standard deviation of one run, nat per token."""

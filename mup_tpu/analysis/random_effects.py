@@ -6,7 +6,7 @@ e ~ N(0, τ₀²). Without u, many cells at few values would make exponents look
 α ~ N(0, 1), every τ half-normal of scale 0.3 octave. Given all τ everything is normal; the τ are drawn from
 their marginal posterior by Metropolis' algorithm.
 
-Shapes: S cells, A scales, C variance components (the cells' own, then those of scales), R draws of the τ.
+Shapes: S cells, A scales, C variance components (the cells' own, then the scales'), R draws of the τ.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DRAWS, _THIN = 100, 10
 
 @dataclass(frozen=True, repr=False)
 class Regression:
-    """Optima of cells and the sizes that explain them; the fit is made when it is asked for."""
+    """Optima of cells and the sizes that explain them; fitted on first use."""
 
     x_S: np.ndarray
     """log2 of optima."""
     error_S: np.ndarray
-    """Their standard errors."""
+    """Standard errors of the optima."""
     sizes_SA: np.ndarray
     """log2 of sizes."""
 

@@ -38,22 +38,23 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 """Values of columns that the rows of the first releases lack."""
 
 _INTRODUCTION = """\
-Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one stored
-sweep (`mup-tpu referee {name}`); it holds for the sizes, lengths and data on the sweep's page.
+Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one sweep
+(`mup-tpu referee {name}`); the sweep's page has sizes, lengths and data, `docs/rules.md` the rules.
 
-- **α (95 %)**: exponent with which the best value follows the scale; 0 where it stays.
-- **Regret, nat (95 %)**: what the smallest scale's best value costs at the largest.
-- **Hours**: training time on one device; on CPUs, of one thread.
+- **α**, the best value's exponent over the scale, is 0 where it stays; intervals are of 95 %.
+- **Regret** is the cost of the smallest scale's best value at the largest, nat.
+- **Hours** are training time on one device; on CPUs, of one thread.
 
-{usual}. `docs/rules.md` explains
-the rules."""
+{usual}."""
 
 _WORTH = """\
 ## Is a transfer worth it?
-As the scale n grows without end: cost of the transfer as a share of what growing gains, loss gap ∝ n^-a,
-optimum's distance from its limit ∝ n^-b, robustness κ, penalty R(∞) ([what these
-are](../docs/statistics.md#is-a-transfer-worth-it)). Rules with fewer than four known optima, and those whose
-intervals tell neither a nor whether the transfer is useful (b > a/2), are left out. {useful}."""
+[Numbers](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the
+gain by growing, loss gap ∝ n^-a, robustness κ. Left out are rules with fewer than four known optima, and
+those that tell neither a nor whether the transfer is useful. {useful}."""
+
+_SHOWN = (0, 1, 3)
+"""Numbers of a transfer's worth in the table; the others rarely tell anything."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Ruling:
     sweep: str
     """Folder of the sweep."""
     scale: str
-    """What grows, with its label: "width"."""
+    """Label of the scale: "width"."""
     growing: str
     """The scale, from its smallest point to its largest: "width 64 to 256"."""
     tuned: str
@@ -231,14 +232,13 @@ def page(
         if r.regret is not None and math.isfinite(r.regret.value):
             high = f"{r.regret.high:.3f}".replace("inf", "∞")
             cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {high})"
-        look = f"look {r.looks}" if r.looks else "one look"
         unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (
             ", ".join([f"`{r.rule}`", *unusual]),
-            r.span,
+            r.span.replace(" to ", "–"),
             exponent(r.alpha, r.low, r.high).replace("-", "−"),
             cost,
-            f"{r.decision} ({look}{', no power law' if r.why_drifts else ''})",
+            r.decision + " (no power law)" * bool(r.why_drifts),
             f"{r.runs}, {r.hours:.2f}",
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
@@ -250,7 +250,7 @@ def page(
         folders = ", ".join(f"[{name}]({name}/README.md)" for name in predictions)
         lines += [
             "",
-            f"Predictions scored: {sum(inside)} of {len(inside)} inside their 95 % interval ({folders}).",
+            f"Predictions inside their 95 % interval: {sum(inside)} of {len(inside)} ({folders}).",
         ]
     if left_out:
         others = [
@@ -264,12 +264,20 @@ def page(
 
 def _worths(told: list[Ruling]) -> list[str]:
     """The table of what transfers are worth as a scale grows without end."""
-    heads = ("rule", "from, to", *HEADINGS[:-1], "sweep")
+    heads = ("rule", "growing", *(HEADINGS[i] for i in _SHOWN), "sweep")
     rows = (
-        (f"`{r.rule}`", r.growing, *r.worth.cells[:-1], f"[{r.sweep}]({r.sweep}/README.md)") for r in told
+        (
+            f"`{r.rule}`",
+            r.growing.replace(" to ", "–"),
+            *(r.worth.cells[i] for i in _SHOWN),
+            f"[{r.sweep}]({r.sweep}/README.md)",
+        )
+        for r in told
     )
     sure = [f"`{r.rule}` along {r.growing} ({r.worth.useful})" for r in told if r.worth.useful != "not told"]
-    top = _WORTH.format(useful=f"Told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}")
+    top = _WORTH.format(
+        useful=f"Usefulness is told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}"
+    )
     return [top, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
 
 

@@ -86,8 +86,8 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
                 missing.append(column)
     if missing:
         hints = {
-            usual.scale: "--scale names what grows",
-            usual.hyperparameter: "--hyperparameter what is tuned",
+            usual.scale: "--scale names the scale",
+            usual.hyperparameter: "--hyperparameter the tuned column",
         }
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))

@@ -210,7 +210,7 @@ def _solve(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Least objectives from all starts at once, each for losses of its own: θ and objective.
 
-    Levenberg and Marquardt's method on the Huber loss, whose curvature is that of the points in its quadratic
+    Levenberg and Marquardt's method on the Huber loss, with the curvature of the points in its quadratic
     part; steps end at the bounds. scipy's `least_squares` finds the same, one start after the other, in about
     twenty times the time: at its usual tolerances up to half of the bootstrap's draws end short of their fit,
     for with most points in the linear part a step may gain little for a while, and at 1e-12 none does.

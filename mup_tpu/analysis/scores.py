@@ -24,7 +24,7 @@ class Score:
     x: float
     """log2 of the optimum that the rows show."""
     error: float
-    """Its standard error, octaves."""
+    """Standard error of x, octaves."""
     loss: float
     """Least loss at that scale: at the optimum where it is known, else of the value that was run."""
 

@@ -24,12 +24,12 @@ _FARTHEST = 40
 
 @dataclass(frozen=True)
 class Target:
-    """A scale that is asked about."""
+    """A scale to predict at."""
 
     text: str
     """The target as it was asked for: "width=4096"."""
     scale: float
-    """Its value of the table's scale."""
+    """Value of the table's scale at the target."""
 
 
 def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:

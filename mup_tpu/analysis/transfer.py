@@ -113,18 +113,18 @@ class TransferResult:
     """Shift per octave of scale, in octaves, that best brings the loss curves together."""
     law: FittedLaw
     learning_curves: tuple[LearningCurve, ...]
-    """Of each scale at the grid point nearest to its optimum, where the table knows them."""
+    """Curve of each scale at the grid point nearest to its optimum, where the table has it."""
     verdict: Verdict
     worth: Worth = Worth()
-    """What the transfer is worth as the scale grows without end."""
+    """Worth of the transfer as the scale grows without end."""
     next_batch: Batch | None = None
-    """What to run next; None where the verdict is settled."""
+    """Next runs; None where the verdict is settled."""
     at_zero: tuple[AtZero, ...] = ()
-    """Of each scale that was tried without the hyperparameter."""
+    """Results at each scale that was tried without the hyperparameter."""
     at_scale_0: Optimum | None = None
     """Optimum at scale 0, such as without weight decay: in no drift and no regret."""
     sequence: Sequenced | None = None
-    """How it came to this; None where the table is looked at once."""
+    """Looks of the sequence; None where the table is looked at once."""
 
     @property
     def parametrization(self) -> str:
@@ -133,7 +133,7 @@ class TransferResult:
 
     @property
     def headline_regret(self) -> Regret | None:
-        """From the smallest bracketed scale to the largest that was run."""
+        """Regret from the smallest bracketed scale to the largest that was run."""
         return _headline(self.optima, self.regrets)
 
     def __repr__(self) -> str:
@@ -213,8 +213,8 @@ def analyze(
         seed: of the bootstrap; the same table and seed give the same numbers.
 
     Raises:
-        TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or what is
-            there is no table of runs.
+        TableError: epsilon or delta is not a finite number above 0, no run is at a planned scale, or the
+            input is no table of runs.
         StoreError: the results folder holds no runs.
     """
     if isinstance(table, pd.DataFrame):
@@ -242,7 +242,7 @@ def analyze(
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
-    """What a table says of one parametrization; in a sequence runs cost what its own did, as when planned."""
+    """Analysis of one parametrization; in a sequence runs cost as much as its own did, as when planned."""
     table = table.part(lambda frame: frame["compared"] == parametrization)
     looks = tuple(take_looks(parametrization, table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence

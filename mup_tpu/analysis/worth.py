@@ -76,17 +76,17 @@ class Interval:
 
 UNKNOWN = Interval()
 HEADINGS = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
-"""Of `Worth.cells`."""
+"""Headings of `Worth.cells`."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What a rule's transfer is worth along a scale."""
+    """Worth of a rule's transfer along a scale."""
 
     loss_exponent: Interval = UNKNOWN
     """a: the loss at the optimum exceeds its limit by n^-a."""
     irreducible: Interval = UNKNOWN
-    """That limit, nat per token."""
+    """Limit of the loss at the optimum, nat per token."""
     optimum_exponent: Interval = UNKNOWN
     """b: log2 of the optimum is n^-b from its limit; 0 where it has none."""
     kappa: Interval = UNKNOWN
@@ -94,7 +94,7 @@ class Worth:
     penalty: Interval = UNKNOWN
     """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
     share: Interval = UNKNOWN
-    """What the smallest scale's optimum costs at the largest, over what growing gains."""
+    """Cost of the smallest scale's optimum at the largest, over the gain by growing."""
     why_not: str = ""
     """Why the exponents are not known; "" where they are."""
 
@@ -122,7 +122,7 @@ class Worth:
 
 
 def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) -> Worth:
-    """Worth of one rule's transfer, but for R(∞), which takes the other rules.
+    """Worth of one rule's transfer, without R(∞), which needs the other rules.
 
     Args:
         estimates: of each scale, ascending.
@@ -172,11 +172,11 @@ def approach(
         floor: least limit.
 
     Returns:
-        Limit and exponent. An interval of the exponent that reaches the ends of what is weighed goes on to 0
-        or ∞. Where values miss every such curve, errors count as larger, as their χ² says.
+        Limit and exponent. An interval of the exponent that reaches an end of its grid goes on to 0 or ∞.
+        Where values miss every such curve, their χ² enlarges the errors.
     """
     exponents_P = _EXPONENTS
-    for _ in range(2):  # then once more, on a finer grid of those that are not ruled out
+    for _ in range(2):  # then once more, on a finer grid of the exponents left
         limit_P, error_P, chi2_P = _profile(exponents_P, scales, values, errors, floor)
         best = int(np.argmin(chi2_P))
         inflation = max(1.0, float(chi2_P[best]) / (len(scales) - 3))

@@ -64,8 +64,8 @@ def coord_check(
         trial: Trial at each point, with the scale's values, --parametrizations and a constant schedule.
             Without a base along the scale, the smallest value is the base.
         scale: Another scale, any number of a trial: depth=2,4,8,16,32,64.
-        widths: Widths to compare; short for --scale width=... By default 64 to 1024, of which those that
-            would take longer than a minute are left to the same command again.
+        widths: Widths to compare; short for --scale width=... By default 64 to 1024; a width that would
+            take longer than a minute is left to the same command, run again.
         parametrizations: Parametrizations to compare.
         num_seeds: Seeds to average over.
         check_steps: Optimizer steps, at a constant learning rate.

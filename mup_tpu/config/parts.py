@@ -68,7 +68,7 @@ class ModelConfig:
     """Query heads per key and value head (grouped-query attention); 1 shares none. All heads grow with width
     alike."""
     num_experts: int = described(8, label="expert count", above=0, most=_DEEPEST, only=_MOE)
-    """Experts of a layer, of which a router chooses some for each token."""
+    """Experts of a layer; a router chooses some for each token."""
     experts_per_token: int = described(2, label="experts a token", above=0, most=_DEEPEST, only=_MOE)
     """Experts that a token is sent to (top-k)."""
     expert_granularity: int = described(4, label="granularity", above=0, most=_WIDEST, only=_MOE)

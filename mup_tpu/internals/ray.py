@@ -59,7 +59,7 @@ class _WithoutWorkingFolder(list[str]):
     """Folders that Ray puts on the path of workers, without the driver's working folder."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Add folders: that of the driver's script, and the working folder last."""
+        """Add the folder of the driver's script, then the working folder."""
         super().extend(folder for folder in folders if folder != os.getcwd() or is_needed(folder))
 
 

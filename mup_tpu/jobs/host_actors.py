@@ -121,14 +121,14 @@ class SliceActor:
                 event = ray.get(next(events)) if ready[0] is events else ray.get(ready[0])
                 if isinstance(event, Ended):
                     ended = event
-                    if not isinstance(event, Finished):  # other hosts would wait for this one for ever
+                    if not isinstance(event, Finished):  # other hosts would wait for this one without end
                         self._start_hosts()
                         break
                 elif ready[0] is events:
                     yield event
                     running.append(events)
         except ray.exceptions.RayActorError:
-            os._exit(1)  # other hosts would wait for ever: this worker is lost as a whole
+            os._exit(1)  # other hosts would wait without end: this worker is lost as a whole
         except ray.exceptions.RayTaskError:
             self._start_hosts()
             raise

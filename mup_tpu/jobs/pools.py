@@ -25,7 +25,7 @@ class Place:
     workers: int
     """Packs at once, to begin with."""
     execution: str
-    """How members of a pack train: "loop" or "vmap"."""
+    """Execution of a pack's members: "loop" or "vmap"."""
     run: RunOptions
     """Options of each pack, with its number of threads."""
     gpu: str = ""

@@ -51,7 +51,7 @@ def is_cpu(options: RunOptions) -> bool:
 
 
 def execution(options: RunOptions) -> str:
-    """How members of a pack train here: "loop" or "vmap".
+    """Execution of a pack's members here: "loop" or "vmap".
 
     Raises:
         ConfigError: the device is missing.

@@ -45,7 +45,7 @@ class OnePassRMSNorm(RMSNorm):
     """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `RMSNorm`, in one operation."""
+        """`RMSNorm` in one operation."""
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
 
 
@@ -83,7 +83,7 @@ class BlockRMSNorm(RMSNorm):
     """RMS norm for CPUs, some rows at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `RMSNorm`, in blocks of rows."""
+        """`RMSNorm` in blocks of rows."""
         return _BlockRMSNorm.apply(x.to(self.weight.dtype), self.weight)
 
 

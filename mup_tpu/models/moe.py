@@ -1,4 +1,4 @@
-"""Declaration of a mixture of experts: Llama whose MLPs are experts, of which a router takes a few a token.
+"""Declaration of a mixture of experts: Llama whose MLPs are experts; a router takes a few a token.
 
 Mixtral (Jiang et al. 2024, arXiv:2401.04088); with QK norms Qwen3-MoE, with shared experts Qwen2-MoE.
 `moe_network` has the network.

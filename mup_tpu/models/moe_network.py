@@ -28,7 +28,7 @@ class _Experts(nn.Module):
 
     Gathered, an expert computes the tokens sent to it: their number is known when it runs, so neither
     `torch.func.vmap` nor a compiler can take it. Otherwise every expert computes every token, and weights
-    of 0 drop what is not chosen: the same function, E/k times the arithmetic.
+    of 0 drop the others: the same function, E/k times the arithmetic.
     """
 
     def __init__(self, config: ModelConfig, parts: Parts, gathered: bool) -> None:

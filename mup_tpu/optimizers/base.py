@@ -45,7 +45,7 @@ class StackedParameter:
     gradient: Tensor
     slots: Mapping[str, Tensor]
     numbers: tuple[Tensor, ...]
-    """From `UpdateRule.step_numbers`."""
+    """Numbers of the step, from `UpdateRule.step_numbers`."""
     lr_factor: Tensor
     weight_decay: Tensor
     eps: Tensor

@@ -37,7 +37,7 @@ class CoordinateCheck:
     """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
     "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
     sentences: tuple[str, ...]
-    """For each rule: the layer that grows first and the factor that it likely lacks, or that none grows."""
+    """A sentence a rule: the layer that grows first and the factor that it likely lacks; or none grows."""
     growing: Mapping[str, Growing]
     """First growing layer of each rule that has one."""
 

@@ -27,7 +27,7 @@ class Growing:
     """"activation", or "update" since init."""
     step: int
     exponent: float
-    """Of the width; inf for a width that diverges."""
+    """Exponent of the width; inf for a width that diverges."""
     low: float
     """Lower end of its 95 % interval."""
 

@@ -72,7 +72,7 @@ class Picture:
     narrow: str
     """PNG for narrow screens, base64."""
     width: int
-    """Of the wide form on the screen, CSS pixels, so that all figures and panels have one size of type."""
+    """Width of the wide form on the screen, CSS pixels, so that all figures have one size of type."""
 
     @classmethod
     def of(cls, title: str, draw: Callable[[], Figure]) -> Picture:
@@ -114,7 +114,7 @@ class Page:
     """Blocks at the top."""
     sections: Sequence[Section]
     foot: str
-    """How to read the page."""
+    """Guide to the page."""
 
 
 def render(page: Page) -> str:

@@ -41,7 +41,7 @@ BATCH_RULES: Mapping[str, PowerRule] = {
     "lr_linear": PowerRule("Goyal et al. 2017 (arXiv:1706.02677), section 2.1 (for SGD)", learning_rate=1),
     "completedp": PowerRule(_COMPLETEDP, learning_rate=0.5, weight_decay=0.5, eps=-0.5, moments=1),
 }
-"""By name: powers of batch size / base batch size, at equal tokens."""
+"""Powers of batch size / base batch size, at equal tokens, by name of the rule."""
 
 TOKEN_RULES: Mapping[str, PowerRule] = {
     "none": PowerRule("Yang et al. 2022 (arXiv:2203.03466), Table 2: training time is transferred across"),
@@ -49,7 +49,7 @@ TOKEN_RULES: Mapping[str, PowerRule] = {
     "lr_0.5": PowerRule(f"{_COMPLETEDP}, its learning rate alone", learning_rate=-0.5),
     "completedp": PowerRule(_COMPLETEDP, learning_rate=-0.5, weight_decay=-0.5, eps=0.5, moments=-1),
 }
-"""By name: powers of training tokens / the base's, at equal batch size."""
+"""Powers of training tokens / the base's, at equal batch size, by name of the rule."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ DECAY_RULES: Mapping[str, DecayRule] = {
     "constant": DecayRule("Qiu et al. 2025 (arXiv:2512.05620), abstract: η·λ ∝ 1/m", _of_hidden(0)),
     "timescale": DecayRule("Wang & Aitchison 2024 (arXiv:2405.13698), abstract: τ constant", _timescale),
 }
-"""By name. "timescale" is for all parameters that decay, and includes batch size and tokens."""
+"""Rules by name; "timescale" is for all parameters that decay, and includes batch size and tokens."""
 
 
 @dataclass(frozen=True)

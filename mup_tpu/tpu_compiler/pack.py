@@ -75,7 +75,7 @@ def hand_over(
 ) -> str:
     """Program of a stretch of a pack's training, as torch_xla hands it over to XLA.
 
-    Arguments are those of `compile_pack` and `Pack`. The process ends before XLA's CPU compiler starts.
+    Takes the arguments of `compile_pack` and `Pack`. The process ends before XLA's CPU compiler starts.
     """
     _check_installed()
     asked = {

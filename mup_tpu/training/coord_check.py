@@ -135,7 +135,7 @@ def _setting(trial: Trial, scale: Axis) -> str:
 
 def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) -> None:
     if not {*CELL, "optimizer", "tied"} <= set(table):
-        raise StoreError("what is stored there is no coordinate check; give another --results")
+        raise StoreError("the stored table is no coordinate check; give another --results")
     if scale.column not in table:
         raise StoreError(
             f"a coordinate check along another scale than {scale.field} is stored there; give another "

@@ -45,7 +45,7 @@ class Members(ABC):
     """Updates already made when the rows were placed."""
 
     is_stacked = False
-    """Whether all rows are one program, of which several steps are handed over at once."""
+    """Whether all rows are one program that takes several steps at once."""
 
     @abstractmethod
     def __post_init__(self) -> None: ...

@@ -10,7 +10,7 @@ _LONGEST_S = 10.0
 
 
 def falls_on(every: int, step: int) -> bool:
-    """Whether something done every so many steps (0: never) is done after this one."""
+    """Whether a step ends a period of `every` steps; 0 is never."""
     return every > 0 and step % every == 0
 
 

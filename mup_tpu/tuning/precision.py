@@ -1,4 +1,4 @@
-"""Precision "auto": that of the results folder's rows; in a new folder bf16, if the device has units for it.
+"""Precision "auto": the results folder's; in a new folder bf16, if the device has units for it.
 
 It is decided once, by the driver, before trials have their ids: rows and ids hold float32 or bf16.
 """
@@ -16,7 +16,7 @@ from mup_tpu.store import load_precisions
 
 
 def decided(trial: Trial, results: str | None, run: RunOptions, console: Console) -> Trial:
-    """The trial with a precision in place of "auto", of which one line tells.
+    """The trial with a precision in place of "auto"; prints the precision and the reason.
 
     Raises:
         StoreError: the results folder cannot be read.

@@ -20,14 +20,14 @@ from mup_tpu.models import training_flops
 
 GROWING = ("width", "depth", "batch_size", "steps")
 WORTH = 0.1
-"""Loss that e times the compute saves, nat: that of L(N, D) in Hoffmann et al. 2022 at 1e19 to 1e23 FLOP."""
+"""Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP."""
 _LEAST = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
 """Least useful sizes of a proxy, unless the base has smaller ones."""
 _MOST_RUNGS, _MOST_LEVELS, _MOST_PACKS = 5, 12, 24
 
 
 def least_of(base: Trial) -> dict[str, int]:
-    """Least useful sizes of a proxy: at most those of the base."""
+    """Least useful sizes of a proxy, none above the base's."""
     own = base.flat() | {"width": base.model.base_width}
     return {name: min(least, own[name]) for name, least in _LEAST.items()}
 

@@ -217,10 +217,10 @@ class Transfer:
         return runs.sort_values("loss")
 
     def outcomes(self, runs: pd.DataFrame) -> list[str]:
-        """Sentences on each prediction: what was expected at the target, and what came out.
+        """Sentences on each prediction: the expectation at the target, and the result.
 
-        The loss is that of the runs at the predicted value; the optimum is that of the sweep at the target,
-        where one is given.
+        The loss is of the runs at the predicted value; the optimum is of the sweep at the target, where one
+        is given.
         """
         said = []
         for choice in self.chosen:

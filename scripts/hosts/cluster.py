@@ -114,7 +114,7 @@ class Cluster:
             raise Failed(f"{name} ended with {code}: {self.said(f'{name}.log')[-1500:]}")
 
     def said(self, log: str) -> str:
-        """What is in a log so far."""
+        """Text of a log so far."""
         return (self.logs / log).read_text()
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ def losses(name: str) -> dict[str, float]:
 
 
 def hosts_of(name: str) -> dict[str, str]:
-    """What the workers of each host logged."""
+    """Logs of the workers of each host."""
     from mup_tpu.files import Folder
 
     folder, found = Folder(f"s3://hosts/{name}/logs"), dict[str, str]()

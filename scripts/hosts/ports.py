@@ -74,7 +74,7 @@ def _listeners(host: Host) -> list[tuple[str, str, int]]:
 
 
 def _process(name: str, words: list[str]) -> str:
-    """What a process is, of its name and its command line."""
+    """Kind of a process, by its name and its command line."""
     for word, kind in (("mup_tpu", "driver"), ("ray.util.client.server", "client server")):
         if word in words:
             return kind

@@ -128,7 +128,7 @@ def search(cluster: Cluster) -> str:
     check(len(losses("search")) == 4, "trials are missing")
     check("goes on" in hosts_of("search")["worker-1"], "its trial did not go on from its checkpoint")
     check(not checkpointed("search"), "checkpoints are left")
-    return "4 of 4 trials; that of the lost worker went on elsewhere from its checkpoint"
+    return "4 of 4 trials; the lost worker's went on elsewhere from its checkpoint"
 
 
 REHEARSALS = {f.__name__: f for f in (token, ports, both, blink, lost, killed, search)}

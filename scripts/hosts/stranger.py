@@ -1,4 +1,4 @@
-"""What somebody without a token is told at ports of another host: a line a port, `ADDRESS:PORT ANSWER`.
+"""Answers of another host's ports to somebody without a token: a line a port, `ADDRESS:PORT ANSWER`.
 
 An answer is a status of HTTP or of gRPC; Ray's servers are asked for what each kind of them tells.
 """

@@ -196,7 +196,7 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
 def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales():
     """A table of lr × batch × N, whose rates lie on no grid of their own."""
     table = runs().drop(columns="seed").rename(columns={"width": "N"}).assign(batch=[32.0, 64.0] * 6)
-    with pytest.raises(TableError, match="no column 'width'; it has .*; --scale names what grows$"):
+    with pytest.raises(TableError, match="no column 'width'; it has .*; --scale names the scale$"):
         check_table(table)
     with pytest.raises(TableError) as caught:
         check_table(table, Columns(scale="N"))

@@ -137,7 +137,7 @@ def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcom
     code, _, err = outcome("report", two_rules)
     assert code == 0 and "at width 1024, predicted on" in Path(two_rules, "report.html").read_text(), err
     code, out, err = outcome("referee", Path(two_rules).parent)
-    assert code == 0 and "Predictions scored: 1 of 1 inside their 95 % interval" in out, err
+    assert code == 0 and "Predictions inside their 95 % interval: 1 of 1" in out, err
 
 
 def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules, tmp_path, outcome):

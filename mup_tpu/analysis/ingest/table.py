@@ -62,7 +62,7 @@ def _planned(table: RunTable) -> RunTable:
         return table
     note = (
         f"{table.columns.purchase} numbers the {purchases} purchases of a sequence: its looks are counted, "
-        f"and its planned {table.columns.scale}s are taken to be those of the table"
+        f"and the table's {table.columns.scale}s are taken to be all that it planned"
     )
     planned = tuple(sorted(table.runs["scale"].unique().tolist()))
     return replace(table, notes=(*table.notes, note), planned=planned)

@@ -84,7 +84,7 @@ def read_file(path: str | Path) -> pd.DataFrame:
 def _check_columns(count: int) -> None:
     if count > MOST_COLUMNS:
         raise ValueError(
-            f"it has {count:,} columns, of which {MOST_COLUMNS:,} are read; keep those of the sweep"
+            f"it has {count:,} columns, and at most {MOST_COLUMNS:,} are read; keep the columns of the sweep"
         )
 
 

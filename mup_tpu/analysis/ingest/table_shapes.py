@@ -102,7 +102,7 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
         return None
     metrics = {matches[name]["metric"] for name in losses}
     if len(metrics) > 1:
-        raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export those of one loss")
+        raise TableError(f"table holds curves of {list_of(sorted(metrics))}: export the curves of one loss")
     told = {name: settings(matches[name]["run"]) for name in losses}
     both = {"scale", "hyperparameter"}
     untold = [name for name, found in told.items() if {AXES.get(what) for what in found} & both != both]

@@ -116,7 +116,7 @@ def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
 
 
 def _read(value: object) -> tuple[str, str] | None:
-    """A number as it is written, and its kind; None for what is no number.
+    """A number as it is written, and its kind; None for anything else.
 
     Kinds are "plain" (1234), "point" (1.5), "grouped" (1,234.5), "comma" (1.234,5), and "either" of these
     (1,234).

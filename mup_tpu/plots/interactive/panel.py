@@ -59,7 +59,7 @@ class Entry:
     swatch: str
     """Drawing, as SVG."""
     renderers: list[GlyphRenderer[Any]] = field(default_factory=list)
-    """Its marks in all panels; none for a mark that cannot be hidden."""
+    """Marks of the entry in all panels; none for a mark that cannot be hidden."""
 
 
 @dataclass

@@ -95,6 +95,6 @@ def test_curves_of_runs_that_say_nothing_are_refused():
         check_table(curves(lambda run: f"lively-sun-{run.Index}"))
     both = curves(lambda run: f"w{run.width}-lr{run.lr}", ("val/loss", "train/loss"))
     with pytest.raises(
-        TableError, match="table holds curves of train/loss, val/loss: export those of one loss"
+        TableError, match="table holds curves of train/loss, val/loss: export the curves of one loss"
     ):
         check_table(both)
