@@ -5,8 +5,8 @@
 
 Simulated sweeps of widths 64 to 512 in 20 cells, from plain transfer over the boundary to SP's drift; a run
 costs width². What is right is told by each sweep's own optima. The sequence starts at the narrowest width
-with eight learning rates an octave apart and one seed each, and buys what `mup_tpu.analysis.design` says,
-batch after batch, for at most 6 looks of which each could end it. The fixed grids are centred on each
+with eight learning rates an octave apart and three seeds each, and buys what `mup_tpu.analysis.design` says,
+batch after batch, for at most 8 looks of which each could end it. The fixed grids are centred on each
 width's true optimum, within half an octave, which nobody can do, and are looked at once. A replay draws from
 the rows of a stored sweep instead, seeds in random order, and says at which share of that sweep's cost the
 verdict was settled.

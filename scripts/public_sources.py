@@ -1,6 +1,4 @@
-"""Public tables of other people's learning-rate sweeps: where each is, what its authors say, how it is "
-"read.
-"""
+"""Public tables of other people's learning-rate sweeps: place, authors' claim and reader of each."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ class Source:
     path: str
     commit: str
     claim: str
-    """What its authors say."""
+    """Claim of its authors."""
     columns: Columns = Columns()
     rule: str = ""
     """Name of its rule; "" where the table compares several."""
     ours: str = ""
-    """What is analysed here, and where it parts from the claim."""
+    """Part that is analysed here, and differences from the claim."""
     sweeps: Callable[[Path], Iterator[Sweep]] | None = None
     """Reader of a clone; None where the rows are copied to results/public/rows."""
 
@@ -112,16 +110,15 @@ SOURCES = {
     ),
     "hyperball_width": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "over widths 128 to 2048 of 4 layers the best rate drifts 1.4 times at most for AdamH and MuonH, "
-        "without any factor, 2 times for Adam, 4 times for Muon. Kept are the runs of their figure, which "
-        "decay to 0: mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm and "
-        "mup-muonh-linear-input-norm; one has no loss. What the names' mup scales is not in the repository",
+        "from width 128 to 2048 (4 layers) the best rate drifts 1.4 times at most for AdamH and MuonH, "
+        "without any factor, 2 times for Adam, 4 for Muon. Kept are the runs of their figure: "
+        "mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm, "
+        "mup-muonh-linear-input-norm",
         Columns(parametrization="optimizer"),
     ),
     "hyperball_depth": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "the same over 4 to 512 layers of width 128: 1.4 times, 3 times for Adam, 4 times for Muon. Kept are "
-        "the same kinds of runs, and of two that are alike the mean; one has no loss",
+        "the same over 4 to 512 layers of width 128: 1.4 times, 3 for Adam, 4 for Muon",
         Columns("depth", parametrization="optimizer"),
     ),
     "hyperball_tokens": Source(
@@ -132,44 +129,35 @@ SOURCES = {
     "marin_adamh": Source(
         "marin-community/marin", "experiments/speedrun/adamh_qwen3_scaling/selection_summary.json", "dffdec0",
         "AdamH on the same models, tokens and batches as MuonH: 0.02 is chosen for 130 M and 520 M "
-        "parameters, "
-        "0.015 for 300 M and 1.2 B", Columns(scale="params"), "AdamH",
+        "parameters, 0.015 for 300 M and 1.2 B", Columns(scale="params"), "AdamH",
     ),
     "marin_adamc": Source(
         "marin-community/marin", "experiments/speedrun/adamc_qwen3_scaling/selection_summary.json", "8be6ad6",
-        "AdamC (decay corrected for the schedule) on the same: from 0.01 at 130 M parameters to 0.003 at "
-        "1.2 B",
+        "AdamC (decay corrected for the schedule): from 0.01 at 130 M parameters to 0.003 at 1.2 B",
         Columns(scale="params"), "AdamC",
-        "Those of 520 M and 1.2 B are the grid's largest, so their rate falls by less than these numbers' "
-        "N^-0.54.",
+        "Those of 520 M and 1.2 B are the grid's largest.",
     ),
     "marin_moe_tokens": Source(
         "marin-community/marin", "experiments/grug/moe_apr2/new_plots/all_lr_sweep_results.json", "69ca5b5",
         "a mixture of experts of width 512 under AdamH and Adam, at a batch of 32; their later recipe has "
         "tokens^-0.28", Columns(scale="steps"), "AdamH",
-        "Rates are Adam's, AdamH's are 13/3 times them; losses are bits per byte. Left out: the longest "
-        "length, "
-        "whose runs crashed, and the larger widths, which have few rates.",
+        "Rates are Adam's; AdamH's are 13/3 times them. Left out: the longest length, whose runs crashed, "
+        "and larger widths.",
     ),
     "small_batches": Source(
         "martin-marek/batch-size", "utils/fig10.ipynb", "32700f0, read off its figure",
         "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens, means of 5 seeds: small "
-        "batches do "
-        "as well as large ones if β₂ keeps its half-life in tokens. Their grid is centred on batch^0.25",
+        "batches do as well as large ones if β₂ keeps its half-life in tokens. Their grid is centred on "
+        "batch^0.25",
         Columns(scale="batch_size"),
-        ours="Points under other points are left out, except nine that show through. Fixing β₂ costs small "
-        "batches loss, "
-        "but does not move their best rate: α is the same.",
+        ours="Hidden points are left out, except nine that show through. A fixed β₂ costs small batches "
+        "loss, but α is the same.",
     ),
     "cooldown_steps": Source(
         "fabian-sp/lr-scheduling", "data/**/*.json", "8ace3a3",
         "training agrees with a bound of convex optimization, whose best rate falls as 1/√steps and rises "
-        "with "
-        "the share of the cooldown (Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
-        ours="Kept are linear cooldowns at four lengths, 15 000 to 50 000 steps; at shares of 0.6 and more "
-        "the "
-        "shorter ones have their best rate at the grid's edge. Less than two octaves do not tell 1/√steps "
-        "from 0.",
+        "with the share of the cooldown (Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
+        ours="Kept are linear cooldowns at 15 000 to 50 000 steps, too few octaves to tell 1/√steps from 0.",
         sweeps=_cooldowns,
     ),
     "one_step": Source(
@@ -177,17 +165,14 @@ SOURCES = {
         "83f2cf6",
         "one step of SGD from two states of an MLP on MNIST: its best rate is ε/(1 + B₀/batch), so ∝ batch "
         "below the noise scale B₀ and constant above it (McCandlish et al. 2018)", rule="SGD, one step",
-        ours="A power law from 4 to 2048 is the wrong shape, as they say: over the first octaves the rate "
-        "doubles "
-        "with the batch.",
+        ours="A power law is the wrong shape, as they say.",
         sweeps=_one_step,
     ),
     "step_law": Source(
         "step-law/steplaw", "data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv", "32a8f4c",
         "lr ∝ N^-0.713 · D^0.307, at the best batch", rule="SP",
-        ours="2 619 runs. Here are sweeps along one of size, tokens and batch, the other two fixed, with "
-        "four "
-        "points at least.",
+        ours="2 619 runs; sweeps along size, tokens or batch, the other two fixed, with four points at "
+        "least.",
         sweeps=_step_law,
     ),
 }  # fmt: skip

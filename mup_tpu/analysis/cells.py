@@ -9,12 +9,11 @@ import numpy as np
 
 from mup_tpu.analysis.batch import Cell
 from mup_tpu.analysis.drift import Drift
-from mup_tpu.analysis.looks import Evidence
 from mup_tpu.analysis.optimum import Estimate
 
-_FIRST_LOOK = ((-2, 1), (-1, 2), (0, 2), (1, 2), (2, 1))
-"""Octaves from a new scale's predicted optimum, and seeds there: a pack."""
-PACK = sum(seeds for _, seeds in _FIRST_LOOK)
+_FIRST_LOOK = (-2, -1, 0, 1, 2)
+"""Octaves from a new scale's predicted optimum, a seed each: a pack."""
+PACK = len(_FIRST_LOOK)
 """Runs of a first look."""
 _REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
@@ -22,30 +21,20 @@ _EDGE_STEP = 0.3
 """Octaves between an optimum and lost runs up to which nothing is bought in between."""
 
 
-def replicates(evidence: Evidence, number: int, runs: int, runs_beside: int) -> list[Cell]:
-    """Seeds for one scale.
-
-    Args:
-        evidence: evidence of all scales.
-        number: number of the scale.
-        runs: runs for the cells an octave apart beside its optimum.
-        runs_beside: runs for the cells that the regret is read from.
-    """
-    optimum, curve = evidence.estimates[number].optimum, evidence.estimates[number].curve
+def replicates(estimate: Estimate, runs: int) -> list[Cell]:
+    """Seeds for the cells of one scale an octave apart beside its optimum."""
+    optimum, curve = estimate.optimum, estimate.curve
     step = max(1.0, curve.step)
-    seeds: dict[float, int] = {}
+    before: dict[float, int] = {}
     for at in (optimum.best_x + k * step for k in range(-3, 4)):
         there = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
         if abs(at - optimum.x) > max(_REACH, step):
             continue
         if not len(there):
-            seeds[at] = 0
+            before[at] = 0
         elif np.isfinite(curve.mean_G[there[0]]):
-            seeds[float(curve.x_G[there[0]])] = int(curve.count_G[there[0]])
-    beside = cells_beside(evidence) if runs_beside else {}
-    before = seeds | beside
-    fill(beside, runs_beside, optimum.x)
-    seeds |= beside
+            before[float(curve.x_G[there[0]])] = int(curve.count_G[there[0]])
+    seeds = dict(before)
     fill(seeds, runs, optimum.x)
     return [Cell(optimum.scale, at, n - before[at], n) for at, n in sorted(seeds.items()) if n > before[at]]
 
@@ -72,7 +61,7 @@ def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     step = max(1.0, beside.curve.step)
     origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
-    return [Cell(scale, centre + k * step, seeds, seeds) for k, seeds in _FIRST_LOOK]
+    return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
 
 
 def between(estimate: Estimate) -> list[Cell]:
@@ -102,20 +91,6 @@ def beyond(estimate: Estimate) -> list[Cell]:
         edge = float(curve.x_G[-1] if upwards else curve.x_G[0])
         grid = [edge + (1 if upwards else -1) * k * curve.step for k in (1, 2)]
     return [Cell(optimum.scale, x, seeds, seeds) for x in sorted(grid)]
-
-
-def cells_beside(evidence: Evidence) -> dict[float, int]:
-    """The cells of the largest scale on both sides of the smallest's optimum, and their runs."""
-    curve, x = evidence.estimates[-1].curve, evidence.estimates[0].optimum.x
-    right = int(np.searchsorted(curve.x_G, x))
-    around = slice(max(0, right - 1), right + 1)
-    return {
-        float(at): int(count)
-        for at, count, mean in zip(
-            curve.x_G[around], curve.count_G[around], curve.mean_G[around], strict=True
-        )
-        if np.isfinite(mean)
-    }
 
 
 def runs_beside(estimate: Estimate) -> int:

@@ -2,9 +2,8 @@
 
 They follow from the state of each scale and the cost of a run there; any table can ask. Seeds are bought
 where they bring a verdict nearer per cost, on cells an octave apart beside an optimum: half-steps and the
-optimum itself tell less of where it lies. What staying at the smallest scale's optimum costs is read at the
-largest in the two cells beside it: where their noise holds the verdict open, seeds are bought there. Where
-the optima's own scatter does, no seed helps, and another scale is asked for.
+optimum itself tell less of where it lies. Where the optima's own scatter holds the verdict open, no seed
+helps, and another scale is asked for.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from dataclasses import dataclass, replace
 from mup_tpu.analysis.batch import Batch, Cell
 from mup_tpu.analysis.cells import PACK, between, beyond, first_look, new_scale, replicates, to_come
 from mup_tpu.analysis.cost import Cost
-from mup_tpu.analysis.distance import BESIDE, Distance, buy, known_of, new_known
+from mup_tpu.analysis.distance import Distance, buy, known_of, new_known
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
 from mup_tpu.analysis.verdict import MOST_LOOKS
 from mup_tpu.config.columns import label, write_scale
 
-_START = 8
-"""Values at the smallest scale that a sequence starts with, an octave apart, a seed each."""
+_START, _START_SEEDS = 8, 3
+"""Values at the smallest scale that a sequence starts with, an octave apart, and seeds of each: that optimum
+is the cheapest to know well."""
 _LEAST_SPAN = 3.0
 """Octaves that a given grid must span for a sequence to start inside it; else it is but a guess."""
 _PATIENCE = 3
@@ -31,11 +31,11 @@ _PATIENCE = 3
 _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
 _MOST_PURCHASES = 25
-"""Purchases after which a sequence ends in any case; six looks at four scales take about nine."""
+"""Purchases after which a sequence ends in any case; eight looks at four scales take about eleven."""
 
 
 def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Batch:
-    """Start of a sequence: one seed of values an octave apart at the smallest scale.
+    """Start of a sequence: a few seeds of values an octave apart at the smallest scale.
 
     Args:
         parametrization: name of the rule.
@@ -47,9 +47,10 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
     values = [centre + k for k in range(-_START // 2, _START // 2)]
     if max(grid) - min(grid) >= _LEAST_SPAN:
         values = [x for x in values if min(grid) - 1e-6 <= x <= max(grid) + 1e-6]
-    cells = tuple(Cell(scale, x, 1, 1) for x in values)
+    cells = tuple(Cell(scale, x, _START_SEEDS, _START_SEEDS) for x in values)
     costs = Cost(0.0, 1.0, "runs", "not measured yet")
-    return Batch(parametrization, cells, "a start at the smallest scale", len(cells), math.nan, 0.0, costs)
+    runs = sum(cell.runs for cell in cells)
+    return Batch(parametrization, cells, "a start at the smallest scale", runs, math.nan, 0.0, costs)
 
 
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
@@ -150,22 +151,11 @@ def _seeds(ask: _Open) -> Batch:
     """Seeds where they bring a verdict nearer per cost."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
-    packs_beside = bought.pop(BESIDE, 0)
-    places = []
-    if bought:
-        places.append(f"the optimum at {ask.scale} {ask.written([known[i].scale for i in sorted(bought)])}")
-    if packs_beside:
-        source, target = (ask.written([known[i].scale]) for i in (0, -1))
-        places.append(f"the optimum of {source} at {ask.scale} {target}")
-    cells = [
-        cell
-        for i in range(len(known))
-        for cell in replicates(
-            ask.evidence, i, PACK * bought[i], PACK * packs_beside if i == len(known) - 1 else 0
-        )
-    ]
+    cells = [cell for i in sorted(bought) for cell in replicates(ask.evidence.estimates[i], PACK * bought[i])]
+    at = ask.written([known[i].scale for i in sorted(bought)])
     what = "α's interval" if distance.held_by(known) == "α" else "the regret's interval"
-    return ask.batch(cells, f"{what} is too wide: seeds beside {_and(places)} help most", to_verdict)
+    reason = f"{what} is too wide: seeds beside the optimum at {ask.scale} {at} help most"
+    return ask.batch(cells, reason, to_verdict)
 
 
 _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (

@@ -13,24 +13,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mup_tpu.analysis.cells import PACK, cells_beside, fill, runs_beside
+from mup_tpu.analysis.cells import PACK, runs_beside
 from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.drift import Drift, drift_reach
 from mup_tpu.analysis.looks import Evidence, Question
 from mup_tpu.analysis.verdict import PLAIN
 
-_SHARE = 0.35
-"""A batch's cost, as a share of what was spent."""
+_LEAST_SHARE, _SHARE = 0.1, 0.35
+"""A batch's cost, as a share of what was spent: a look is worth some runs, and a plan holds for some."""
 _FLOOR = 0.04**2
 """Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
-_LEAST_ALPHA, _LEAST_OCTAVES, _LEAST_NAT = 0.02, 0.05, 0.001
+_LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
 """Least distances from a verdict's limits: closer ones are not told apart."""
 _SCATTERED = 0.7
 """Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
 _MOST_PACKS = 200
 """Packs after which a verdict counts as out of reach."""
-BESIDE = -1
-"""Place of runs that narrow the regret: beside the smallest scale's optimum, at the largest scale."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +40,16 @@ class Known:
     """Squared standard error of the optimum, octaves²."""
     runs: int
     """Beside the optimum."""
-    beside: tuple[int, ...] = ()
-    """At the largest scale: runs of each of the cells that the regret is read from."""
 
     @property
     def ideal(self) -> Known:
         """State after any number of runs."""
-        return replace(self, variance=min(self.variance, _FLOOR), beside=())
-
-    @property
-    def read(self) -> float:
-        """Runs of the scarcer of the cells that the regret is read from."""
-        return min(self.beside, default=math.inf)
+        return replace(self, variance=min(self.variance, _FLOOR))
 
     def with_runs(self, runs: int) -> Known:
         """State after more runs."""
         total, floor = self.runs + runs, self.ideal.variance
         return replace(self, variance=floor + (self.variance - floor) * self.runs / total, runs=total)
-
-    def with_runs_beside(self, runs: int) -> Known:
-        """State after more runs in the cells that the regret is read from."""
-        beside = {float(k): runs_there for k, runs_there in enumerate(self.beside)}
-        fill(beside, runs)
-        return replace(self.with_runs(runs), beside=tuple(beside.values()))
 
 
 @dataclass(frozen=True)
@@ -77,14 +62,6 @@ class Distance:
     tolerated: float
     """The |Δ| whose regret is ε."""
     delta: float
-    epsilon: float
-    regret: float
-    """Of |Δ|, nat: where one is read, noise biases it upwards."""
-    below: float
-    above: float
-    """By how much the regret's interval reaches further from it than Δ's tells, nat."""
-    read: float
-    """Runs of the scarcer of the cells that the regret is read from."""
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> Distance:
@@ -93,18 +70,10 @@ class Distance:
         coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
         curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
         tolerated = math.sqrt(2 * question.epsilon / curvature)
-        apart = regret = below = above = math.nan
-        known, headline = known_of(evidence), evidence.headline
-        if headline is not None and headline.status == "estimated":
-            apart, spread = abs(last.optimum.x - first.optimum.x), cls._spread(known)
-            least, regret, most = (
-                curvature / 2 * octaves**2 for octaves in (max(0.0, apart - spread), apart, apart + spread)
-            )
-            below = math.sqrt(max(0.0, (headline.low - regret) ** 2 - (regret - least) ** 2))
-            above = math.sqrt(max(0.0, (headline.high - regret) ** 2 - (most - regret) ** 2))
-        limits = (question.delta, question.epsilon)
-        read = known[-1].read
-        return cls(evidence.drift, apart, tolerated, *limits, regret, below, above, read)
+        headline = evidence.headline
+        is_read = headline is not None and headline.status == "estimated"
+        apart = abs(last.optimum.x - first.optimum.x) if is_read else math.nan
+        return cls(evidence.drift, apart, tolerated, question.delta)
 
     @staticmethod
     def _spread(known: Sequence[Known]) -> float:
@@ -123,11 +92,11 @@ class Distance:
         return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
 
     def nearest(self, known: Sequence[Known]) -> tuple[float, str]:
-        """J of the nearer verdict, and what holds it open: "α", "Δ", or "read", the noise beside it."""
+        """J of the nearer verdict, and what holds it open: "α" or "Δ"."""
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(known))
 
     def held_by(self, known: Sequence[Known]) -> str:
-        """What holds the verdict open that the estimates tend to: "α", "Δ" or "read"."""
+        """What holds the verdict open that the estimates tend to: "α" or "Δ"."""
         transfers, *drifts = self._terms(known)
         if abs(self.drift.alpha) < self.delta and not self.apart > self.tolerated:
             return max((ratio, what) for what, ratio in transfers.items())[1]
@@ -146,11 +115,6 @@ class Distance:
             # A regret grows as the square of the octaves.
             beyond = self.apart - math.sqrt(PLAIN) * self.tolerated
             without_a_power["Δ"] = spread / max(beyond, _LEAST_OCTAVES)
-            noise = math.sqrt(self.read / known[-1].read)
-            transfers["read"] = noise * self.above / max(self.epsilon - self.regret, _LEAST_NAT)
-            drifts["read"] = noise * self.below / max(self.regret - self.epsilon, _LEAST_NAT)
-            plain = PLAIN * self.epsilon
-            without_a_power["read"] = noise * self.below / max(self.regret - plain, _LEAST_NAT)
         return transfers, drifts, without_a_power
 
     def of_verdict(self, known: Sequence[Known]) -> float:
@@ -159,34 +123,29 @@ class Distance:
 
 
 def known_of(evidence: Evidence) -> list[Known]:
-    """State of each scale; at the largest, also of the cells that the regret is read from."""
-    known = [
+    """State of each scale."""
+    return [
         Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
         for e in evidence.estimates
     ]
-    known[-1] = replace(known[-1], beside=tuple(cells_beside(evidence).values()))
-    return known
 
 
 def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -> tuple[Counter[int], float]:
     """Packs of the largest drop of J per cost, and the cost until J is 1.
 
     Returns:
-        How many packs for each scale's optimum, by its number, and for the regret (`BESIDE`); the cost.
+        How many packs for each scale's optimum, by its number; the cost.
     """
     bought: Counter[int] = Counter()
     cost = total = 0.0
     now = distance.of_verdict(known)
     for _ in range(_MOST_PACKS):
-        if now <= 1 and bought:
+        if now <= 1 and cost >= _LEAST_SHARE * spent:
             break
         options = []
         for i, k in enumerate(known):
             trial = [*known[:i], k.with_runs(PACK), *known[i + 1 :]]
             options.append(((now - distance.of_verdict(trial)) / costs.of(k.scale), i, trial))
-        if known[-1].beside:
-            trial = [*known[:-1], known[-1].with_runs_beside(PACK)]
-            options.append(((now - distance.of_verdict(trial)) / costs.of(known[-1].scale), BESIDE, trial))
         _, i, known = max(options, key=lambda option: option[0])
         total += PACK * costs.of(known[i].scale)
         if not bought or cost < _SHARE * spent:

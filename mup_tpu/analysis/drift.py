@@ -169,7 +169,7 @@ def _by_scatter(known: Sequence[Optimum]) -> tuple[np.ndarray, np.ndarray, np.nd
 def _quantile(q: float, mean_K: np.ndarray, deviation_K: np.ndarray, weight_K: np.ndarray) -> float:
     """Quantile of a mixture of normals, by bisection."""
     low, high = float((mean_K - 6 * deviation_K).min()), float((mean_K + 6 * deviation_K).max())
-    for _ in range(40):
+    for _ in range(25):
         middle = (low + high) / 2
         if weight_K @ scipy.special.ndtr((middle - mean_K) / deviation_K) < q:
             low = middle

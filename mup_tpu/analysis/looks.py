@@ -20,7 +20,7 @@ from mup_tpu.analysis.noise import Noise, pooled_noise
 from mup_tpu.analysis.optimum import EPSILON, Estimate, estimate
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.verdict import DELTA, Look, decide, shows_drift
+from mup_tpu.analysis.verdict import DELTA, Look, decide
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,6 @@ class LookTaken:
     evidence: Evidence
     decision: str
     sentence: str
-    has_drifted: bool
-    """Whether it would have been DRIFTS on its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the evidence."""
@@ -120,9 +118,8 @@ def take_look(
         before: the look before.
     """
     evidence = weigh(runs, question)
-    number, drifted = (before.number, before.has_drifted) if before else (0, False)
-    number += evidence.is_enough
-    rule = Look(max(number, 1), drifted) if question.planned else None
+    number = (before.number if before else 0) + evidence.is_enough
+    rule = Look(max(number, 1)) if question.planned else None
     decision, sentence = decide(
         parametrization,
         [e.optimum for e in evidence.estimates],
@@ -134,10 +131,7 @@ def take_look(
         rule,
         to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
     )
-    if evidence.is_enough:
-        assert evidence.headline is not None
-        drifted = shows_drift(evidence.drift, evidence.headline, question.epsilon)
-    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence, drifted)
+    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence)
 
 
 def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:

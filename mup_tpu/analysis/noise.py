@@ -17,8 +17,9 @@ from mup_tpu.analysis.loss_curve import LossCurve
 _NEAR, _FAR, _ENOUGH = 0.15, 0.5, 7
 """Rise over the best, nat, up to which single runs tell of the noise, since further up a cubic's error is
 larger; rise where fewer points than enough are that near."""
-_USUAL_NOISE = 0.01
-"""Standard deviation of a run where nothing tells it, nat: its median over stored sweeps is 0.008."""
+_USUAL_NOISE, _USUAL_DF = 0.008, 2
+"""Standard deviation of a run before the table tells it, nat, and its degrees of freedom: its median over
+stored sweeps is 0.008, the standard deviation of its logarithm 0.6."""
 _PRIOR_DF = 4
 
 
@@ -35,12 +36,11 @@ class Noise:
     def draw_factors(self, generator: np.random.Generator, draws: int) -> np.ndarray:
         """Factor on sigma in each draw, as uncertain as few degrees of freedom leave it: √(df/χ²).
 
-        Given errors are taken as they are. Lack of fit, pooled over curves that are alike, has 4 or more.
+        Given errors are taken as they are.
         """
         if self.source == "given errors":
             return np.ones(draws)
-        df = self.df if self.source == "seeds" else max(self.df, 4)
-        return np.sqrt(df / generator.chisquare(df, draws))
+        return np.sqrt(self.df / generator.chisquare(self.df, draws))
 
     def errors_G(self, curve: LossCurve) -> np.ndarray:
         """Standard error of each mean of a curve.
@@ -68,12 +68,19 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
     known = df_C > 0
     if known.any():
         # The median: one unstable point must not widen all others' intervals.
-        sigma = np.sqrt(np.median(squares_C[known] / scipy.stats.chi2.median(df_C[known])))
-        return Noise(max(float(sigma), floor), int(df_C.sum()), "seeds")
+        sigma = float(np.sqrt(np.median(squares_C[known] / scipy.stats.chi2.median(df_C[known]))))
+        return _with_usual(sigma, int(df_C.sum()), "seeds", floor)
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
     sigma, left = _lack_of_fit(curves)
-    return Noise(max(sigma, floor, 1e-6), left, "lack of fit")
+    return _with_usual(sigma, left, "lack of fit", floor)
+
+
+def _with_usual(sigma: float, df: int, source: str, floor: float) -> Noise:
+    """Noise that a table tells, with the usual one's logarithm as a few degrees of freedom more."""
+    total = df + _USUAL_DF
+    share = df / total
+    return Noise(max(max(sigma, 1e-6) ** share * _USUAL_NOISE ** (1 - share), floor), total, source)
 
 
 def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:

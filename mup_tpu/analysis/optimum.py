@@ -129,17 +129,20 @@ class Estimate:
     optimum: Optimum
     missed_G: np.ndarray
     """Whether the fit misses each point, by more than 3 standard errors."""
+    error_G: np.ndarray
+    """Standard error of each mean, nat."""
 
 
 def estimate(
     curve: LossCurve, noise: Noise, generator: np.random.Generator, epsilon: float = EPSILON
 ) -> Estimate:
     """Bootstrap a curve and find its optimum."""
-    fit = fit_curves(curve.x_G, curve.mean_G[None], noise.errors_G(curve), curve.step)
+    error_G = noise.errors_G(curve)
+    fit = fit_curves(curve.x_G, curve.mean_G[None], error_G, curve.step)
     misses_G = misses(curve, noise, fit)
     draws = draw_curve(curve, noise, fit, misses_G, generator)
     optimum = find_optimum(curve, fit, draws, misses_G, epsilon)
-    return Estimate(curve, fit, draws, optimum, np.abs(misses_G) > MISS)
+    return Estimate(curve, fit, draws, optimum, np.abs(misses_G) > MISS, error_G)
 
 
 def draw_curve(

@@ -15,6 +15,8 @@ from mup_tpu.analysis.optimum import Estimate
 
 _BESIDE_LOST = 0.05
 """Share of a grid step beside a lost point within which a value counts as lost."""
+_HELD = 2.0
+"""Standard errors that a fit may lie outside the points beside a value."""
 AT_LEAST = "at least"
 """Status of a regret at a scale whose optimum lies beyond its grid: its best run bounds it from below."""
 
@@ -34,8 +36,9 @@ class Regret:
     """"estimated", "at least", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
     relative: float
     """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
+    low_99: float = math.nan
     high_99: float = math.nan
-    """Its 99 % upper bound, which a sequence of looks asks for."""
+    """Its 99 % bounds, which a sequence of looks asks for."""
     compute_share: float = math.nan
     """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
     compute_low: float = math.nan
@@ -62,7 +65,7 @@ def regret(source: Estimate, target: Estimate) -> Regret:
         right = int(np.clip(np.searchsorted(target.curve.x_G, x, side="right"), 1, len(target.curve.x_G) - 1))
         diverged = target.curve.diverged_G[right - 1 : right + 1].any()
         status = "diverged" if diverged else "stopped early"
-        return Regret(*ends, math.inf, math.inf, math.inf, status, math.inf)
+        return Regret(*ends, math.inf, math.inf, math.inf, status, math.inf, math.inf)
     inside = np.isfinite(source.draws.x_R) & (np.isfinite(target.draws.x_R) | is_open)
     # The draws scatter by noise alone; the source's optimum is also uncertain by its fit's model error.
     by_noise = float(source.draws.x_R[inside].var()) if inside.any() else 0.0
@@ -72,20 +75,21 @@ def regret(source: Estimate, target: Estimate) -> Regret:
     best_R = target.draws.means_RG.min(axis=1) if is_open else target.draws.loss_R
     losses_R = _loss_at(source.draws.x_R + shift_R, target, target.draws, generator) - best_R
     drawn = losses_R[inside] if inside.any() else np.array([value])
-    low, high, high_99 = (float(q) for q in np.quantile(drawn, [0.025, 0.975, 0.99], method="nearest"))
+    quantiles = np.quantile(drawn, [0.01, 0.025, 0.975, 0.99], method="nearest")
+    low_99, low, high, high_99 = (float(q) for q in quantiles)
+    low, low_99 = (max(min(bound, value), 0.0) for bound in (low, low_99))
     gain = source.optimum.loss - target.optimum.loss
     relative = value / gain if gain > 0 else math.nan
     if is_open:
-        return Regret(
-            *ends, max(value, 0.0), max(min(low, value), 0.0), math.inf, AT_LEAST, math.nan, math.inf
-        )
+        return Regret(*ends, max(value, 0.0), low, math.inf, AT_LEAST, math.nan, low_99, math.inf)
     return Regret(
         *ends,
         value=max(value, 0.0),
-        low=max(min(low, value), 0.0),
+        low=low,
         high=max(high, value),
         status="estimated",
         relative=relative,
+        low_99=low_99,
         high_99=max(high_99, value),
     )
 
@@ -113,8 +117,9 @@ def _loss_at(
 ) -> np.ndarray:
     """Loss of each draw at x: its local fit where that reaches, elsewhere straight lines between points.
 
-    Away from the optimum loss rises, so the fit is held between the points beside it. Where the outer one is
-    missed by the fit, as behind a wall, the loss jumps to that point's anywhere in between, at random.
+    Away from the optimum loss rises, so the fit is held between the points beside it, give or take two
+    standard errors. Where the outer one is missed by the fit, as behind a wall, the loss jumps to that
+    point's anywhere in between, at random.
 
     Args:
         x_R: log2 of the hyperparameter, one a draw.
@@ -139,10 +144,10 @@ def _loss_at(
     above_R = clipped_R >= draws.centre_R
     outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)
     outer_y, inner_y = draws.means_RG[rows, outer_R], draws.means_RG[rows, inner_R]
-    floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y))
-    loss_R = np.where(
-        reaches_R, np.clip(draws.fitted(clipped_R), floor_R, np.maximum(inner_y, outer_y)), straight_R
-    )
+    noise_R = _HELD * np.maximum(target.error_G[inner_R], target.error_G[outer_R])
+    floor_R = np.where(curve.x_G[inner_R] == draws.centre_R, -np.inf, np.minimum(inner_y, outer_y) - noise_R)
+    held_R = np.clip(draws.fitted(clipped_R), floor_R, np.maximum(inner_y, outer_y) + noise_R)
+    loss_R = np.where(reaches_R, held_R, straight_R)
     if generator is not None:
         to_outer_R = np.where(above_R, share_R, 1 - share_R)
         is_beyond_R = target.missed_G[outer_R] & (generator.uniform(size=len(x_R)) < to_outer_R)

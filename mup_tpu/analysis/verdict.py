@@ -15,23 +15,19 @@ from mup_tpu.config.columns import label, write_scale
 DELTA = 0.2
 """Drift exponent that does not matter."""
 PLAIN = 2.0
-"""Times epsilon from which a regret is plain: one look of a sequence then does, or no power law is needed."""
-MOST_LOOKS = 6
+"""Times epsilon from which a regret is plain: no power law is needed."""
+MOST_LOOKS = 8
 """Looks in a sequence."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """An analysis in a sequence of them, each of which could end it: its bounds are wider for that.
+    """An analysis in a sequence of them, each of which could end it: its bounds on the regret are 99 % ones.
 
-    TRANSFERS then asks for a 99 % bound on the regret; DRIFTS for two looks in a row, unless α's interval
-    excludes 0 and the regret's lower bound is twice epsilon, or the optimum diverges or lies outside the
-    grid. benchmarks/settle.py measures the error rates.
+    benchmarks/settle.py measures the error rates.
     """
 
     number: int
-    has_drifted: bool = False
-    """Whether the look before would have been DRIFTS on its own."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,11 @@ def decide(
         f"costs {'at least ' if regret.status == AT_LEAST else ''}{regret.value:.3f} nat at {target} "
         f"(95 % {regret.low:.3f} to {_nat(regret.high)})",
     )
-    is_read = regret.status in ("estimated", AT_LEAST)
-    is_plain = drift.excludes_0 and (not is_read or regret.low > PLAIN * epsilon)
     verdict = "INCONCLUSIVE"
     all_known = all(o.is_bracketed for o in optima)
     if to_come <= 0 and all_known and _transfers(drift, regret, epsilon, delta, look):
         verdict = "TRANSFERS"
-    elif shows_drift(drift, regret, epsilon) and (look is None or look.has_drifted or is_plain):
+    elif _drifts(drift, regret, epsilon, look):
         verdict = "DRIFTS"
     alpha = exponent(drift.alpha, drift.low, drift.high).replace("(", "(95 % ")
     law = f"{columns.hyperparameter}* ∝ {columns.scale}^{alpha if drift.is_told else 'α, α not known'}"
@@ -111,11 +105,11 @@ def decide(
     return verdict, f"{parametrization}: {verdict} ({rule}): {numbers}."
 
 
-def shows_drift(drift: Drift, regret: Regret, epsilon: float) -> bool:
-    """Whether one look alone shows that the optimum drifts and that it matters."""
+def _drifts(drift: Drift, regret: Regret, epsilon: float, look: Look | None) -> bool:
+    low = regret.low if look is None else regret.low_99
     if not drift.excludes_0:
-        return regret.low > PLAIN * epsilon
-    return regret.low > epsilon or regret.status == "outside the grid"
+        return low > PLAIN * epsilon
+    return low > epsilon or regret.status == "outside the grid"
 
 
 def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: Look | None) -> bool:

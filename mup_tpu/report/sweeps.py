@@ -34,9 +34,8 @@ _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
     "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
     "{epsilon:g} nat, or twice that whatever α is; INCONCLUSIVE otherwise. In a sequence of looks, each of "
-    "which could end it, TRANSFERS asks for the regret's 99 % bound, DRIFTS for two looks in a row unless it "
-    "is plain. Intervals are 95 %: of optima and regrets from a parametric bootstrap, of α over what the "
-    "optima may scatter by."
+    "which could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from a "
+    "parametric bootstrap, of α over what the optima may scatter by."
 )
 
 _WORTH = (

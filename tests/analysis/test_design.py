@@ -78,7 +78,7 @@ def test_where_no_scale_has_an_optimum_only_the_grids_are_extended():
 def test_a_third_scale_gets_a_pack_around_where_its_optimum_is_expected():
     batch = batch_of(sweep_of([-7, -8], sigma=0.001))
     assert [(c.scale, c.x, c.runs) for c in batch.cells] == [
-        (256, -11, 1), (256, -10, 2), (256, -9, 2), (256, -8, 2), (256, -7, 1),
+        (256, -11, 1), (256, -10, 1), (256, -9, 1), (256, -8, 1), (256, -7, 1),
     ]  # fmt: skip
     assert "a verdict needs 3 widths, there are 2" in batch.reason
 
@@ -105,7 +105,7 @@ def test_noise_is_met_by_seeds_beside_the_optima_that_decide():
     frame = sweep_of([-8, -8, -8, -8], sigma=0.03)
     frame.loc[(frame["width"] == 512) & (frame["lr"] == 2.0**-6), "loss"] = np.nan
     batch = batch_of(frame)
-    assert "interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
+    assert "interval is too wide: seeds beside the optimum at width 64" in batch.reason
     analysis = analyze(check_table(frame)).results[0]
     optima = {o.scale: o.x for o in analysis.optima}
     for cell in batch.cells:
@@ -140,23 +140,27 @@ def a_regret_read_beside_one_run():
     return frame
 
 
-def test_seeds_are_asked_for_where_the_regret_is_read():
-    """However well both optima are known, what staying costs is read beside the smaller scale's optimum."""
+def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
+    """However well α is known, what staying costs is read where the optima of both ends lie."""
     frame = a_regret_read_beside_one_run()
     result = analyze(check_table(frame), delta=0.3).results[0]
-    assert result.verdict.decision == "INCONCLUSIVE"
     assert result.headline_regret.high > 0.01 > result.headline_regret.value
-    batch = result.next_batch
-    assert "the regret's interval is too wide: seeds beside the optimum of 64 at width 512" in batch.reason
-    assert {(c.scale, c.x) for c in batch.cells} == {(512, -6), (512, -5.5)}
-    assert max(batch.cells, key=lambda cell: cell.runs).x == -5.5, "where the fewest seeds are"
-    assert batch.cost <= batch.to_verdict < np.inf
     generator = np.random.default_rng(1)
-    for cell in batch.cells:
-        seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
-        rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
-        frame = pd.concat([frame, pd.DataFrame(rows)])
-    assert analyze(check_table(frame), delta=0.3).results[0].verdict.decision == "TRANSFERS"
+    for _ in range(4):
+        assert result.verdict.decision == "INCONCLUSIVE"
+        batch = result.next_batch
+        print(batch.reason, batch.cells, result.verdict.sentence)
+        assert "the regret's interval is too wide: seeds beside the optimum at width 512" in batch.reason
+        assert {c.scale for c in batch.cells} == {512}
+        assert batch.cost <= batch.to_verdict < np.inf
+        for cell in batch.cells:
+            seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
+            rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
+            frame = pd.concat([frame, pd.DataFrame(rows)])
+        result = analyze(check_table(frame), delta=0.3).results[0]
+        if result.verdict.decision == "TRANSFERS":
+            return
+    raise AssertionError(result.verdict.sentence)
 
 
 def test_runs_are_bought_where_they_are_cheap():

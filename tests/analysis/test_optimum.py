@@ -43,7 +43,7 @@ def test_optimum_of_a_parabola_is_its_vertex():
 def test_optimum_of_a_cubic_is_its_local_minimum():
     # d/dx of 0.05 u² + 0.008 u³ vanishes at u = 0, whatever the cubic term.
     curve = curve_of(lambda x: 2.5 + 0.05 * (x + 7.6) ** 2 + 0.008 * (x + 7.6) ** 3, range(-11, -4))
-    assert optimum_of(curve).x == pytest.approx(-7.6, abs=0.006)
+    assert optimum_of(curve).x == pytest.approx(-7.6, abs=0.011), "a step of the grid that is searched"
 
 
 @pytest.mark.parametrize(("vertex", "status"), [(-14, "at lower edge"), (-2, "at upper edge")])
@@ -243,7 +243,7 @@ def test_noise_known_from_few_runs_widens_the_interval_as_students_t_does():
     curve = curve_of(lambda x: 2.5 + 0.04 * (x + 8.2) ** 2, range(-12, -4))
 
     def width(df):
-        optimum = estimate(curve, Noise(0.02, df, "seeds"), np.random.default_rng(0)).optimum
+        optimum = estimate(curve, Noise(0.01, df, "seeds"), np.random.default_rng(0)).optimum
         return optimum.high - optimum.low
 
     expected = stats.t.ppf(0.975, 4) / stats.norm.ppf(0.975)

@@ -29,7 +29,7 @@ def test_identical_optima_lose_nothing(name):
     first, last = evidence.estimates[0], evidence.estimates[-1]
     for off in (-1e-6, 0.0, 1e-6):
         moved = replace(first, optimum=replace(first.optimum, x=round(last.optimum.x) + off))
-        assert regret(moved, last).value == pytest.approx(0.0, abs=5e-4)
+        assert regret(moved, last).value == pytest.approx(0.0, abs=6e-4)
     assert result_of(name).headline_regret.value == pytest.approx(0.0, abs=5e-4)
 
 
