@@ -202,8 +202,8 @@ def analyze(
     Examples:
         >>> for result in analyze("results/quickstart").results:
         ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-        mup -0.03 TRANSFERS
-        sp -0.56 DRIFTS
+        mup -0.06 TRANSFERS
+        sp -0.57 DRIFTS
 
     Args:
         table: checked runs; or runs of the usual columns, as `check_table` takes them; or where they are: a
