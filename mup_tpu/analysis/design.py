@@ -195,7 +195,7 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
             return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
         if Distance.of(look.evidence, question).is_held_by_scatter(known):
             return _scatter_reason(look.evidence, question, settles=True)
-        return "no amount of such runs is expected to settle it"
+        return "how much more a verdict costs cannot be told yet; without a budget it goes on"
     return ""
 
 
