@@ -39,7 +39,8 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
     for e in law.exponents:
         assert e.low < EXPONENTS[e.scale] < e.high
     residual = optima[:, 4] - optima[:, :4] @ expected
-    assert law.tau == pytest.approx(residual.std() * math.sqrt(27 / 23), rel=0.4)
+    # A scatter no larger than the errors of optima is told to about their size.
+    assert law.tau == pytest.approx(residual.std() * math.sqrt(27 / 23), abs=0.025)
     at = {"N": 3e9, "D": 5e10, "bs": 256}
     x, low, high = law.at(at)
     truth = sum(a * math.log2(at[name]) for name, a in EXPONENTS.items())
