@@ -84,7 +84,7 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     assert widths() == [64, 128, 256]
     assert widths("--where", "width<=128") == [32, 64, 128]
     code, out, _ = outcome("referee", folder.parent)
-    assert code == 0 and "\n## Width\n" in out and " | 64 to 256 |" in out
+    assert code == 0 and "\n## Width\n" in out and " | 64–256 |" in out
     page = folder.parent / "pages" / "README.md"
     code, _, _ = outcome("referee", folder.parent, "--out", page)
     assert code == 0 and "](referee.png)" in page.read_text(encoding="utf-8")

@@ -340,7 +340,7 @@ def test_a_study_that_cannot_be_is_refused(changes, sentence, tmp_path):
         ("no_such_module:train", {}, "cannot be imported: ModuleNotFoundError"),
         ("trainers:no_such", {}, "module trainers has no no_such"),
         (
-            "python train.py {depth}",
+            "sh train.sh {depth}",
             {},
             "{depth} in '{depth}' is not one of folder, id, lr, rule, seed, width",
         ),
