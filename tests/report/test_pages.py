@@ -91,7 +91,9 @@ def test_a_verdict_ends_in_what_to_do(quickstart):
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
     assert mup.startswith("take learning rate 2^-6.1 = 0.0149 from width 64 to 384: expected cost ")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    expected = "take learning rate 2^-6.1 = 0.0148 from width 64 to 384: 2^-7.6 = 0.00526 is the optimum there"
+    expected = (
+        "take learning rate 2^-6.1 = 0.0148 from width 64 to 384: 2^-7.6 = 0.00526 is the optimum there"
+    )
     assert sp == f"do not {expected}"
 
 

@@ -38,7 +38,10 @@ def ended(path):
 
 
 @pytest.mark.slow
-def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing(sweep, tmp_path):
+def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing(
+    sweep, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
     outcome = settle(sweep, tmp_path)
     runs = load_runs(tmp_path)
     assert sum(outcome.values()) == len(runs)
