@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,5 +70,7 @@ def export_stock(
     ends = {name: separator for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
-    model.save_pretrained(path)
+    # Its progress bar flushes standard output; a full disk under lines that wait there must not end the export.
+    with contextlib.redirect_stdout(io.StringIO()):
+        model.save_pretrained(path)
     return Path(path)
