@@ -70,7 +70,7 @@ def export_stock(
     ends = {name: separator for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
-    # Its progress bar flushes standard output; a full disk under lines that wait there must not end the export.
+    # Its bar flushes standard output: lines that wait there for a full disk must not end the export.
     with contextlib.redirect_stdout(io.StringIO()):
         model.save_pretrained(path)
     return Path(path)
