@@ -15,7 +15,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import rich.console
 from rich.segment import Segment
@@ -47,14 +47,14 @@ class Console(rich.console.Console):
         try:
             super().print(*objects, **options)
         except OSError as error:
-            self._fail(error)
+            self.lose(error)
 
     def write(self, text: str) -> None:
         """Write a document, such as JSON, and a new line."""
         try:
             print(visible(text), file=self.file, flush=True)
         except OSError as error:
-            self._fail(error)
+            self.lose(error)
 
     def status(self, status: Any, **options: Any) -> Status:
         """A live line on a terminal. Elsewhere there is none: on a full disk it would end the work."""
@@ -75,12 +75,11 @@ class Console(rich.console.Console):
         """Raise the error of a closed pipe again: Rich would end the process."""
         raise  # noqa: PLE0704 (called where the error is handled)
 
-    def _fail(self, error: OSError) -> None:
-        """Note that output is lost, and discard later output."""
-        if self.stderr:
-            return
-        Console.failure = Console.failure or error
-        discard_output()
+    def lose(self, error: OSError) -> None:
+        """Note that output is lost, and discard what waits in the stream's buffer and later output."""
+        if not self.stderr:
+            Console.failure = Console.failure or error
+        discard_output(sys.stderr if self.stderr else sys.stdout)
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -129,10 +128,10 @@ class Bar:
         self._progress.update(self._task, description=doing, completed=share)
 
 
-def discard_output() -> None:
-    """Discard standard output from now on; else Python would fail again when it ends."""
+def discard_output(stream: TextIO | None = None) -> None:
+    """Discard standard output, or another stream, from now on; else Python would fail again when it ends."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def prepare_streams() -> None:

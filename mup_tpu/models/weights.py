@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,7 +68,5 @@ def export_stock(
     ends = {name: separator for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.config.update(ends)
     model.generation_config = GenerationConfig(**ends)
-    # Its bar flushes standard output: lines that wait there for a full disk must not end the export.
-    with contextlib.redirect_stdout(io.StringIO()):
-        model.save_pretrained(path)
+    model.save_pretrained(path)
     return Path(path)

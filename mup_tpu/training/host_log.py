@@ -80,12 +80,14 @@ def _warnings_shown(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
+def attached(
+    handler: logging.Handler, *loggers: str, lost: Callable[[OSError], None] | None = None
+) -> Iterator[None]:
     """Hand lines of loggers, from level INFO on, to a handler, and close it at the end.
 
-    One message reports lines that it cannot write; they are lost.
+    One message reports lines that it cannot write; they are lost, and `lost` hears of the first error.
     """
-    handler.handleError = _say_once()  # type: ignore[assignment, method-assign]
+    handler.handleError = _say_once(lost)  # type: ignore[assignment, method-assign]
     found = [logging.getLogger(name) for name in loggers]
     before = [(logger.level, logger.propagate) for logger in found]
     for logger in found:
@@ -103,7 +105,7 @@ def attached(handler: logging.Handler, *loggers: str) -> Iterator[None]:
             handler.close()
 
 
-def _say_once() -> Callable[[logging.LogRecord], None]:
+def _say_once(lost: Callable[[OSError], None] | None) -> Callable[[logging.LogRecord], None]:
     """Error handler of a log: one message in place of logging's traceback a line."""
     said: list[str] = []
 
@@ -113,6 +115,8 @@ def _say_once() -> Callable[[logging.LogRecord], None]:
             said.append(reason(error))
             with contextlib.suppress(OSError):
                 print(f"warning: lines of the log are lost: {said[0]}", file=sys.stderr)
+            if lost is not None and isinstance(error, OSError):
+                lost(error)
 
     return say
 

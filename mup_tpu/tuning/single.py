@@ -178,7 +178,8 @@ def _log_lines(console: Console, results: str | None) -> Iterator[None]:
         if not console.is_terminal:
             handler = logging.StreamHandler(sys.stdout)
             handler.setFormatter(VisibleFormatter())
-            stack.enter_context(attached(handler, "mup_tpu"))
+            # The command line's console notes the loss, and frees what waits in the buffer.
+            stack.enter_context(attached(handler, "mup_tpu", lost=getattr(console, "lose", None)))
         if results is not None:
             stack.enter_context(host_log(results))
         yield
