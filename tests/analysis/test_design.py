@@ -149,7 +149,6 @@ def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
     for _ in range(4):
         assert result.verdict.decision == "INCONCLUSIVE"
         batch = result.next_batch
-        print(batch.reason, batch.cells, result.verdict.sentence)
         assert "the regret's interval is too wide: seeds beside the optimum at width 512" in batch.reason
         assert {c.scale for c in batch.cells} == {512}
         assert batch.cost <= batch.to_verdict < np.inf

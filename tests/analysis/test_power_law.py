@@ -15,7 +15,7 @@ from mup_tpu.plots import law_figure
 EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
 
 
-def cells_of_runs(scatter=0.05, seed=0):
+def cells_of_runs(scatter=0.05, seed=0, seeds=1):
     """Runs of 3 × 3 × 3 cells whose optimum follows the exponents, with loss 2 + 0.04·(distance)²."""
     generator, rows, optima = np.random.default_rng(seed), [], []
     for N in (1e8, 3e8, 1e9):
@@ -26,21 +26,21 @@ def cells_of_runs(scatter=0.05, seed=0):
                 best += generator.normal(0, scatter)
                 optima.append([1.0, *np.log2([N, D, bs]), best])
                 for x in np.arange(best - 4.5, best + 4.5):
-                    loss = 2 + 0.04 * (x - best) ** 2 + generator.normal(0, 1e-3)
-                    rows.append(sizes | {"lr": 2.0**x, "loss": loss})
+                    for own in range(seeds):
+                        loss = 2 + 0.04 * (x - best) ** 2 + generator.normal(0, 1e-3)
+                        rows.append(sizes | {"lr": 2.0**x, "loss": loss, "seed": own})
     return pd.DataFrame(rows), np.array(optima)
 
 
 def test_exponents_are_those_of_least_squares_on_the_true_optima():
-    runs, optima = cells_of_runs()
+    runs, optima = cells_of_runs(seeds=2)  # single runs would be taken to have the usual, larger noise
     (law,) = fit_power_laws(runs, ("N", "D", "bs"))
     expected = np.linalg.lstsq(optima[:, :4], optima[:, 4], rcond=None)[0]
     assert [e.value for e in law.exponents] == pytest.approx(expected[1:], abs=0.05)
     for e in law.exponents:
         assert e.low < EXPONENTS[e.scale] < e.high
     residual = optima[:, 4] - optima[:, :4] @ expected
-    # A scatter no larger than the errors of optima is told to about their size.
-    assert law.tau == pytest.approx(residual.std() * math.sqrt(27 / 23), abs=0.025)
+    assert law.tau == pytest.approx(residual.std() * math.sqrt(27 / 23), rel=0.4)
     at = {"N": 3e9, "D": 5e10, "bs": 256}
     x, low, high = law.at(at)
     truth = sum(a * math.log2(at[name]) for name, a in EXPONENTS.items())
