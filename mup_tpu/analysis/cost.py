@@ -11,6 +11,7 @@ import numpy as np
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config.columns import write_scale
+from mup_tpu.config.values import write_time
 
 _MOST = math.log(sys.float_info.max)
 
@@ -34,8 +35,7 @@ class Cost:
     def write(self, cost: float) -> str:
         """A cost with its unit."""
         if self.unit == "s":
-            unit, seconds = ("s", 1) if cost < 120 else ("min", 60) if cost < 7200 else ("h", 3600)
-            return f"{cost / seconds:.{1 if unit == 'h' else 0}f} {unit}"
+            return write_time(cost)
         return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
 
 

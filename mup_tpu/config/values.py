@@ -115,6 +115,12 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
+def write_time(seconds: float) -> str:
+    """A time in whole seconds, in minutes from two on, in hours from two on."""
+    unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
+    return f"{seconds / length:.{1 if unit == 'h' else 0}f} {unit}"
+
+
 def counted(counts: Iterable[tuple[object, int]]) -> str:
     """Counts in words: "3 finished, 1 failed" of ("finished", 3), ("failed", 1)."""
     return ", ".join(f"{count} {name}" for name, count in counts)

@@ -8,6 +8,7 @@ from typing import Any
 from mup_tpu.analysis.outlook import PACK, Assumed
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.toml import write_sweep
+from mup_tpu.config.values import write_time
 from mup_tpu.jobs.plan import describe
 from mup_tpu.tuning.proxies import WORTH, Candidate
 
@@ -65,13 +66,21 @@ class Plan:
         return self.assumed.copied(self.chosen.ray.octaves[smallest], PACK * self.chosen.packs[0])
 
     @property
+    def with_larger(self) -> Candidate | None:
+        """The proxies and the next larger one; None where that is the target itself."""
+        top = self.chosen.rungs[-1] + 1
+        if top >= len(self.chosen.ray.trials):
+            return None
+        return replace(self.chosen, rungs=(*self.chosen.rungs, top), packs=(*self.chosen.packs, 1))
+
+    @property
     def larger(self) -> str:
         """Why no larger proxy is run, in words."""
-        ray, top = self.chosen.ray, self.chosen.rungs[-1]
-        if top + 1 >= len(ray.trials):
+        more = self.with_larger
+        if more is None:
             return "the next one is the target itself"
-        more = replace(self.chosen, rungs=(*self.chosen.rungs, top + 1), packs=(*self.chosen.packs, 1))
-        name, cost = describe(ray.trials[top + 1], tuple(ray.points[0])), more.flops - self.flops
+        trial = more.ray.trials[more.rungs[-1]]
+        name, cost = describe(trial, tuple(more.ray.points[0])), more.flops - self.flops
         if more.flops > self.budget:
             return f"{name} would cost {self.cost(cost)} more, beyond the budget"
         saved, price = self.regret - more.regret, WORTH * cost / self.target_flops
@@ -98,7 +107,8 @@ class Plan:
         rest = self.budget - self.flops
         if rest < self.target_flops:
             return f"left of the budget: {self.cost(rest)}; the target's own run costs more"
-        is_larger_paid = not self.larger.endswith("beyond the budget")
+        more = self.with_larger
+        is_larger_paid = more is None or more.flops <= self.budget
         times = rest / self.target_flops
         return (
             f"left of the budget: {self.cost(rest)}, {times:.3g} times the target's own run; "
@@ -187,7 +197,4 @@ def cost_in_words(flops: float, flops_per_second: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    if seconds < 9.5:
-        return f"{seconds:.1g} s"
-    unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
-    return f"{seconds / length:.{1 if unit == 'h' else 0}f} {unit}"
+    return f"{seconds:.1g} s" if seconds < 9.5 else write_time(seconds)
