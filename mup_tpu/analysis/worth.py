@@ -106,8 +106,8 @@ class Worth:
 
     @property
     def tells(self) -> bool:
-        """Whether the intervals tell how fast the loss gap falls, or whether transfer is useful."""
-        return math.isfinite(self.loss_exponent.high) or self.useful != "not told"
+        """Whether the loss gap's exponent is known to half a unit, or usefulness is told."""
+        return self.loss_exponent.high - self.loss_exponent.low < 0.5 or self.useful != "not told"
 
     @property
     def cells(self) -> tuple[str, ...]:
