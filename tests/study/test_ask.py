@@ -171,7 +171,7 @@ def test_ask_and_tell_on_the_command_line(toml, capsys):
     assert command("where", "results/cli") == command("ask", "results/cli", "--where", "width>=256") == 0
     shown = capsys.readouterr()
     assert "asks about all rows" in shown.out and "asks about width from 256 on" in shown.out
-    assert "now set by `mup-tpu where`" in shown.err
+    assert "`mup-tpu where` now sets" in shown.err
 
 
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
