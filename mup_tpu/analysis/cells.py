@@ -81,7 +81,7 @@ def between(estimate: Estimate) -> list[Cell]:
 
 
 def beyond(estimate: Estimate) -> list[Cell]:
-    """Two more values beyond the edge that an optimum lies at, with as many seeds as there are."""
+    """Two more values beyond the edge of an optimum, with the curve's number of seeds."""
     optimum, curve = estimate.optimum, estimate.curve
     seeds = int(curve.count_G.max())
     if optimum.status == "one value":

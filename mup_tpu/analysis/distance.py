@@ -59,7 +59,7 @@ class Distance:
 
     drift: Drift
     apart: float
-    """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
+    """|Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum."""
     tolerated: float
     """|Δ| at which the regret is ε."""
     delta: float

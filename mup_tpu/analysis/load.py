@@ -1,4 +1,4 @@
-"""Run tables by where they are: a results folder, whose columns are typed; a file; or a tracker."""
+"""Run tables by their place: a results folder, with typed columns; a file; or a tracker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import FILE as STORE
 
 Place = str | Path | Sequence[str | Path]
-"""One place of runs, or several that are read as one table."""
+"""Place of runs, or several places, read as one table."""
 
 
 def default_columns(path: Place) -> Columns:

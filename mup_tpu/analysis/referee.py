@@ -70,7 +70,7 @@ class Ruling:
     tuned: str
     rule: str
     source: str
-    """Paper of the rule; "" where no rules are compared."""
+    """Paper of the rule; "" if no rules are compared."""
     architecture: str
     update_rule: str
     alpha: float
@@ -84,7 +84,7 @@ class Ruling:
     """Looks of its sequence; 0 for a table with one look."""
     runs: int
     hours: float
-    """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
+    """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
     compares: str = _FIRST
     """Column of the rule."""
     worth: Worth = Worth()

@@ -186,7 +186,7 @@ def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
 def _on_axis(
     rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Distinct rows with x and stopped, and a loss of +inf where a run was lost.
+    """Distinct rows with x and stopped, and a loss of +inf if a run was lost.
 
     A value of 0 has x = -inf. The rows may be of several steps.
 

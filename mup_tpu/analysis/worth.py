@@ -41,7 +41,7 @@ _LEAST_ERROR = 1e-6
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval; nan where it is not known."""
+    """A number with its 95 % interval; nan if it is not known."""
 
     value: float = math.nan
     low: float = math.nan
@@ -88,15 +88,15 @@ class Worth:
     irreducible: Interval = UNKNOWN
     """Limit of the loss at the optimum, nat per token."""
     optimum_exponent: Interval = UNKNOWN
-    """b: log2 of the optimum is n^-b from its limit; 0 where it has none."""
+    """b: log2 of the optimum is n^-b from its limit; 0 without a limit."""
     kappa: Interval = UNKNOWN
-    """Exponent with which a fixed error, in octaves, costs more against the loss gap."""
+    """Exponent of a fixed error's cost, in octaves, against the loss gap."""
     penalty: Interval = UNKNOWN
     """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
     share: Interval = UNKNOWN
     """Cost of the smallest scale's optimum at the largest, over the gain by growing."""
     why_not: str = ""
-    """Why the exponents are not known; "" where they are."""
+    """Reason why the exponents are unknown; "" if they are known."""
 
     @property
     def useful(self) -> str:
@@ -234,7 +234,7 @@ def _curvature_exponent(known: Sequence[Estimate], noise: Noise) -> Interval:
 
 
 def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
-    """Headline regret over what growing gains; unknown where the largest optimum is, or nothing is gained."""
+    """Headline regret over the gain by growing; unknown without a gain or a known optimum at the largest."""
     if headline is None or headline.status != "estimated":
         return UNKNOWN
     gain = known[0].optimum.loss - known[-1].optimum.loss

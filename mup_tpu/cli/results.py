@@ -272,7 +272,7 @@ class SearchResults(Results):
         return {"search": plots.search_figure(ranking(load_runs(self.path)))}
 
     def numbers(self) -> Mapping[str, str]:
-        """None."""
+        """Empty: the report has all numbers."""
         return {}
 
     def page(self) -> rendering.Page:
@@ -309,7 +309,7 @@ class CoordinateCheck(Results):
         return plots.coordinate_check_figures(self.measured)
 
     def numbers(self) -> Mapping[str, str]:
-        """None: the table is stored already."""
+        """Empty: the table is stored already."""
         return {}
 
     def page(self) -> rendering.Page:
@@ -325,5 +325,5 @@ def _sweeps_in(path: str) -> list[str]:
 
 
 def _matching(path: str) -> list[str]:
-    """The path, or what a pattern that the shell left alone matches."""
+    """The path, or the matches of a pattern that the shell left alone."""
     return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]

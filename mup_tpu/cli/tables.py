@@ -84,7 +84,7 @@ class TableOptions:
 
     @property
     def conditions(self) -> list[Condition] | None:
-        """Conditions on rows; None where none was given."""
+        """Conditions on rows; None if none was given."""
         return [Condition.parse(text) for text in self.where] if self.where else None
 
     def load(self, *paths: str) -> RunTable:

@@ -215,7 +215,7 @@ class OptimizerConfig:
     adamw_lr_ratio: Real = described(
         1.0, label="AdamW's learning rate / hidden matrices'", above=0, only=_BESIDE
     )
-    """AdamW's learning rate over that of hidden matrices, where another rule trains them."""
+    """AdamW's learning rate over the hidden matrices' one, if another rule trains these."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)

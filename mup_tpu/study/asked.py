@@ -56,7 +56,7 @@ class AskedTrials:
         return {name for name, asked in self.all().items() if now < asked.at + asked.patience}
 
     def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
-        """First planned trials that nobody else was given, remembered each with its purchase."""
+        """First planned trials that were not given before; each is remembered with its purchase."""
         taken = self._store.done() | self.awaited()
         chosen = [(trial, purchase) for trial, purchase in planned if trial.id not in taken][:count]
         for trial, purchase in chosen:

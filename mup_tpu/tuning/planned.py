@@ -40,7 +40,7 @@ class Plan:
     budget: float
     """FLOP."""
     flops_per_second: float | None
-    """Speed at which budget and costs are times; None where they are FLOP."""
+    """Speed at which budget and costs are times; None if they are FLOP."""
     goal: tuple[str, ...]
     """Fields at the target: width=4096."""
     chosen: Candidate
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def with_larger(self) -> Candidate | None:
-        """The proxies and the next larger one; None where that is the target itself."""
+        """The proxies and the next larger one; None if that is the target itself."""
         top = self.chosen.rungs[-1] + 1
         if top >= len(self.chosen.ray.trials):
             return None
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def at_target(self) -> str:
-        """Sentence on a sweep of the target itself; "" where the budget does not pay it."""
+        """Sentence on a sweep of the target itself; "" if the budget does not pay it."""
         cost = PACK * self.target_flops
         if cost > self.budget:
             return ""
