@@ -18,7 +18,7 @@ PACK = len(_FIRST_LOOK)
 _REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
 _EDGE_STEP = 0.3
-"""Octaves between an optimum and lost runs up to which nothing is bought in between."""
+"""Octaves between an optimum and lost runs below which no value in between is bought."""
 
 
 def replicates(estimate: Estimate, runs: int) -> list[Cell]:

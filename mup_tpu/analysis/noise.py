@@ -15,8 +15,8 @@ from mup_tpu.analysis.curve_fit import LEAST_ERROR, MISS, fit_window, points_nea
 from mup_tpu.analysis.loss_curve import LossCurve
 
 _NEAR, _FAR, _ENOUGH = 0.15, 0.5, 7
-"""Rise over the best, nat, up to which single runs tell of the noise, since further up a cubic's error is
-larger; rise where fewer points than enough are that near."""
+"""Rise over the best, nat, up to which single runs tell the noise (a cubic's error grows further up); rise if
+fewer than enough points are that near; enough points."""
 _USUAL_NOISE, _USUAL_DF = 0.008, 2
 """Standard deviation of a run before the table tells it, nat, and its degrees of freedom: its median over
 stored sweeps is 0.008, the standard deviation of its logarithm 0.6."""

@@ -111,10 +111,10 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
 
 
 def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAnalysis:
-    """Analysis in which a rule's only scale, if it was predicted, has that score for a verdict's sentence.
+    """Analysis with scores in place of the verdicts' sentences, for rules with one, predicted, scale.
 
-    A transfer's folder holds its target alone: more scales are not what settles it. Runs are added only to
-    find the optimum there.
+    A transfer's folder holds its target alone, so no other scales are asked for: runs are added only to find
+    the optimum there.
     """
     by_rule = {one.prediction.compared: one for one in scores}
     results = []

@@ -205,7 +205,7 @@ def _on_axis(
 
 
 def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
-    """X with values within MERGE_OCTAVES of each other at the least of them."""
+    """X with values within MERGE_OCTAVES of each other set to the least."""
     values = np.sort(runs["x"].unique())
     merged: dict[float, float] = {}
     current = -np.inf

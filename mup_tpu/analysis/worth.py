@@ -2,7 +2,7 @@
 
 - Ghosh, Wu & Bietti 2026 (arXiv:2512.22768, definitions 1 and 2, theorem 1): the loss gap falls as n^-a, the
   optimum's distance from its limit as n^-b. Transfer is *fast*, and *useful* for a given compute, if and only
-  if b > a/2: what it costs then vanishes faster than the loss gap.
+  if b > a/2: its cost then vanishes faster than the loss gap.
 - Kalra & Barkeshli 2026 (arXiv:2605.21486; formulas as in their code, github.com/dayal-kalra,
   quantifying-hparam-transfer): κ = α − 2β + γ for a loss gap n^-α, an optimum n^-β and a curvature n^γ over
   the hyperparameter itself. Over its logarithm, curvature grows as n^(γ − 2β), so κ is a plus that exponent:

@@ -120,7 +120,7 @@ class _Run:
                 yield job, event
 
     def _lost(self, job: Job, reason: str, for_memory: str) -> Iterator[tuple[Job, Split | Failed]]:
-        # Of a kill whose cause is not known, the second of one job says that memory was short.
+        # After a second kill of unknown cause, the job counts as short of memory.
         is_large = for_memory == "surely" or (for_memory == "perhaps" and job in self._killed)
         if for_memory == "perhaps":
             self._killed.add(job)

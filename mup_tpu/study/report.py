@@ -123,7 +123,7 @@ class Report:
             self._compare(limits[self.step], steps)
 
     def _compare(self, limit: float, steps: int) -> None:
-        """Stop where the recent loss is further behind the best of those that passed this rung."""
+        """Stop if the recent loss exceeds the best one at this rung by more than the limit."""
         assert self._rungs is not None
         recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
         if math.isnan(recent):

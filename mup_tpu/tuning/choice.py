@@ -59,7 +59,7 @@ def choices(path: str, target: Target) -> list[Choice]:
         choice = Choice(source, _best_said(source, axes, why))
         if analysis is not None and table is not None:
             choice = _predicted(source, target, axes, analysis, table)
-        if rule not in there:  # what comes of it does not score the lender's prediction
+        if rule not in there:  # its result does not score the lender's prediction
             trial = choice.source.trial.replace(parametrization=rule)
             choice = Choice(Found(trial, source.loss), f"{rule} takes the value of {choice.said}")
         found.append(choice)

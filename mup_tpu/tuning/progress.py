@@ -159,7 +159,7 @@ class TrialProgress(Generic[T]):
         return ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
 
     def _usual(self, size: str) -> float:
-        """Seconds of a trial: the mean of ended ones, or of those nearest in work; inf before any ended."""
+        """Usual seconds of a trial, by ended trials of the size nearest in work; inf before any ended."""
         if not self._seconds:
             return math.inf
         near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
