@@ -137,8 +137,8 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
             ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
-                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; if it is what "
-                f"grows, --scale {column}, at one {columns.scale}"
+                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; if it grows, "
+                f"--scale {column}, at one {columns.scale}"
             )
 
 

@@ -92,5 +92,5 @@ def check_answers(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at address {address!r}: {reason(error)}") from None
     if answer[3:4] != b"\x04":  # a frame of settings
         raise ConfigError(
-            f"no Ray cluster answers at address {address!r}: what listens there does not speak its protocol"
+            f"no Ray cluster answers at address {address!r}: the listener there does not speak Ray's protocol"
         )

@@ -125,7 +125,7 @@ class _Run:
         if for_memory == "perhaps":
             self._killed.add(job)
         if is_large and job.members > 1 and not self._is_ending:
-            yield from self._split(job, f"{reason}, as where memory is short", job.members // 2)
+            yield from self._split(job, f"{reason}, as when memory is short", job.members // 2)
             return
         if not self._is_ending and self._attempts[job] >= MAX_ATTEMPTS:
             yield job, Failed(f"{reason}, the last of {MAX_ATTEMPTS} attempts")

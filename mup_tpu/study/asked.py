@@ -81,8 +81,7 @@ class AskedTrials:
             return Asked(one, 0.0, 0.0, self._store.next_purchase())
         waiting = ", ".join(list(there)[:4]) + (" ..." if len(there) > 4 else "")
         raise StoreError(
-            f"trial {shown(name)} is not one that {self._store.folder} asked for; it waits for "
-            f"{waiting or 'none'}"
+            f"trial {shown(name)} was not given by {self._store.folder}; it waits for {waiting or 'none'}"
         )
 
     def forget(self, name: str) -> None:

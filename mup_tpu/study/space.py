@@ -230,7 +230,7 @@ def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tup
     numbers = _numbers(f"scale {measure}", columns[measure])
     if len(numbers) < len(given) and len(names) > 1:
         raise ConfigError(
-            f"scale: two points have the same {measure}; measured_by names what tells them apart"
+            f"scale: two points have the same {measure}; give a measured_by that differs between points"
         )
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     points = {row[measure]: row for row in rows}

@@ -69,8 +69,8 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
         if len(missing) == 1:
             return missing.pop(), values
         raise TableError(
-            f"table has a column for each of {list_of(values)}, but none says what they and the rows are: "
-            f"name the column of the rows {columns.scale} or {columns.hyperparameter}"
+            f"table has a column for each of {list_of(values)}, but no heading names these values or the "
+            f"rows: name the column of the rows {columns.scale} or {columns.hyperparameter}"
         )
     return None
 
