@@ -222,8 +222,7 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         else:
             counts.append(own.assign(table=name))
     few = pd.concat(rows)
-    few["scales"] = [f"{a:,g}–{b:,g}" for a, b in zip(few["from"], few["to"], strict=True)]
-    parts.append(_table(few, ["table", "rule", "scales"], "verdict"))
+    parts.append(_table(few, ["table", "rule"], "verdict"))
     many = pd.concat(counts).groupby(["table", "growing"])["verdict"].value_counts().unstack(fill_value=0)
     cells = [[*place, *row] for place, row in zip(many.index, many.to_numpy(), strict=True)]
     parts.append(
