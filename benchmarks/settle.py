@@ -4,11 +4,12 @@
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
 
 Simulated sweeps of widths 64 to 512 in 20 cells, from plain transfer over the boundary to SP's drift; a run
-costs width². Each sweep's own optima tell the right verdict. The sequence starts at the narrowest width with
-eight learning rates an octave apart and three seeds each, and buys batches of `mup_tpu.analysis.design`, with
-at most 8 looks. Fixed grids have one look; they lie within half an octave of each width's true optimum, which
-flatters them. A replay draws from the rows of a stored sweep, seeds in random order, and tells the share of
-the sweep's cost at which the verdict was settled.
+costs width². What is right is told by each sweep's own optima. The sequence starts at the narrowest width
+with eight learning rates an octave apart and three seeds each, and buys what `mup_tpu.analysis.design` says,
+batch after batch, for at most 8 looks of which each could end it. The fixed grids are centred on each
+width's true optimum, within half an octave, which nobody can do, and are looked at once. A replay draws from
+the rows of a stored sweep instead, seeds in random order, and says at which share of that sweep's cost the
+verdict was settled.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ASYMMETRY = 0.2
 LEAST_ERROR = 1e-4
 """Least error of a mean in a fit, nat: below, weights differ by more than double precision carries."""
 MISS = 3.0
-"""Standard errors by which a fit may miss a point near its optimum before a note says so."""
+"""Standard errors by which a fit may miss a point near its optimum before it is said."""
 _LEAST_CURVATURE = 1e-3
 """Least second coefficient of a valley, nat per squared octave: a fifth of the flattest that is stored."""
 STEEP = 0.1

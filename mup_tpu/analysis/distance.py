@@ -20,8 +20,7 @@ from mup_tpu.analysis.looks import Evidence, Question
 from mup_tpu.analysis.verdict import PLAIN
 
 _LEAST_SHARE, _SHARE = 0.1, 0.35
-"""Least and greatest cost of a batch, as a share of the cost so far: a look is worth some runs, and plans
-do not hold for many."""
+"""A batch's cost, as a share of what was spent: a look is worth some runs, and a plan holds for some."""
 _FLOOR = 0.04**2
 """Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
 _LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
@@ -40,7 +39,7 @@ class Known:
     variance: float
     """Squared standard error of the optimum, octaves²."""
     runs: int
-    """Runs beside the optimum."""
+    """Beside the optimum."""
 
     @property
     def ideal(self) -> Known:
@@ -157,6 +156,6 @@ def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -
 
 
 def new_known(known: Sequence[Known]) -> Known:
-    """State of the next scale after a first look, by the other scales' variance per run."""
+    """State of the next scale after a first look, by the variance that a run of the others bought."""
     per_run = float(np.median([k.variance * k.runs for k in known]))
     return Known(2 * known[-1].scale, max(_FLOOR, per_run / PACK), PACK)

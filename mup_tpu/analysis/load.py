@@ -25,7 +25,7 @@ from mup_tpu.store.conditions import Condition
 from mup_tpu.store.header import FILE as STORE
 
 Place = str | Path | Sequence[str | Path]
-"""Place of runs, or several places, read as one table."""
+"""One place of runs, or several that are read as one table."""
 
 
 def default_columns(path: Place) -> Columns:

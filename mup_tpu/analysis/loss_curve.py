@@ -14,7 +14,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Mean loss of each grid point at one scale; +inf if half of its runs diverged or were stopped."""
+    """Mean loss of each grid point at one scale; +inf where half of its runs diverged or were stopped."""
 
     scale: float
     x_G: np.ndarray
@@ -78,7 +78,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
 
 
 def _seed_effects(runs: pd.DataFrame) -> np.ndarray:
-    """Seed effect of each run, nat; 0 if cells have equal seeds: their means then compare like with like.
+    """Each run's seed effect, nat: 0 where cells have equal seeds, for means then compare like with like.
 
     Loss = cell + seed + noise by ridge regression with a penalty of 1 on the seeds, which is the mixed model
     of a seed variance equal to the noise's; over the cells within 0.3 nat of the best, where training is

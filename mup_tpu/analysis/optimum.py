@@ -155,8 +155,8 @@ def draw_curve(
 ) -> Draws:
     """Bootstrap a curve: redraw its means, then repeat bracketing and fit in each draw.
 
-    Each mean gets noise, wider if the fit misses points near the optimum by more; each rise above the best
-    mean gets a factor, for the parts of a valley that a cubic cannot follow.
+    Each mean gets its noise, wider where the fit misses points near the optimum by more than that; each rise
+    above the best a factor, for what a cubic leaves out of a valley.
     """
     error_G = noise.errors_G(curve)
     shape = (draws, len(curve.x_G))

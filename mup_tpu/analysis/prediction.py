@@ -275,7 +275,7 @@ def _predict(
     loss, why = _loss(result, target.scale)
 
     def excess(octaves: float) -> float:
-        """Expected cost less epsilon; without a curvature, the interval's width less the widest."""
+        """Cost over epsilon at a distance beyond the table; octaves over the widest without a curvature."""
         variance = line.variance(octaves + math.log2(run / line.origin))
         if valley is None:
             return 2 * 1.96 * math.sqrt(variance) - _WIDEST
@@ -302,7 +302,7 @@ def _predict(
 
 
 def _furthest(excess: Callable[[float], float]) -> float:
-    """Distance, octaves, at which an excess that grows with it passes 0."""
+    """Octaves at which an excess that grows with the distance passes 0."""
     if excess(0.0) > 0:
         return 0.0
     if excess(_FARTHEST) <= 0:

@@ -8,11 +8,11 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import SweepRun
 from mup_tpu.config import Sweep
 from mup_tpu.config.table import Table
-from mup_tpu.config.values import write_time
 
 
 def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
+    from mup_tpu.training.report import format_seconds
     from mup_tpu.tuning import forecast
     from mup_tpu.tuning.precision import decided_sweep
     from mup_tpu.tuning.sweep import what_is_missing
@@ -48,9 +48,9 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
         if row.memory_bytes > machine.memory_bytes:
             needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
         counts = map(str, (row.size, row.trials, row.packs))
-        rows.append((*counts, f"{row.flops:.2g}", needed, write_time(row.seconds)))
+        rows.append((*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds)))
     console.print(Table(headings, rows, left=("size",)))
-    seconds = write_time(sum(row.seconds for row in sizes))
+    seconds = format_seconds(sum(row.seconds for row in sizes))
     flops = sum(row.flops * row.trials for row in sizes)
     console.print(
         f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "

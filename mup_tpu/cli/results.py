@@ -272,7 +272,7 @@ class SearchResults(Results):
         return {"search": plots.search_figure(ranking(load_runs(self.path)))}
 
     def numbers(self) -> Mapping[str, str]:
-        """Empty: the report has all numbers."""
+        """None."""
         return {}
 
     def page(self) -> rendering.Page:
@@ -309,7 +309,7 @@ class CoordinateCheck(Results):
         return plots.coordinate_check_figures(self.measured)
 
     def numbers(self) -> Mapping[str, str]:
-        """Empty: the table is stored already."""
+        """None: the table is stored already."""
         return {}
 
     def page(self) -> rendering.Page:

@@ -136,7 +136,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Declaration of parameters, FLOPs, memory and factors at one size."""
+        """Parameters and what follows from the size."""
 
     @abstractmethod
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:

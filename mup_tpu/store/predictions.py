@@ -51,7 +51,7 @@ class KeptPrediction:
         """Prediction from a JSON object; entries of later versions are left out.
 
         Raises:
-            TypeError, KeyError, ValueError: it is no prediction.
+            TypeError, KeyError, ValueError: it is none.
         """
         own = {f.name: found[f.name] for f in fields(cls)}
         for name in ("made_at", "fingerprint", "compared", "scale_column", "hyperparameter"):

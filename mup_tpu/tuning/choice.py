@@ -31,9 +31,9 @@ class Choice:
 
     source: Found
     said: str
-    """Sentence on the source of the value."""
+    """Sentence on where its value comes from."""
     prediction: KeptPrediction | None = None
-    """Prediction of the value; None if the rule's best value is taken."""
+    """The prediction of its value; None where its own best value is taken."""
 
 
 def choices(path: str, target: Target) -> list[Choice]:

@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def at_target(self) -> str:
-        """Sentence on a sweep of the target itself; "" if the budget does not pay it."""
+        """Sentence on a sweep of the target itself; "" where the budget does not pay it."""
         cost = PACK * self.target_flops
         if cost > self.budget:
             return ""

@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mup_tpu.config.values import counted, write_time
-from mup_tpu.training.report import count_statuses
+from mup_tpu.config.values import counted
+from mup_tpu.training.report import count_statuses, format_seconds
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class TrialProgress(Generic[T]):
             stored=f"{ended.total()}/{total} trials",
             note=" · ".join(notes),
         )
-        share, took = self._share_done(), write_time(time.monotonic() - self._began)
+        share, took = self._share_done(), format_seconds(time.monotonic() - self._began)
         self._bars.update(
             self._all,
             completed=share,
@@ -159,7 +159,7 @@ class TrialProgress(Generic[T]):
         return ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
 
     def _usual(self, size: str) -> float:
-        """Usual seconds of a trial, by ended trials of the size nearest in work; inf before any ended."""
+        """Seconds of a trial: the mean of ended ones, or of those nearest in work; inf before any ended."""
         if not self._seconds:
             return math.inf
         near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
@@ -178,4 +178,4 @@ class TrialProgress(Generic[T]):
         share = self._share_done()
         if share <= 0:
             return None
-        return write_time((time.monotonic() - self._began) * (1 - share) / share)
+        return format_seconds((time.monotonic() - self._began) * (1 - share) / share)

@@ -1,7 +1,7 @@
-"""Proxies of a target: sizes below it, the rungs and seeds that a budget pays, and their expected regret.
+"""Proxies of a target: the sizes below it, the rungs and seeds that a budget pays, and what they would tell.
 
-A proxy shrinks some of the target's growing fields, along a ray down to the least useful size, and keeps the
-others.
+Every proxy has some of the target's growing fields smaller, down a ray to the least useful size, and the
+others as the target has them.
 """
 
 from __future__ import annotations

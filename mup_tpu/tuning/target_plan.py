@@ -1,7 +1,7 @@
 """Plans: the proxies to run, for a budget, to know a target's learning rate, and the expected regret.
 
-The plan takes the proxies and seeds (`proxies.py`) with the least sum of expected regret and price that the
-budget allows. A run's price is the loss that its share of the target's compute is worth.
+Of all proxies and seeds that the budget allows (`proxies.py`), the plan takes those of the least expected
+regret plus price; a run's price is the loss that its share of the target's compute is worth.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _too_little(
     fields: Mapping[str, int],
     vocab_size: int,
 ) -> str:
-    """Reason why nothing can be planned, in a sentence."""
+    """Why nothing can be planned, in a sentence."""
     costs = [
         PACK * sum(sorted(training_flops(goal.replace(**level), vocab_size) for level in levels)[:NEEDED])
         for levels in levels_of(goal, base, fields)
@@ -192,7 +192,7 @@ def _too_little(
 def _planned(
     found: Candidate, given: Sweep, fields: Mapping[str, int], analysis: TransferAnalysis | None
 ) -> tuple[Sweep, tuple[Step, ...]]:
-    """Sweep and steps of a candidate."""
+    """A candidate as a sweep, and in steps."""
     ray = found.ray
     points = tuple(ray.points[i] for i in found.rungs)
     fixed = {name: value for name, value in fields.items() if name not in points[0]}
