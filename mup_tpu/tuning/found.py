@@ -23,7 +23,7 @@ class Found:
     loss: float
 
 
-def finished_runs(results: str, purpose: str = "transfer from") -> pd.DataFrame:
+def finished_runs(results: str) -> pd.DataFrame:
     """Rows of finished trials in a results folder.
 
     Raises:
@@ -32,7 +32,7 @@ def finished_runs(results: str, purpose: str = "transfer from") -> pd.DataFrame:
     runs = load_runs(results)
     finished = runs[runs["status"] == "finished"]
     if finished.empty:
-        raise StoreError(f"results folder {results} holds no finished trial to {purpose}")
+        raise StoreError(f"results folder {results} holds no finished trial to transfer from")
     return finished
 
 

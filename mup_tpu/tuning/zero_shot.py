@@ -20,13 +20,13 @@ from mup_tpu.analysis import analyze
 from mup_tpu.analysis.scores import Score, score
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, field_column
 from mup_tpu.config.columns import configured
-from mup_tpu.errors import ConfigError, TableError
+from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 from mup_tpu.store import is_search, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction, keep_predictions
 from mup_tpu.tuning.choice import Choice, choices
-from mup_tpu.tuning.found import Found, best_trials, finished_runs
+from mup_tpu.tuning.found import Found, best_trials
 from mup_tpu.tuning.target import Target
 
 if TYPE_CHECKING:
@@ -134,8 +134,11 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 def best_of_sweep(sweep: str) -> pd.Series:
     """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
-    finished, axes = finished_runs(sweep, "compare with"), load_axes(sweep)
+    known, axes = load_runs(sweep), load_axes(sweep)
     cell = ["parametrization", axes.scale.column]
+    finished = known[known["status"] == "finished"]
+    if finished.empty:
+        raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
     return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
 
 
