@@ -175,8 +175,8 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         look: the last look.
         batch: the next batch.
         question: limits and planned scales.
-        left: rest of the budget, in the unit of the batch's costs. Without a budget a sequence goes on to its
-            last look: verdicts that seem out of reach are often settled (benchmarks/settle.py).
+        left: rest of the budget, in the unit of the batch's costs. Without one a sequence goes on to its last
+            look: what seems out of reach is found all the same often enough (benchmarks/settle.py).
     """
     columns = question.columns
     if look.number >= MOST_LOOKS:

@@ -14,7 +14,7 @@ from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
 
 Execution = Literal["loop", "vmap"]
-"""Way of members through a step: in turns through one module, or stacked as one program."""
+"""How members go through a step: in turns through one module, or stacked as one program."""
 
 Step = Callable[[Any, Any, Any], Tensor]
 """One step: changes the tensors of its first argument in place, reads the tensors of the second and one item
@@ -39,13 +39,13 @@ class Device(Protocol):
     """Whether the step of each shape is compiled before its first run."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """Device ready for packs of this number of members, which are padded to fill `mesh.trial`."""
+        """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`."""
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """Stacked tensor (K, ...) on the device, with members spread over the mesh's trial axis."""
+        """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps of a stretch, by a batch's bytes; losses are read between stretches only."""
+        """Most steps to hand over at once, by a batch's bytes; losses are read between stretches only."""
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
         """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.

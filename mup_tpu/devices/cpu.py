@@ -33,7 +33,7 @@ class CpuDevice(OneDevice):
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Stack on the device, without padding."""
+        """The stack, as it is."""
         return stack.to(self.torch_device)
 
     def repeated(self, step: Step) -> Repeated:
