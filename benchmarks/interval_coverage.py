@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of optimum, drift exponent and regret hold the truth, in simulated sweeps.
+"""Coverage of the 95 % intervals of optimum, drift exponent and regret in simulated sweeps.
 
     python benchmarks/interval_coverage.py --simulations 100 --out benchmarks/interval_coverage.csv
 
@@ -76,17 +76,17 @@ FORMS = {"linex": linex, "hyperbola": hyperbola, "powers": powers, "bowl": bowl}
 
 @dataclass(frozen=True)
 class Valley:
-    """What is true of one width."""
+    """True optimum and losses of one width."""
 
     optimum: float
     loss: Callable[[np.ndarray], np.ndarray]
-    """Of log2 of the learning rate, without noise."""
+    """Loss without noise, by log2 of the learning rate."""
 
 
 def draw_valley(
     family: str, optimum: float, shape: tuple[str, float, float], step: float, generator: np.random.Generator
 ) -> Valley:
-    """A width's valley around its optimum; `shape` is what all widths of a sweep share."""
+    """Valley of a width around its optimum; all widths of a sweep share its `shape`."""
     kind, asymmetry, curvature = shape
     form = FORMS[kind]
 
@@ -117,7 +117,7 @@ def simulate(
     generator: np.random.Generator,
     forms: tuple[str, ...] = ("linex", "hyperbola"),
 ) -> list[dict[str, Any]]:
-    """One sweep: of each interval, what it is of, whether it holds the truth, and how wide it is."""
+    """Intervals of one sweep: quantity, whether it holds the truth, and width."""
     grid = np.arange(-12.0, -3.9, step) + (2.0 if family == "off centre" else 0.0)
     widths = WIDTHS[:3] if family == "three widths" else WIDTHS
     kind = str(generator.choice(list(forms)))
@@ -219,7 +219,7 @@ def main(
         families: Families of valleys to simulate.
         seeds: Seeds a grid point.
         out: CSV file to store the table in.
-        seed: Of the simulation.
+        seed: Seed of the simulation.
         processes: Cells at once.
         steps: Distances of grid points, octaves.
         sigmas: Noise of a run, nat.

@@ -1,13 +1,12 @@
-"""Optima and losses predicted from smaller scales: how far off, and how often inside the interval.
+"""Optima and losses predicted from smaller scales: errors, and coverage of intervals.
 
     python benchmarks/prediction.py --results results --tables FOLDER --out benchmarks/prediction.csv
 
-Sweeps: every rule of every stored sweep with three scales or more whose optimum is known, and tables in a
-folder; a table with several batch sizes, parameters N and tokens D is one sweep for each way to hold two of
-them fixed. Each sweep is analysed without its largest scales, and the optimum there is predicted from what is
-left. Regret is read off the held-out scale's own curve. An interval counts as holding an optimum when it does
-so with that optimum's own error added. Worlds of a generator, whose optima need not lie on any line, say how
-much of the coverage is owed to priors that were chosen on these very sweeps.
+Sweeps: every rule of every stored sweep with three known optima or more, and tables in a folder; a table with
+several batch sizes, parameters N and tokens D is one sweep for each way to hold two of them fixed. Each sweep
+is analysed without its largest scales, and the optimum there is predicted from the rest. Regret is read off
+the held-out scale's own curve. Intervals are widened by the held-out optimum's own error. Since priors were
+chosen on these sweeps, coverage is measured in simulated worlds too, whose optima need not lie on a line.
 
 Shapes: S scales, R draws.
 """
@@ -40,7 +39,7 @@ LINES = {
     "straight line": Priors(slope=10.0, bend=1e-3),
     "mean of all": Priors(slope=1e-3, bend=1e-3),
 }
-"""Priors of each line; None takes those of the kind of scale."""
+"""Priors of each line; None for the priors of the kind of scale."""
 PARABOLA, PARABOLA_BEND = Priors(slope=0.5, scatter=0.15), 0.1
 """Priors of β₀ + α·r + q·r²: α ~ N(0, 0.5²), q ~ N(0, 0.1²), τ half-normal of scale 0.15."""
 METHODS = (*LINES, "parabola", "largest's optimum", "smallest's optimum")
@@ -58,12 +57,12 @@ class Case:
     ahead: str
     """"next" (the largest scale left out) or "two octaves"."""
     octaves: float
-    """Octaves from the largest scale that was left in to the one predicted."""
+    """Octaves from the largest remaining scale to the predicted one."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A held-out optimum, and what smaller scales say."""
+    """A held-out optimum, and the optima of smaller scales."""
 
     case: Case
     rule: str
@@ -81,7 +80,7 @@ def main(
     worlds: int = 500,
     least_known: int = _NEEDED,
 ) -> None:
-    """Predict what is stored, and simulated worlds, and print both tables.
+    """Predict stored sweeps and simulated worlds, and print both tables.
 
     Args:
         results: Folder of results folders.
@@ -123,7 +122,7 @@ def every_held_out(results: Path, tables: Path | None, least_known: int) -> list
 
 
 def stored_sweeps(folder: Path) -> Iterator[tuple[str, RunTable]]:
-    """Run tables of the results folders in a folder that hold sweeps."""
+    """Run tables of the sweeps in a folder of results folders."""
     for header in sorted(folder.rglob("store.json")):
         try:
             yield f"ours/{header.parent.relative_to(folder)}", load_table(header.parent)
@@ -158,7 +157,7 @@ def grids(name: str, frame: pd.DataFrame) -> Iterator[tuple[str, RunTable]]:
 
 
 def held_out_of(name: str, table: RunTable, least_known: int) -> Iterator[HeldOut]:
-    """Held-out optima of a sweep: of each rule, the next scale's and that two octaves ahead."""
+    """Held-out optima of each rule of a sweep: at the next scale, and two octaves ahead."""
     for rule, runs in table.runs.groupby("compared"):
 
         def optima_below(scale: float, runs: pd.DataFrame = runs) -> tuple[Optimum, ...]:
@@ -219,7 +218,7 @@ def _row(one: HeldOut, method: str) -> dict[str, object]:
 
 
 def _loss_rows(one: HeldOut) -> Iterator[dict[str, object]]:
-    """Losses predicted for a held-out scale by each method; a law's where it is identified."""
+    """Losses predicted for a held-out scale by each method; by the law only if it is identified."""
     known = [o for o in one.optima if o.is_bracketed]
     losses_S, scales_S = np.array([(o.loss, o.scale) for o in known]).T
     found = {}
@@ -260,7 +259,7 @@ def _is_inside(x: float, draws_R: np.ndarray, share: float) -> float:
 
 
 def regret_of(curve: LossCurve, optimum: Optimum, x: float) -> float:
-    """Loss at x over that at the optimum, nat: a monotone spline through the curve's finite means."""
+    """Loss at x less the loss at the optimum, nat, by a monotone spline through the curve's finite means."""
     finite_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - optimum.x) > 0.05)
     at = np.append(curve.x_G[finite_G], optimum.x)
     rise = np.append(np.maximum(curve.mean_G[finite_G] - optimum.loss, 0.0), 0.0)

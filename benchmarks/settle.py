@@ -1,4 +1,4 @@
-"""What a settled verdict costs, and how often it is wrong: runs bought look by look, against fixed grids.
+"""Cost of a settled verdict, and share of wrong ones: runs bought look by look, against fixed grids.
 
     python benchmarks/settle.py --out benchmarks/settle.csv
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
@@ -113,13 +113,13 @@ class Sweep:
 
     @property
     def truth(self) -> str:
-        """What is right to say."""
+        """Right verdict."""
         is_harmless = self.rise(WIDTHS[-1], self.optimum(WIDTHS[0])) < EPSILON
         return "TRANSFERS" if is_harmless and abs(self.kind.alpha) < DELTA else "DRIFTS"
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """What is planned."""
+        """Planned widths."""
         return WIDTHS
 
     def first_grid(self) -> list[float]:
@@ -128,7 +128,7 @@ class Sweep:
         return [float(x) for x in range(guess - 4, guess + 4)]
 
     def run(self, width: float, x: float, seeds: int, purchase: int = 0) -> None:
-        """Train so many more seeds of one learning rate."""
+        """Train more seeds of one learning rate."""
         rise = self.rise(width, x)
         known = sum(1 for row in self.rows if row["width"] == width and row["lr"] == 2.0**x)
         for seed in range(known, known + seeds):
@@ -149,7 +149,7 @@ class Pool:
 
     @property
     def widths(self) -> tuple[float, ...]:
-        """What was run."""
+        """Widths that were run."""
         return tuple(sorted({*self.left["scale"], *(row["width"] for row in self.rows)}))
 
     def first_grid(self) -> list[float]:
@@ -158,7 +158,7 @@ class Pool:
         return [float(x) for x in grid if abs((x - grid[0]) - round(x - grid[0])) < 0.01]
 
     def run(self, width: float, x: float, seeds: int, purchase: int = 0) -> None:
-        """Take so many more runs of one learning rate, or as many as there are."""
+        """Take more runs of one learning rate, as far as there are any."""
         there = self.left[(self.left["scale"] == width) & ((self.left["x"] - x).abs() < 0.01)].head(seeds)
         self.left = self.left.drop(there.index)
         self.cost += float(there["cost"].sum())
@@ -173,12 +173,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Settled:
-    """How a sequence ended."""
+    """End of a sequence."""
 
     decision: str
     looks: int
     costs: tuple[float, ...]
-    """Of all runs until each look."""
+    """Cost of all runs until each look."""
 
 
 def in_sequence(sweep: Sweep | Pool) -> Settled:
@@ -191,7 +191,7 @@ def in_sequence(sweep: Sweep | Pool) -> Settled:
         for cell in batch.cells:
             sweep.run(int(cell.scale), cell.x, cell.runs, purchase)
         if len(sweep.rows) == bought:
-            break  # a pool that holds none of what is asked for
+            break  # a pool without such runs
         table = check_table(pd.DataFrame(sweep.rows))
         taken = take_look("all", table.runs, question, taken)
         costs += [sweep.cost] * (taken.number - len(costs))
@@ -215,7 +215,7 @@ def at_once(sweep: Sweep, step: float, points: int, seeds: int) -> Settled:
 
 
 def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int, form: str) -> list[dict[str, Any]]:
-    """Shares of verdicts and mean cost of one design in one cell; of a sequence, for each bound on looks."""
+    """Shares of verdicts and mean cost of one design in one cell; for a sequence, by the most looks."""
     index, kind, design = task
     ends, truths = [], []
     for number in range(sweeps):
@@ -250,7 +250,7 @@ def cell_rows(task: tuple[int, Kind, str], sweeps: int, seed: int, form: str) ->
 
 
 def cost_at(table: pd.DataFrame, right: float) -> float:
-    """What a sequence costs at a share of right verdicts, between the most looks that it may take."""
+    """Cost of a sequence at a share of right verdicts, interpolated over its most looks."""
     means = table[table["design"].str.startswith(SEQUENCE)].groupby("design")[["right", "cost"]].mean()
     means = means.sort_values("right")
     if not means["right"].iloc[0] <= right <= means["right"].iloc[-1]:
@@ -259,7 +259,7 @@ def cost_at(table: pd.DataFrame, right: float) -> float:
 
 
 def replay(folders: tuple[str, ...], orders: int, seed: int) -> pd.DataFrame:
-    """At which share of its cost each stored sweep's verdicts are settled, over orders of its seeds."""
+    """Share of its cost at which each stored sweep's verdicts are settled, over orders of its seeds."""
     rows = []
     for folder in folders:
         for parametrization, runs in load_table(folder, where=()).runs.groupby("compared"):
@@ -290,13 +290,13 @@ def main(
     processes: int = 2,
     replay_of: Annotated[tuple[str, ...], tyro.conf.arg(name="replay")] = (),
 ) -> None:
-    """Print (and store) shares of right and wrong verdicts and what they cost.
+    """Print (and store) shares of right and wrong verdicts, and their cost.
 
     Args:
         sweeps: Simulated sweeps a cell.
-        designs: What to compare.
+        designs: Designs to compare.
         out: CSV file to store the table in.
-        seed: Of the simulation; constants were chosen on seed 0.
+        seed: Seed of the simulation; constants were chosen on seed 0.
         form: Valleys: linex, on which constants were chosen, or hyperbola, powers or bowl.
         cells: Numbers of the cells to simulate; all where none are given.
         processes: Cells at once.

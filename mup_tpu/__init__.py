@@ -1,6 +1,6 @@
 """mup_tpu: tune small, check that the optimum transfers, train large once.
 
-The names below are the public face; each is imported when it is first used, with what it needs.
+The names below are the public face; each is imported at its first use.
 """
 
 from __future__ import annotations

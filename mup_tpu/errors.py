@@ -43,7 +43,7 @@ class PackTooLarge(MupTpuError):
 
 
 class Preempted(MupTpuError):
-    """The machine is being taken away (SIGTERM); what was running has checkpointed."""
+    """The machine is being taken away (SIGTERM); running trials have checkpointed."""
 
     exit_code = 143
 
@@ -65,7 +65,7 @@ class TableError(MupTpuError):
 
 
 def not_installed(package: str) -> str:
-    """Sentence end about a missing package of training: what it is, and the command that installs it."""
+    """End of a sentence about a missing package of training: its name, and the command that installs it."""
     return f"needs {package}, which is not installed: pip install 'mup_tpu[train]'"
 
 

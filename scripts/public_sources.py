@@ -33,7 +33,7 @@ class Source:
     path: str
     commit: str
     claim: str
-    """Claim of its authors."""
+    """Claim of its authors, from a capital letter on, without a period."""
     columns: Columns = Columns()
     rule: str = ""
     """Name of its rule; "" where the table compares several."""
@@ -87,20 +87,20 @@ def _one_step(clone: Path) -> Iterator[Sweep]:
 SOURCES = {
     "mup_mlp": Source(
         "microsoft/mup", "examples/MLP/demo.ipynb", "13e9901",
-        "μP's optimum stays with the width of an MLP on CIFAR-10, SP's falls (epoch 3)",
+        "Over the width of an MLP on CIFAR-10 μP's optimum stays, SP's falls (epoch 3)",
     ),
     "nanogpt_mup_shakespeare": Source(
         "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_shakespeare_char/plot.ipynb",
         "read off its figure",
-        "μP's optimum stays with the width of GPT-2, SP's falls (tiny Shakespeare, means of 3 seeds)",
+        "Over the width of GPT-2 μP's optimum stays, SP's falls (tiny Shakespeare, means of 3 seeds)",
     ),
     "nanogpt_mup_owt": Source(
         "EleutherAI/nanoGPT-mup", "mup_examples/mutransfer_lr_owt/plot.ipynb", "read off its figure",
-        "the same on OpenWebText",
+        "The same on OpenWebText",
     ),
     "gemstone": Source(
         "mcleish7/gemstone-scaling-laws", "data/preflight_mup_olmo_variant.csv", "1fb97a2",
-        "a variant of μP with OLMo's initialisation, tried on four shapes before their ladder was trained",
+        "A variant of μP with OLMo's init, tried on four shapes before their ladder was trained",
         Columns(along=("depth",)), "μP, OLMo's variant",
     ),
     "marin_muonh": Source(
@@ -110,15 +110,14 @@ SOURCES = {
     ),
     "hyperball_width": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "from width 128 to 2048 (4 layers) the best rate drifts 1.4 times at most for AdamH and MuonH, "
-        "without any factor, 2 times for Adam, 4 for Muon. Kept are the runs of their figure: "
-        "mup-adam-no-input-norm, mup-adamh with a warm-up of 0.1, mup-muon-linear-input-norm, "
-        "mup-muonh-linear-input-norm",
+        "From width 128 to 2048 (4 layers), without a factor, the best rate drifts 1.4 times for AdamH and "
+        "MuonH, 2 for Adam, 4 for Muon. Kept are the runs of their figure: mup-adam-no-input-norm, mup-adamh "
+        "with a warm-up of 0.1, mup-muon-linear-input-norm, mup-muonh-linear-input-norm",
         Columns(parametrization="optimizer"),
     ),
     "hyperball_depth": Source(
         _HYPERBALL, _HYPERBALL_RUNS.format("transfer"), "3f6c3f2",
-        "the same over 4 to 512 layers of width 128: 1.4 times, 3 for Adam, 4 for Muon",
+        "The same over 4 to 512 layers of width 128: 1.4 times, 3 for Adam, 4 for Muon",
         Columns("depth", parametrization="optimizer"),
     ),
     "hyperball_tokens": Source(
@@ -128,51 +127,47 @@ SOURCES = {
     ),
     "marin_adamh": Source(
         "marin-community/marin", "experiments/speedrun/adamh_qwen3_scaling/selection_summary.json", "dffdec0",
-        "AdamH on the same models, tokens and batches as MuonH: 0.02 is chosen for 130 M and 520 M "
-        "parameters, 0.015 for 300 M and 1.2 B", Columns(scale="params"), "AdamH",
+        "AdamH on the models of marin_muonh: 0.02 is chosen for 130 M and 520 M parameters, 0.015 for 300 M "
+        "and 1.2 B", Columns(scale="params"), "AdamH",
     ),
     "marin_adamc": Source(
         "marin-community/marin", "experiments/speedrun/adamc_qwen3_scaling/selection_summary.json", "8be6ad6",
         "AdamC (decay corrected for the schedule): from 0.01 at 130 M parameters to 0.003 at 1.2 B",
         Columns(scale="params"), "AdamC",
-        "Those of 520 M and 1.2 B are the grid's largest.",
+        "Rates of 520 M and 1.2 B are the grid's largest.",
     ),
     "marin_moe_tokens": Source(
         "marin-community/marin", "experiments/grug/moe_apr2/new_plots/all_lr_sweep_results.json", "69ca5b5",
-        "a mixture of experts of width 512 under AdamH and Adam, at a batch of 32; their later recipe has "
+        "A mixture of experts of width 512 under AdamH and Adam, batches of 32; a later recipe has "
         "tokens^-0.28", Columns(scale="steps"), "AdamH",
-        "Rates are Adam's; AdamH's are 13/3 times them. Left out: the longest length, whose runs crashed, "
-        "and larger widths.",
+        "Rates are Adam's; AdamH's are 13/3 of them. Left out: the longest length (crashed), larger widths.",
     ),
     "small_batches": Source(
         "martin-marek/batch-size", "utils/fig10.ipynb", "32700f0, read off its figure",
         "AdamW on C4, 19 M parameters, batches of 16 to 1024 at equal tokens, means of 5 seeds: small "
-        "batches do as well as large ones if β₂ keeps its half-life in tokens. Their grid is centred on "
-        "batch^0.25",
+        "batches do as well as large ones if β₂ keeps its half-life in tokens. Their grid follows batch^0.25",
         Columns(scale="batch_size"),
-        ours="Hidden points are left out, except nine that show through. A fixed β₂ costs small batches "
-        "loss, but α is the same.",
+        ours="Points hidden in the figure are left out. A fixed β₂ costs small batches loss; α is the same.",
     ),
     "cooldown_steps": Source(
         "fabian-sp/lr-scheduling", "data/**/*.json", "8ace3a3",
-        "training agrees with a bound of convex optimization, whose best rate falls as 1/√steps and rises "
-        "with the share of the cooldown (Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
-        ours="Kept are linear cooldowns at 15 000 to 50 000 steps, too few octaves to tell 1/√steps from 0.",
+        "As in convex optimization, the best rate falls as 1/√steps and rises with the share of the cooldown "
+        "(Llama of 124 M parameters on SlimPajama, AdamW)", rule="SP",
+        ours="Linear cooldowns at 15 000 to 50 000 steps: too few octaves to tell 1/√steps from 0.",
         sweeps=_cooldowns,
     ),
     "one_step": Source(
         "TatianaUshakova/batch-size-lr-scaling", "outputs/mnist_optimal_batch_lr_dense/aggregate_results.csv",
         "83f2cf6",
-        "one step of SGD from two states of an MLP on MNIST: its best rate is ε/(1 + B₀/batch), so ∝ batch "
-        "below the noise scale B₀ and constant above it (McCandlish et al. 2018)", rule="SGD, one step",
-        ours="A power law is the wrong shape, as they say.",
+        "One step of SGD from two states of an MLP on MNIST: the best rate is ε/(1 + B₀/batch), so ∝ batch "
+        "below the noise scale B₀, constant above (McCandlish et al. 2018); no power law",
+        rule="SGD, one step",
         sweeps=_one_step,
     ),
     "step_law": Source(
         "step-law/steplaw", "data/dense_lr_bs_loss.csv` and `data/moe_lr_bs_loss.csv", "32a8f4c",
         "lr ∝ N^-0.713 · D^0.307, at the best batch", rule="SP",
-        ours="2 619 runs; sweeps along size, tokens or batch, the other two fixed, with four points at "
-        "least.",
+        ours="2 619 runs, as sweeps of four points or more along size, tokens or batch, the others fixed.",
         sweeps=_step_law,
     ),
 }  # fmt: skip

@@ -209,7 +209,7 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
 
 def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
     """The page of results/public."""
-    several = pooled[pooled["sweeps"] > 1]
+    several = pooled[(pooled["sweeps"] > 1) & (pooled["sources"] != "ours")]
     parts = [_TOP, _findings(sweeps, pooled), _table(several, ["growing", "rule", "sweeps", "sources"])]
     parts.append(_SOURCES + "".join(_item(name, source) for name, source in SOURCES.items()))
     rows, counts = [], []
@@ -217,13 +217,12 @@ def page(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         own = sweeps[sweeps["source"] == source.repository]
         if source.sweeps is None:
             rows.append(own[own["sweep"] == name].assign(table=name))
-        elif len(own) <= 10:
+        elif len(own) <= 4:
             rows.append(own.assign(table=name, rule=own["rule"] + ", " + own["sweep"]))
         else:
             counts.append(own.assign(table=name))
     few = pd.concat(rows)
-    few["scales"] = [f"{a:,g}–{b:,g}" for a, b in zip(few["from"], few["to"], strict=True)]
-    parts.append(_table(few, ["table", "rule", "scales", "runs"], "verdict"))
+    parts.append(_table(few, ["table", "rule"], "verdict"))
     many = pd.concat(counts).groupby(["table", "growing"])["verdict"].value_counts().unstack(fill_value=0)
     cells = [[*place, *row] for place, row in zip(many.index, many.to_numpy(), strict=True)]
     parts.append(
@@ -236,7 +235,7 @@ def _item(name: str, source: Source) -> str:
     """A source as an item of a list: its place, the options that read it, and its authors' claim."""
     options = f", `{_options(source).strip()}`" if _options(source) else ""
     repository = f"[{source.repository}](https://github.com/{source.repository})"
-    text = f"- **{name}**{options}: `{source.path}` of {repository} ({source.commit}). Claim: {source.claim}."
+    text = f"- **{name}**{options}: `{source.path}` of {repository} ({source.commit}). {source.claim}."
     wrapped = textwrap.fill(
         f"{text} {source.ours}", 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
@@ -267,38 +266,35 @@ def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:
         "- **Width.** μP's best rate stays, over three sources. SP's falls; sources differ more than their\n"
         "  errors.\n"
         "- **Tokens, at fixed size and batch.** Step Law's rate stays,\n"
-        f"  {of('tokens', 'SP', 'steplaw')}; the 0.307 of their law is along a batch that grows with the\n"
-        "  tokens. Over two octaves AdamW's is open in another source. Over longer spans Muon's, MuonH's\n"
-        "  and AdamH's fall.\n"
+        f"  {of('tokens', 'SP', 'steplaw')}; their law's 0.307 is along a batch that grows too. Over longer\n"
+        "  spans Muon's, MuonH's and AdamH's fall.\n"
         "- **Batch, at fixed tokens.** It rises, by less than a root, in both sources:\n"
         f"  {of('batch size', 'SP', 'steplaw')} and {of('batch size', 'SP', 'martin-marek')}.\n"
-        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's rates\n"
-        "  fall.\n"
-        "- **Depth**, 4 layers to 512. AdamH's rate stays; Adam's, Muon's and MuonH's fall, Muon's most.\n"
-        "- **Hyperball**, along the width without a factor. From 128 to 2048 AdamH's rate falls 1.6 times,\n"
-        "  MuonH's 1.8, where the authors say 1.4 (their figure ends at 1024); Adam's and Muon's fall twice\n"
-        "  as much.\n"
+        "- **Parameters, tokens and batch together**, Qwen3 of 130 M to 1.2 B: AdamH's and MuonH's fall.\n"
+        "- **Depth**, 4 layers to 512: AdamH's stays; Adam's, MuonH's and, most, Muon's fall.\n"
+        "- **Hyperball**, without a factor. From width 128 to 2048 AdamH's rate falls 1.6 times, MuonH's\n"
+        "  1.8 (the authors say 1.4; their figure ends at 1024); Adam's and Muon's fall twice as much.\n"
     )
 
 
 _TOP = """\
 # Other people's sweeps
-Public tables of learning-rate sweeps, analysed as our own are, and one exponent for each rule along each
-way of growing, pooled over all.
+Public tables of learning-rate sweeps, analysed as our own, and pooled: an exponent for each rule along each
+way of growing.
 
 ![Exponents by rule and way of growing](alphas.png)
 
 α: best learning rate ∝ scale^α, 0 where it stays. Sweeps of one source are pooled first, then sources
 (random effects; DerSimonian and Laird 1986, intervals of Hartung and Knapp 2001). A mean over sources is no
-law: nobody drew them at random, and sweeps that share runs are not independent.
-`python scripts/public_tables.py --tables FOLDER` makes this page in a minute on two cores, and
-[pooled.csv](pooled.csv), which has the rules of one sweep too. Rows are numbers of repositories under MIT or
-Apache 2.0 (marin), or without a licence (Gemstone).
+law: they are no random sample, and sweeps that share runs are not independent.
+`python scripts/public_tables.py --tables FOLDER` makes this page, and [pooled.csv](pooled.csv), which has
+single sweeps and ours too, in a minute of two cores. Repositories are under MIT, Apache 2.0 (marin) or no
+licence (Gemstone).
 """
 _SOURCES = """\
 ## Tables of others
-One command reads each, with the options that stand after its name; cooldown_steps, one_step and step_law are
-read from clones:
+With their authors' claims. One command reads each, with the options after its name; cooldown_steps, one_step
+and step_law need clones:
 ```bash
 mup-tpu analyze results/public/rows/mup_mlp.csv
 ```

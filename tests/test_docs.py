@@ -321,6 +321,15 @@ def test_a_list_begins_after_an_empty_line(page):
         assert is_list or not any(re.match(r"([-*]|\d+\.) ", line) for line in others), block
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md"], ids=str)
+def test_a_table_begins_with_its_headings(page):
+    """Rows after an empty line would be text on the site."""
+    for table in re.findall(r"(?:^ *\|.*\n?)+", FENCE.sub("", page.read_text(encoding="utf-8")), re.M):
+        head, *rows = table.splitlines()
+        assert head.split("|")[1].strip(), f"the first column has no heading: {head}"
+        assert rows and re.fullmatch(r"[ |:-]+", rows[0]), f"no rule below {head}"
+
+
 def test_every_room_is_in_the_table_of_rooms_and_no_other():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(mup_tpu/[\w./]+)` \|", text, re.M))

@@ -1,4 +1,4 @@
-"""Several sweeps beside each other: what each change does to transfer."""
+"""Several sweeps beside each other: the effect of each change on transfer."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class Cell:
     x: float
     """log2 of the hyperparameter."""
     runs: int
-    """Number to add."""
+    """Number of runs to add."""
     seeds: int
-    """Number there are then."""
+    """Number of seeds after the batch."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Batch:
     """Purpose, one sentence without a full stop."""
     cost: float
     to_verdict: float
-    """Expected cost until the verdict, this batch included; inf where it is out of reach, nan where too
+    """Expected cost until the verdict, this batch included; inf if it is out of reach, nan if too
     little is known to tell."""
     spent: float
     costs: Cost

@@ -18,7 +18,7 @@ PACK = len(_FIRST_LOOK)
 _REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
 _EDGE_STEP = 0.3
-"""Octaves between an optimum and lost runs up to which nothing is bought in between."""
+"""Octaves between an optimum and lost runs below which no value in between is bought."""
 
 
 def replicates(estimate: Estimate, runs: int) -> list[Cell]:
@@ -81,7 +81,7 @@ def between(estimate: Estimate) -> list[Cell]:
 
 
 def beyond(estimate: Estimate) -> list[Cell]:
-    """Two more values beyond the edge that an optimum lies at, with as many seeds as there are."""
+    """Two more values beyond the edge of an optimum, with the curve's number of seeds."""
     optimum, curve = estimate.optimum, estimate.curve
     seeds = int(curve.count_G.max())
     if optimum.status == "one value":

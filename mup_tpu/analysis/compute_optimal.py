@@ -44,7 +44,7 @@ class ComputeOptimal:
     exponent: Interval
     """a in N* ∝ C^a, of the law."""
     parabolas: float
-    """The same by parabolas; nan where fewer than three slices have their minimum inside."""
+    """The same by parabolas; nan if fewer than three slices have their minimum inside."""
     slices: int
     runs: int
 

@@ -45,7 +45,7 @@ def valley_at(curves: Sequence[LossCurve], noise: Noise, optimum: Optimum) -> Va
 
 
 def valley_of(curve: LossCurve, noise: Noise, optimum: Optimum) -> Valley | None:
-    """Curvature of a curve at its optimum; None where too few points of it are finite."""
+    """Curvature of a curve at its optimum; None if too few points of it are finite."""
     u_G = curve.x_G - optimum.x
     reach = max(_NEAR, 1.5 * curve.step)
     used = np.isfinite(curve.mean_G) & (np.abs(u_G) <= reach)
@@ -68,7 +68,7 @@ def valley_of(curve: LossCurve, noise: Noise, optimum: Optimum) -> Valley | None
 
 @dataclass(frozen=True)
 class Cost:
-    """Loss over the target's own optimum, nat per token; nan where no curvature is known."""
+    """Loss over the target's own optimum, nat per token; nan if no curvature is known."""
 
     expected: float
     high: float

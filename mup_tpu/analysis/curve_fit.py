@@ -1,8 +1,8 @@
 """Weighted cubics through the points of loss curves around the best one.
 
-Each point's error is its noise and a share of its rise above the best (MODEL_ERROR): that is what a cubic
-leaves out of a valley, and it keeps runs far up, which blow up, level off or lie behind a wall, from bending
-the fit where it is read. The asymmetry is held to what valleys have by a prior.
+Each point's error is its noise and a share of its rise above the best (MODEL_ERROR). The share stands for the
+part of a valley that a cubic misses, and keeps runs far up, which blow up, level off or lie behind a wall,
+from bending the fit near the optimum. A prior holds the asymmetry to that of usual valleys.
 
 Shapes: R draws, G grid points, W points of a fit's window.
 """
@@ -27,7 +27,7 @@ MISS = 3.0
 _LEAST_CURVATURE = 1e-3
 """Least second coefficient of a valley, nat per squared octave: a fifth of the flattest that is stored."""
 STEEP = 0.1
-"""Rise of a neighbour over the best, nat, from which no optimum lies nearer to that neighbour."""
+"""Rise of a neighbour over the best, nat, from which the optimum lies nearer to the best."""
 _FINE = np.linspace(-1.0, 1.0, 201)
 
 
@@ -36,7 +36,7 @@ class Draws:
     """Bootstrap draws of a curve: its optimum and local fit in each."""
 
     x_R: np.ndarray
-    """Optimum of each draw; -inf or +inf where it fell on the lower or upper edge of the grid."""
+    """Optimum of each draw; -inf or +inf if it fell on the lower or upper edge of the grid."""
     loss_R: np.ndarray
     means_RG: np.ndarray
     coefficients_R4: np.ndarray
@@ -70,7 +70,7 @@ def fit_curves(x_G: np.ndarray, means_RG: np.ndarray, error_G: np.ndarray, step:
         lower, upper = _bounds(x_G, finite_G, int(best))
         fine = np.where(_FINE < 0, -_FINE * (lower - x_G[best]), _FINE * (upper - x_G[best]))
         values = fit.coefficients_R4 @ np.vander(fine, 4, increasing=True).T
-        # Before a point that the fit misses the valley ends, nobody knows where: halfway is least wrong.
+        # The valley ends somewhere before a point that the fit misses: halfway is least wrong.
         low_R1, high_R1 = _steep_beside(x_G[window] - x_G[best], means_RW, error_G[window])
         low_R1, high_R1 = np.maximum(fit.low_R1, low_R1), np.minimum(fit.high_R1, high_R1)
         values[(fine < low_R1 / 2) | (fine > high_R1 / 2)] = np.inf
@@ -98,9 +98,9 @@ class WindowFit:
 
 
 def fit_window(u_W: np.ndarray, means_RW: np.ndarray, best_R: np.ndarray, error_W: np.ndarray) -> WindowFit:
-    """Cubics in u, octaves from the best point, whose loss is best_R.
+    """Cubics in u, octaves from the best point (loss best_R).
 
-    Fitted twice: a point that the first fit misses ends the valley on its side, as a wall does.
+    The fit is made twice: a point that the first one misses ends the valley on its side, as a wall does.
     """
     rise_RW = means_RW - best_R[:, None]
     variance_RW = np.maximum(error_W, LEAST_ERROR) ** 2 + (MODEL_ERROR * rise_RW) ** 2

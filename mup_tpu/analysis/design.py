@@ -83,21 +83,21 @@ class _Open:
 
     @property
     def scale(self) -> str:
-        """Label of what grows."""
+        """Label of the scale."""
         return label(self.question.columns.scale)
 
     def written(self, scales: Sequence[float]) -> str:
-        """Scales, for people."""
+        """Scales in words."""
         return _and([write_scale(self.question.columns.scale, scale) for scale in scales])
 
     def batch(self, cells: Sequence[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
-        """Cells to run and why."""
+        """Batch of some cells."""
         cost = sum(cell.runs * self.costs.of(cell.scale) for cell in cells)
         return Batch(self.parametrization, tuple(cells), reason, cost, to_verdict, self.spent, self.costs)
 
 
 def _extended_grids(ask: _Open) -> Batch | None:
-    """Values beyond the edge of grids that hold no optimum, with a new scale where there are too few."""
+    """Values beyond the edge of grids without an optimum, and a new scale if there are too few."""
     estimates, planned = ask.evidence.estimates, ask.question.planned
     outside = [e for e in estimates if not e.optimum.is_bracketed]
     if not outside:
@@ -137,7 +137,7 @@ def _holes(ask: _Open) -> Batch | None:
 
 
 def _another_scale(ask: _Open) -> Batch | None:
-    """One more scale, where the optima's own scatter holds the verdict open."""
+    """One more scale, if the optima's own scatter holds the verdict open."""
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     if ask.question.planned or not distance.is_held_by_scatter(known):
         return None
@@ -165,7 +165,7 @@ _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
     _another_scale,
     _seeds,
 )
-"""Strategies in the order in which they are tried."""
+"""Strategies; the first one with a batch wins."""
 
 
 def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:

@@ -1,7 +1,7 @@
-"""Distance of a verdict: how much too wide its intervals are, and which seeds narrow them most per cost.
+"""Distance of a verdict: the excess width of its intervals, and the seeds that narrow them most per cost.
 
-Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J how many times too
-wide the widest interval is, squared, for the nearer verdict: 1 is settled.
+Symbols: α drift exponent; Δ octaves from the smallest scale's optimum to the largest's; J squared ratio of
+the widest interval to the width that the nearer verdict needs: at 1 it is settled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LEAST_SHARE, _SHARE = 0.1, 0.35
 _FLOOR = 0.04**2
 """Squared standard error of an optimum that no seed takes away, octaves²: the valley's unknown shape."""
 _LEAST_ALPHA, _LEAST_OCTAVES = 0.02, 0.05
-"""Least distances from a verdict's limits: closer ones are not told apart."""
+"""Least distances of α and Δ from a verdict's limits."""
 _SCATTERED = 0.7
-"""Share of α's interval that known optima would leave, from which it is their scatter's, not the noise's."""
+"""Share of α's interval that exact optima would leave, above which their own scatter, not noise, makes it."""
 _MOST_PACKS = 200
 """Packs after which a verdict counts as out of reach."""
 
@@ -58,14 +58,14 @@ class Distance:
 
     drift: Drift
     apart: float
-    """|Δ|, octaves; nan where the larger scale has no loss at the smaller's optimum."""
+    """|Δ|, octaves; nan if the larger scale has no loss at the smaller's optimum."""
     tolerated: float
-    """The |Δ| whose regret is ε."""
+    """|Δ| at which the regret is ε."""
     delta: float
 
     @classmethod
     def of(cls, evidence: Evidence, question: Question) -> Distance:
-        """From evidence of three scales or more, all bracketed."""
+        """Distance by evidence of three scales or more, all bracketed."""
         first, last = evidence.estimates[0], evidence.estimates[-1]
         coefficients, u = last.fit.coefficients_R4[0], last.optimum.x - last.fit.centre_R[0]
         curvature = max(2 * float(coefficients[2] + 3 * coefficients[3] * u), 1e-3)
@@ -86,24 +86,24 @@ class Distance:
         return drift_reach([k.scale for k in known], variance_S, self.drift.weight_K)
 
     def is_held_by_scatter(self, known: Sequence[Known]) -> bool:
-        """Whether the optima's own scatter, not their errors, holds the verdict open: no seed helps that."""
+        """Whether the optima's own scatter, which no seed reduces, holds the verdict open."""
         ideal = [k.ideal for k in known]
         is_scattered = self.reach(ideal) > _SCATTERED * self.reach(known)
         return self.nearest(known)[1] == "α" and is_scattered and self.of_verdict(ideal) > 1
 
     def nearest(self, known: Sequence[Known]) -> tuple[float, str]:
-        """J of the nearer verdict, and what holds it open: "α" or "Δ"."""
+        """J of the nearer verdict, and the symbol of its widest interval: "α" or "Δ"."""
         return min(max((ratio**2, what) for what, ratio in terms.items()) for terms in self._terms(known))
 
     def held_by(self, known: Sequence[Known]) -> str:
-        """What holds the verdict open that the estimates tend to: "α" or "Δ"."""
+        """Symbol of the widest interval, "α" or "Δ", for the verdict that the estimates tend to."""
         transfers, *drifts = self._terms(known)
         if abs(self.drift.alpha) < self.delta and not self.apart > self.tolerated:
             return max((ratio, what) for what, ratio in transfers.items())[1]
         return min(max((ratio, what) for what, ratio in terms.items()) for terms in drifts)[1]
 
     def _terms(self, known: Sequence[Known]) -> tuple[dict[str, float], ...]:
-        """How many times too wide intervals are: for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
+        """Ratios of intervals to needed widths, for TRANSFERS, DRIFTS, and DRIFTS without a power law."""
         reach, alpha = self.reach(known), abs(self.drift.alpha)
         transfers = {"α": reach / max(self.delta - alpha, _LEAST_ALPHA), "Δ": math.inf}
         drifts = {"α": reach / max(alpha, _LEAST_ALPHA), "Δ": 0.0}
@@ -123,7 +123,7 @@ class Distance:
 
 
 def known_of(evidence: Evidence) -> list[Known]:
-    """State of each scale."""
+    """States of all scales."""
     return [
         Known(e.optimum.scale, max(e.optimum.se, 1e-3) ** 2, max(1, runs_beside(e)))
         for e in evidence.estimates
@@ -134,7 +134,7 @@ def buy(distance: Distance, known: Sequence[Known], costs: Cost, spent: float) -
     """Packs of the largest drop of J per cost, and the cost until J is 1.
 
     Returns:
-        How many packs for each scale's optimum, by its number; the cost.
+        Number of packs by the index of the scale; the cost, inf if J stays above 1.
     """
     bought: Counter[int] = Counter()
     cost = total = 0.0

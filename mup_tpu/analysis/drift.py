@@ -1,4 +1,4 @@
-"""How an optimum moves with scale: a random-effects regression, and two checks that use whole curves."""
+"""Drift of an optimum with scale: a random-effects regression, and two checks that use whole curves."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
 
 NEEDED = 3
-"""Scales with a bracketed optimum that a drift exponent, and so a verdict, needs."""
+"""Least number of scales with a bracketed optimum for a drift exponent, and so for a verdict."""
 _TAU_K = 0.08 * np.tan(np.pi / 2 * (np.arange(30) + 0.5) / 30)
-"""Scatters of optima that are weighed, octaves, each as likely: half-Cauchy with a median of 0.08."""
+"""Scatters of optima, octaves, equally likely at first: half-Cauchy with a median of 0.08."""
 _LEAST_ERROR = 1e-3
 """Least standard error of an optimum, octaves."""
 WIDEST_TOLD = 2.0
-"""Width of an interval around 0, from ∝ 1/scale to ∝ scale, at which it tells nothing about α."""
+"""Width of an interval around 0 at which it tells nothing about α: from ∝ 1/scale to ∝ scale."""
 WIDEST_COLLAPSE = 2.5
-"""Largest exponent, up or down, that whole curves are moved by to bring them together."""
+"""Largest exponent, up or down, in the search for the one that brings whole curves together."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Drift:
     high: float
     """Upper end of its 95 % interval."""
     tau: float
-    """Scatter of the optima beyond their own errors, octaves: the median of what it may be."""
+    """Scatter of the optima beyond their own errors, octaves: median of its distribution."""
     intercept: float
     """log2 lr* at scale 1."""
     scales: tuple[float, ...]
     weight_K: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
-    """Probability of each scatter that the optima may have."""
+    """Probability of each scatter in `_TAU_K`."""
 
     @property
     def is_known(self) -> bool:
@@ -51,12 +51,12 @@ class Drift:
 
     @property
     def is_told(self) -> bool:
-        """Whether the interval tells something about α; not along a flat valley."""
+        """Whether the interval tells something about α; along a flat valley it does not."""
         return is_told(self.low, self.high)
 
     @property
     def excludes_0(self) -> bool:
-        """Whether α's interval does; not where it is unknown."""
+        """Whether α's interval excludes 0; False if α is unknown."""
         return self.low > 0 or self.high < 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def is_told(low: float, high: float) -> bool:
 
 
 def exponent(alpha: float, low: float, high: float) -> str:
-    """Exponent with its interval, or "not known" where that tells nothing of it."""
+    """Exponent with its interval, or "not known" if the interval tells nothing."""
     if not is_told(low, high):
         return "not known"
     told, least, most = (f"{round(value, 2) + 0.0:.2f}" for value in (alpha, low, high))
@@ -78,7 +78,7 @@ def exponent(alpha: float, low: float, high: float) -> str:
 
 
 def bends(optima: Sequence[Optimum]) -> bool:
-    """Whether optima leave the straight line of a power law: their parabola's curvature is not 0 (95 %).
+    """Whether optima depart from a power law: the curvature of a parabola through them is not 0 (95 %).
 
     Least squares in log2 scale, weighted by the optima's errors; scatter beyond these widens the interval.
     """
@@ -97,16 +97,16 @@ def bends(optima: Sequence[Optimum]) -> bool:
 
 @dataclass(frozen=True)
 class WiderIsBetter:
-    """How often the larger of two neighbouring scales has the lower final loss, all else equal."""
+    """Pairs of neighbouring scales, all else equal, in which the larger has the lower final loss."""
 
     held: int
     pairs: int
     p_value: float
-    """Of Page's trend test that loss falls with scale; nan with fewer than three scales."""
+    """p-value of Page's trend test that loss falls with scale; nan with fewer than three scales."""
     optima_held: int = 0
-    """Pairs that hold at their own optima."""
+    """Pairs that hold, each scale at its own optimum."""
     optima: int = 0
-    """Pairs whose optima are both known."""
+    """Pairs with two known optima."""
 
     @property
     def share(self) -> float:
@@ -115,10 +115,10 @@ class WiderIsBetter:
 
 
 def fit_drift(optima: Sequence[Optimum]) -> Drift:
-    """Random-effects regression of log2 lr* on log2 scale, over what the scatter τ of the optima may be.
+    """Random-effects regression of log2 lr* on log2 scale, averaged over the scatter τ of the optima.
 
-    τ is half-Cauchy around the usual scatter: a handful of optima cannot tell it, and an interval with one
-    estimate of it covers too little. Errors of optima are normal; how uncertain the noise is, they contain.
+    τ has a half-Cauchy prior: a handful of optima cannot tell it, and an interval with one estimate of τ
+    covers too little. Errors of optima are normal and include the uncertainty of the noise.
     """
     known = [o for o in optima if o.is_bracketed]
     scales = tuple(o.scale for o in known)
@@ -135,8 +135,8 @@ def drift_reach(scales: Sequence[float], variance_S: np.ndarray, weight_K: np.nd
     """Half-width of the 95 % interval of α.
 
     Args:
-        scales: with a bracketed optimum.
-        variance_S: of each optimum, octaves².
+        scales: scales with a bracketed optimum.
+        variance_S: squared standard error of each optimum, octaves².
         weight_K: probability of each scatter.
     """
     *_, information_K = _weighted(np.log2(scales), variance_S)
@@ -182,8 +182,8 @@ def wider_is_better(curves: Sequence[LossCurve], optima: Sequence[Optimum] = ())
     """Compare neighbouring scales at each hyperparameter that both have, and at their optima.
 
     Args:
-        curves: of one parametrization, by scale.
-        optima: of the same scales.
+        curves: loss curves of one parametrization, by scale.
+        optima: optima of the same scales.
 
     Returns:
         Pairs that hold, and Page's test (1963) of the trend over all scales, a row a hyperparameter.
@@ -212,8 +212,8 @@ def collapse_exponent(curves: Sequence[LossCurve]) -> float:
     """Octaves of shift per octave of scale that bring the excess-loss curves closest together.
 
     Each curve's loss over its own minimum is moved by -β·log2(scale ratio) and compared with the others where
-    they overlap; β minimises the mean squared distance. An estimate of the drift that uses whole curves, not
-    only minima.
+    they overlap; β minimises the mean squared distance. It estimates the drift from whole curves, not from
+    minima alone.
     """
     usable = [c for c in curves if np.isfinite(c.mean_G).sum() >= 4]
     if len(usable) < 2:
@@ -230,7 +230,7 @@ def collapse_exponent(curves: Sequence[LossCurve]) -> float:
             return math.inf
         grid = np.linspace(low, high, 64)
         values = np.array([np.interp(grid, x, y) for x, y in moved])
-        near = values.min(axis=0) < 0.5  # far from the optimum, losses saturate and say nothing of its place
+        near = values.min(axis=0) < 0.5  # far from the optimum losses saturate
         return float(values[:, near].var(axis=0).mean()) if near.any() else math.inf
 
     betas = np.linspace(-WIDEST_COLLAPSE, WIDEST_COLLAPSE, 201)

@@ -74,7 +74,7 @@ def _at_the_last(y_S: np.ndarray, octaves_S: np.ndarray) -> tuple[np.ndarray, np
     covariance_KSS = _LEVEL**2 + _SLOPE**2 * h_KS[:, :, None] * h_KS[:, None, :]
     covariance_KSS += bend_K[:, None, None] ** 2 * wander_covariance(octaves_S, octaves_S)
     covariance_KSS += scatter_K[:, None, None] ** 2 * np.eye(len(octaves_S))
-    # The root's last row holds the regression on the others, and what they leave open.
+    # The root's last row holds the regression on the others, and the residual's deviation.
     root_KSS = np.linalg.cholesky(covariance_KSS)
     known = slice(len(y_S))
     whitened_KS = np.linalg.solve(

@@ -1,4 +1,4 @@
-"""Run tables by where they are: a results folder, whose columns are typed; a file; or a tracker."""
+"""Run tables by their place: a results folder, with typed columns; a file; or a tracker."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def load_table(
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
     Args:
-        path: results folder (or fsspec URL), or a file, or what `read_tracked` or `read_other_tool` take; or
-            several of these, but for results folders, as one table.
+        path: results folder (or fsspec URL), a file, or a place for `read_tracked` or `read_other_tool`;
+            several files or places are read as one table.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
         where: conditions on rows; by default those that a results folder stores.
         states: meaning of states of runs that are not known.
-        unit: of the loss of a file or tracker; a results folder is in nat per token.
+        unit: unit of the loss in a file or tracker; a results folder is in nat per token.
 
     Raises:
-        TableError: it is no table, or cannot be analysed as it is.
+        TableError: it is no table, or cannot be analysed.
         StoreError: the results folder holds no runs.
     """
     columns = columns or default_columns(path)

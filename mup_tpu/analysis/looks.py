@@ -1,7 +1,7 @@
-"""Looks: what one parametrization's runs say, once or after each purchase of a sequence.
+"""Looks at one parametrization's runs: one at all of them, or one after each purchase of a sequence.
 
-A run table tells by itself which looks were taken at it: each row holds the number of the purchase that it
-came with. So the rows are all that a sequence needs to be judged, and to go on after a kill.
+Each row of a run table holds the number of its purchase. So the rows alone tell which looks were taken, and a
+killed sequence goes on from them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mup_tpu.analysis.noise import Noise, pooled_noise
 from mup_tpu.analysis.optimum import EPSILON, Estimate, estimate
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.verdict import DELTA, Look, decide
+from mup_tpu.analysis.verdict import DELTA, decide
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a run table."""
+    """Columns, tolerances and plan by which a run table is judged."""
 
     columns: Columns = Columns()
     epsilon: float = EPSILON
@@ -33,15 +33,15 @@ class Question:
     delta: float = DELTA
     """Drift exponent that does not matter."""
     planned: tuple[float, ...] = ()
-    """Scales of a sequence; none where the table is looked at once."""
+    """Scales of a sequence; empty for a single look."""
     rounding: float = 0.0
-    """What losses are rounded to, nat per token."""
+    """Step to which losses are rounded, nat per token; 0 for none."""
     seed: int = 0
-    """Of the bootstrap."""
+    """Seed of the bootstrap."""
 
     @classmethod
     def of(cls, table: RunTable, epsilon: float = EPSILON, delta: float = DELTA, seed: int = 0) -> Question:
-        """What a checked table asks by its columns, its rounding and what it plans.
+        """Question of a checked table: its columns, rounding and planned scales.
 
         Raises:
             TableError: epsilon or delta is not a finite number above 0.
@@ -55,18 +55,18 @@ class Question:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one parametrization's runs tell of its optima."""
+    """Curves, noise, optima, drift and regret of one parametrization's runs."""
 
     curves: tuple[LossCurve, ...]
     noise: Noise
     estimates: tuple[Estimate, ...]
     drift: Drift
     headline: Regret | None
-    """From the smallest bracketed scale to the largest that was run; None where they are the same."""
+    """Regret from the smallest bracketed scale to the largest that was run; None if they are the same."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether a verdict can be asked for: drift and regret are known."""
+        """Whether drift and regret are known, as a verdict needs."""
         return self.drift.is_known and self.headline is not None
 
 
@@ -86,12 +86,12 @@ def weigh(runs: pd.DataFrame, question: Question) -> Evidence:
 
 @dataclass(frozen=True)
 class LookTaken:
-    """What was known after a purchase."""
+    """Evidence and verdict after a purchase."""
 
     number: int
-    """Of the look; 0 while too little was known to ask for a verdict."""
+    """Number of the look; 0 while drift or regret was unknown."""
     purchase: int
-    """That it came after; 0 for runs that belong to none."""
+    """Purchase that this look followed; 0 for none."""
     runs: int
     evidence: Evidence
     decision: str
@@ -112,14 +112,13 @@ def take_look(
     """Look at one parametrization's runs.
 
     Args:
-        parametrization: name to say.
-        runs: of a checked table.
-        question: what is asked; where it plans scales, this is one look of a sequence.
-        before: the look before.
+        parametrization: name in the sentence.
+        runs: rows of a checked table.
+        question: with planned scales, this is one look of a sequence.
+        before: previous look; None for the first.
     """
     evidence = weigh(runs, question)
     number = (before.number if before else 0) + evidence.is_enough
-    rule = Look(max(number, 1)) if question.planned else None
     decision, sentence = decide(
         parametrization,
         [e.optimum for e in evidence.estimates],
@@ -128,14 +127,14 @@ def take_look(
         question.columns,
         question.epsilon,
         question.delta,
-        rule,
+        max(number, 1) if question.planned else None,
         to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
     )
     return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence)
 
 
 def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
-    """The looks that a table of one parametrization's runs tells of: after each purchase, or one at all."""
+    """Looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
     purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
     taken = None
     for purchase in purchases:

@@ -15,8 +15,8 @@ from mup_tpu.analysis.curve_fit import LEAST_ERROR, MISS, fit_window, points_nea
 from mup_tpu.analysis.loss_curve import LossCurve
 
 _NEAR, _FAR, _ENOUGH = 0.15, 0.5, 7
-"""Rise over the best, nat, up to which single runs tell of the noise, since further up a cubic's error is
-larger; rise where fewer points than enough are that near."""
+"""Rise over the best, nat, up to which single runs tell the noise (a cubic's error grows further up); rise if
+fewer than enough points are that near; enough points."""
 _USUAL_NOISE, _USUAL_DF = 0.008, 2
 """Standard deviation of a run before the table tells it, nat, and its degrees of freedom: its median over
 stored sweeps is 0.008, the standard deviation of its logarithm 0.6."""
@@ -56,10 +56,10 @@ class Noise:
 
 
 def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
-    """Noise of single runs from replicates, else from given errors, else from what the fits leave over.
+    """Noise of single runs from replicates, else from given errors, else from the fits' residuals.
 
     Args:
-        curves: of one parametrization.
+        curves: curves of one parametrization.
         rounding: smallest difference of losses in the table; its uniform error is a floor.
     """
     floor = rounding / np.sqrt(12)
@@ -84,10 +84,10 @@ def _with_usual(sigma: float, df: int, source: str, floor: float) -> Noise:
 
 
 def _lack_of_fit(curves: list[LossCurve]) -> tuple[float, int]:
-    """Noise that would leave what the fits leave, nat, and its degrees of freedom.
+    """Noise by the fits' residuals, nat, and its degrees of freedom.
 
-    The noise's share of each squared residual, by turns with the fits that it weights; points that a fit
-    misses outright (a wall) say nothing of it.
+    Noise and fits, which it weights, are found in turns: the noise from its share of each squared residual.
+    Points that a fit misses outright (a wall) do not count.
     """
     sigma, left = _USUAL_NOISE, 0.0
     for _ in range(20):

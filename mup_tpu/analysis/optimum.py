@@ -1,8 +1,8 @@
 """The optimum of a loss curve over log2 of a hyperparameter, with an interval.
 
-A weighted cubic through the points around the best one (curve_fit.py) has it. Its interval is a parametric
-bootstrap of noise and model error, bracketing and fit re-run in each draw, because resampling three seeds
-covers far less than it claims. How these were chosen, and what they cover: benchmarks/interval_coverage.py.
+The optimum is the minimum of a weighted cubic through the points around the best one (curve_fit.py). Its
+interval is a parametric bootstrap of noise and model error that repeats bracketing and fit in each draw:
+resampling three seeds covers far less than it claims. benchmarks/interval_coverage.py measures the coverage.
 
 Shapes: R draws, G grid points.
 """
@@ -21,18 +21,18 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.noise import Noise
 
 EPSILON = 0.01
-"""Regret that does not matter, nat per token."""
+"""Largest regret that does not matter, nat per token."""
 DRAWS = 2000
 _REMAINDER, _MOST_REMAINDER = 0.035, 0.3
-"""Standard error of a point's rise u octaves from the optimum in the bootstrap, as a share of the rise:
-0.035·u² and at most 0.3. A cubic leaves u²/16 out of a valley with straight sides, a²·u²/12 out of one that
-rises as exp(a·u)."""
+"""Standard error in the bootstrap of a point's rise, as a share of the rise: 0.035·u² at u octaves from the
+optimum, at most 0.3. A cubic misses a share u²/16 of a valley with straight sides, a²·u²/12 of one that rises
+as exp(a·u)."""
 _USUAL_MISS = 1.25
 """Standard errors by which a fit may miss a point near its optimum before the bootstrap's noise grows."""
 
 
 class Status(StrEnum):
-    """How an optimum lies in its grid."""
+    """Position of an optimum in its grid."""
 
     BRACKETED = "bracketed"
     BY_DIVERGENCE = "bracketed by divergence"
@@ -47,7 +47,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where a loss curve is lowest. All x are log2 of the hyperparameter; nan where it is not known."""
+    """Lowest point of a loss curve. All x are log2 of the hyperparameter; nan if unknown."""
 
     scale: float
     status: str
@@ -59,38 +59,38 @@ class Optimum:
     loss: float = math.nan
     """Fitted loss at the optimum, nat per token."""
     best_x: float = math.nan
-    """The best grid point."""
+    """Best grid point."""
     band_low: float = math.nan
     band_high: float = math.nan
-    """Range around the optimum in which the valley lies within epsilon of it, on the grid."""
+    """Range around the optimum, within the grid, in which the loss is at most epsilon higher."""
     se: float = math.nan
     """Standard error of x, octaves."""
     missed_x: float = math.nan
-    """The point near the optimum that the fit misses by more than 3 standard errors, the worst if several."""
+    """Worst of the points near the optimum that the fit misses by more than 3 standard errors."""
     missed_by: float = math.nan
-    """Its mean loss less the fit's, nat per token."""
+    """Mean loss at missed_x less the fit's, nat per token."""
     below: float = math.nan
-    """Loss of the best run less the fit's at the optimum, nat per token, where that is much."""
+    """Loss of the best run less the fit's at the optimum, nat per token; nan if it is small."""
     epsilon: float = EPSILON
-    """Loss over the optimum's that does not matter, nat per token."""
+    """Largest regret that does not matter, nat per token."""
 
     @property
     def is_bracketed(self) -> bool:
-        """Whether the grid holds the optimum inside."""
+        """Whether the optimum lies inside the grid."""
         return self.status in (Status.BRACKETED, Status.BY_DIVERGENCE, Status.BY_STOPPED, Status.FLAT)
 
     @property
     def is_known(self) -> bool:
-        """Whether `loss` is that of a tuned model: the optimum is bracketed, or nothing was to be tuned."""
+        """Whether `loss` belongs to a tuned model: the optimum is bracketed, or nothing was to be tuned."""
         return self.is_bracketed or self.status == Status.ONE_VALUE
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the fit agrees with the runs near the optimum, and does not lie far below all of them."""
+        """Whether the fit agrees with the runs near the optimum and does not lie far below all of them."""
         return not (math.isfinite(self.missed_by) or math.isfinite(self.below))
 
     def sentence(self) -> str:
-        """What to say of it."""
+        """Status in words, with what to do."""
         if self.status == Status.LOWER:
             return f"not bracketed: optimum ≤ 2^{self.best_x:.4g}; extend the grid downwards"
         if self.status == Status.UPPER:
@@ -120,15 +120,15 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known of one scale: its curve, the fit and the bootstrap of it, and its optimum."""
+    """Curve of one scale, its fit, its bootstrap and its optimum."""
 
     curve: LossCurve
     fit: Draws
-    """The fit of the means as they are: one "draw"."""
+    """Fit of the measured means, as a single draw."""
     draws: Draws
     optimum: Optimum
     missed_G: np.ndarray
-    """Whether the fit misses each point, by more than 3 standard errors."""
+    """Whether the fit misses a point by more than 3 standard errors."""
     error_G: np.ndarray
     """Standard error of each mean, nat."""
 
@@ -153,7 +153,7 @@ def draw_curve(
     generator: np.random.Generator,
     draws: int = DRAWS,
 ) -> Draws:
-    """Bootstrap a curve: cell means redrawn around what was seen, bracketing and fit re-run in each.
+    """Bootstrap a curve: redraw its means, then repeat bracketing and fit in each draw.
 
     Each mean gets its noise, wider where the fit misses points near the optimum by more than that; each rise
     above the best a factor, for what a cubic leaves out of a valley.
@@ -173,7 +173,7 @@ def draw_curve(
 
 
 def misses(curve: LossCurve, noise: Noise, fit: Draws) -> np.ndarray:
-    """How far each point lies above a fit, in standard errors of noise and model; 0 where runs are lost."""
+    """Height of each point above a fit, in standard errors of noise and model (G,); 0 for lost points."""
     finite_G = np.isfinite(curve.mean_G)
     mean_G = np.where(finite_G, curve.mean_G, curve.mean_G.min() if finite_G.any() else 0.0)
     error_G = np.hypot(np.maximum(noise.errors_G(curve), LEAST_ERROR), MODEL_ERROR * (mean_G - mean_G.min()))
@@ -181,19 +181,18 @@ def misses(curve: LossCurve, noise: Noise, fit: Draws) -> np.ndarray:
 
 
 def _beside_best(curve: LossCurve) -> np.ndarray:
-    """The best point, its neighbours, and what is as near as they usually are (G,)."""
+    """Mask of the best point, its neighbours, and other points as near as neighbours usually are (G,)."""
     return curve.near_G | (np.abs(np.arange(len(curve.x_G)) - int(np.argmin(curve.mean_G))) <= 1)
 
 
 def find_optimum(
     curve: LossCurve, fit: Draws, draws: Draws, misses_G: np.ndarray, epsilon: float = EPSILON
 ) -> Optimum:
-    """The optimum of a curve, with its interval from the draws.
+    """Optimum of a curve, with its interval from the draws.
 
-    Where the fit misses a point near the optimum by more than 3 standard errors (so also where it lies below
-    the best measured mean by more than noise allows), the interval reaches to the next points, as it does
-    beside diverged ones. So it does where the fit has no minimum at all, as at the edge of a plateau: the
-    optimum is then the best point.
+    The interval reaches to the points beside the best one if one of them is lost, or the fit misses a point
+    near the optimum by more than 3 standard errors, or the fit has no minimum, as at the edge of a plateau.
+    Without a minimum the optimum is the best point.
     """
     if not np.isfinite(curve.mean_G).any():
         return Optimum(curve.scale, Status.NO_RUN, epsilon=epsilon)
@@ -236,7 +235,7 @@ def find_optimum(
 def _missed(
     curve: LossCurve, fit: Draws, misses_G: np.ndarray, loss: float, is_inside: bool
 ) -> dict[str, Any]:
-    """Where the fit disagrees with the runs near the optimum, as fields of `Optimum`."""
+    """Disagreement of the fit with the runs near the optimum, as fields of `Optimum`."""
     best = int(np.argmin(curve.mean_G))
     worst = int(np.argmax(np.where(_beside_best(curve), np.abs(misses_G), 0.0))) if is_inside else best
     missed = {}
@@ -249,7 +248,7 @@ def _missed(
 
 
 def _band(curve: LossCurve, fit: Draws, x: float, most: float) -> tuple[float, float]:
-    """Range around x where the valley stays below a loss: the fit near the best point, else the means."""
+    """Range around x in which the loss stays below `most`, by the fit near the best point, else the means."""
     finite_x = curve.x_G[np.isfinite(curve.mean_G)]
     ends = []
     for end in (finite_x[0], finite_x[-1]):

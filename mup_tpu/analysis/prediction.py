@@ -1,4 +1,4 @@
-"""Predictions: the optimum at a scale that was not run, what an error costs there, and the loss to expect."""
+"""Predictions at scales that were not run: the optimum, the cost of its error, and the expected loss."""
 
 from __future__ import annotations
 
@@ -27,51 +27,51 @@ from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 
 _WIDEST = 2.0
-"""Octaves of a 95 % interval up to which a table bears a prediction where no curvature is known."""
+"""Widest 95 % interval, octaves, of a prediction that a table bears, if no curvature is known."""
 _FARTHEST = 20.0
-"""Octaves up to which it is asked what a table bears."""
+"""Largest distance, octaves, in the search for the farthest scale that a table bears."""
 
 
 @dataclass(frozen=True)
 class RulePrediction:
-    """One rule at one target."""
+    """Prediction of one rule at one target."""
 
     compared: str
     """Name of the rule."""
     target: str
-    """The target as it was asked for: "width=4096"."""
+    """Target in the words of the question: "width=4096"."""
     scale: float
-    """The target's value of the table's scale."""
+    """Value of the table's scale at the target."""
     reach: float
     """Octaves beyond the largest scale that was run; 0 or less inside the table."""
     x: float
-    """log2 of the optimum: the mean of its draws, which costs least."""
+    """log2 of the optimum: mean of its draws, the value of least expected cost."""
     half: tuple[float, float]
     """50 % interval of x."""
     interval: tuple[float, float]
     """95 % interval of x."""
     smallest: tuple[float, float]
-    """Smallest scale with a known optimum, and log2 of that."""
+    """Smallest scale with a known optimum, and log2 of the optimum."""
     largest: tuple[float, float]
-    """Largest scale with a known optimum, and log2 of that."""
+    """Largest scale with a known optimum, and log2 of the optimum."""
     taking: Cost
     """Cost of the predicted optimum."""
     staying: Cost
-    """Cost of the smallest scale's."""
+    """Cost of the smallest scale's optimum."""
     following: Cost
-    """Cost of the largest scale's."""
+    """Cost of the largest scale's optimum."""
     loss: ExpectedLoss | None
     """Loss of a tuned model at the target."""
     why_no_loss: str
-    """Reason why there is none; "" where there is one."""
+    """Reason why no loss is told; "" if one is."""
     bears: bool
-    """Whether the table bears it: the expected cost is at most epsilon."""
+    """Whether the table bears the prediction: its expected cost is at most epsilon."""
     furthest: float
-    """Octaves beyond the largest scale up to which it would."""
+    """Octaves beyond the largest scale up to which the table bears a prediction."""
 
     @property
     def value(self) -> float:
-        """The optimum as a plain number."""
+        """Optimum as a plain number."""
         return float(2**self.x)
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,18 +81,18 @@ class RulePrediction:
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """What a table says about scales that were not run, by target and rule."""
+    """Predictions of a table, by target and rule."""
 
     analysis: TransferAnalysis
     targets: tuple[Target, ...]
     predictions: tuple[RulePrediction, ...]
     lines: Mapping[str, Line]
-    """Line of optima of each rule that is predicted, by its name."""
+    """Line of optima of each predicted rule, by name."""
     notes: tuple[str, ...]
-    """Reasons why a rule is not predicted."""
+    """Reasons why other rules are not predicted."""
 
     def of(self, compared: str, target: str | None = None) -> RulePrediction:
-        """The prediction of a rule at a target, by default the first.
+        """Prediction of a rule at a target, by default the first.
 
         Raises:
             KeyError: there is none.
@@ -113,7 +113,7 @@ class Predictions:
         return self.analysis.hyperparameter
 
     def sentence(self, found: RulePrediction) -> str:
-        """Optimum of a prediction with its intervals, and how far it reaches."""
+        """Optimum of a prediction with its intervals, and its distance from the table."""
         scale = self.scale
         size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
         at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
@@ -189,7 +189,7 @@ def predict(
     epsilon: float = EPSILON,
     seed: int = 0,
 ) -> Predictions:
-    """The optimum of each rule at scales that were not run, with intervals, costs and losses.
+    """Predict the optimum of each rule at scales that were not run, with intervals, costs and losses.
 
     Examples:
         >>> found = predict("results/quickstart", "width=768").of("mup")
@@ -199,8 +199,8 @@ def predict(
     Args:
         table: runs, as for `analyze`.
         at: targets, NAME=VALUE: the table's scale, or a column that follows from it, such as params.
-        epsilon: regret that does not matter, nat per token.
-        seed: of the draws; the same table and seed give the same numbers.
+        epsilon: largest regret that does not matter, nat per token.
+        seed: seed of the draws; the same table and seed give the same numbers.
 
     Raises:
         TableError: a target is not allowed, or no rule has two scales with a known optimum.
@@ -215,7 +215,7 @@ def predict(
 
 
 def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed: int = 0) -> Predictions:
-    """Predictions from an analysis that is there.
+    """Predictions from an analysis.
 
     Raises:
         TableError: no rule has two scales with a known optimum.
@@ -311,7 +311,7 @@ def _furthest(excess: Callable[[float], float]) -> float:
 
 
 def plain(x: float) -> str:
-    """A value by its log2, as a decimal of three digits."""
+    """Decimal with three digits of a value given by its log2."""
     return f"{2**x:.3g}"
 
 

@@ -1,7 +1,7 @@
-"""Priors of a line of optima, by kind of scale and by what a rule promises along it.
+"""Priors of a line of optima, by kind of scale and by the rule's promise along it.
 
-Chosen by the density that they give the held-out optima of 162 stored and public sweeps, at the next scale
-and two octaves ahead (benchmarks/prediction.md).
+They were chosen by their density at held-out optima of 162 stored and public sweeps, at the next scale and
+two octaves ahead (benchmarks/prediction.md).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from mup_tpu.analysis.ingest.table_columns import means, plain_name
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 _TAUS = (np.arange(60) + 0.5) / 12
-"""Scatters that are weighed, over the prior's scale."""
+"""Scatters in the sum over scatters, in units of the prior's scale."""
 _STEADY = 0.15
-"""Slope and bend of a steady line, over those of another."""
+"""Slope and bend of a steady line, as a share of another line's."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Priors:
 
 
 USUAL = Priors()
-"""Priors of a scale of which no more is known."""
+"""Priors of other scales."""
 _BY_KIND = {
     "width": Priors(0.75, 0.4, 0.15),
     "width, kept": Priors(0.5, 0.3, 0.1, steady=0.75),

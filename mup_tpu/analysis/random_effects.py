@@ -40,7 +40,7 @@ class Regression:
 
     @cached_property
     def scattered(self) -> tuple[int, ...]:
-        """Scales whose values have an effect: several values, each of them in several cells on average."""
+        """Scales with an effect of each value: they have several values, each in several cells on average."""
         counts = [len(np.unique(column)) for column in self.sizes_SA.T]
         return tuple(a for a, n in enumerate(counts) if _LEAST_VALUES <= n <= len(self.x_S) / 2)
 

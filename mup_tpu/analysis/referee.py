@@ -41,19 +41,19 @@ _INTRODUCTION = """\
 Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one sweep
 (`mup-tpu referee {name}`); the sweep's page has sizes, lengths and data, `docs/rules.md` the rules.
 
-- **α**, the best value's exponent over the scale, is 0 where it stays; intervals are of 95 %.
-- **Regret** is the cost of the smallest scale's best value at the largest, nat.
-- **Hours** are training time on one device; on CPUs, of one thread.
+- **α**: exponent of the best value over the scale (95 %), 0 where it stays.
+- **Regret**: cost of the smallest scale's best value at the largest, nat; intervals are on the sweep's page.
+- **Hours**: training time on one device; on CPUs, of one thread.
 
 {usual}."""
 
 _WORTH = """\
 ## Is a transfer worth it?
 [Numbers](../docs/statistics.md#is-a-transfer-worth-it) as the scale n grows: cost of the transfer over the
-gain by growing, loss gap ∝ n^-a, robustness κ. Left out are rules with fewer than four known optima, and
-those that tell neither a nor whether the transfer is useful. {useful}."""
+gain by growing, and loss gap ∝ n^-a. Only rules that tell a to half a unit, or whether the transfer is
+useful. {useful}."""
 
-_SHOWN = (0, 1, 3)
+_SHOWN = (0, 1)
 """Numbers of a transfer's worth in the table; the others rarely tell anything."""
 
 
@@ -70,7 +70,7 @@ class Ruling:
     tuned: str
     rule: str
     source: str
-    """Paper of the rule; "" where no rules are compared."""
+    """Paper of the rule; "" if no rules are compared."""
     architecture: str
     update_rule: str
     alpha: float
@@ -78,13 +78,13 @@ class Ruling:
     high: float
     """Drift exponent, with a 95 % interval."""
     regret: Regret | None
-    """Regret of the smallest scale's optimum at the largest; None where one of these optima is unknown."""
+    """Regret of the smallest scale's optimum at the largest; None if one of these optima is unknown."""
     decision: str
     looks: int
     """Looks of its sequence; 0 for a table with one look."""
     runs: int
     hours: float
-    """Training time of its runs on one device (on CPUs, one thread); nan where unknown."""
+    """Training time of its runs on one device (on CPUs, one thread); nan if unknown."""
     compares: str = _FIRST
     """Column of the rule."""
     worth: Worth = Worth()
@@ -96,7 +96,7 @@ class Ruling:
 
     @property
     def why_drifts(self) -> str:
-        """Why it DRIFTS although α's interval holds 0; "" for all others."""
+        """Reason why it DRIFTS although α's interval holds 0; "" for all others."""
         if self.decision != "DRIFTS" or self.low > 0 or self.high < 0 or self.regret is None:
             return ""
         return f"no power law, but regret {self.regret.low:.3f} to {self.regret.high:.3f} nat"
@@ -146,8 +146,8 @@ def held(folder: str | Path, judged: Judged | None = None) -> dict[str, list[boo
     """Whether the interval of each kept prediction holds the optimum that came out.
 
     Args:
-        folder: of results folders, at any depth; the answers are listed by its direct subfolders.
-        judged: sweeps in it that are analysed already.
+        folder: folder of results folders, at any depth; the answers are listed by its direct subfolders.
+        judged: sweeps that are analysed already.
     """
     found: dict[str, list[bool]] = {}
     for file in sorted(Path(folder).glob(f"*/**/{FILE}")):
@@ -209,11 +209,11 @@ def page(
     """The rulings as a page of Markdown.
 
     Args:
-        name: of the folder.
-        found: as `rulings` gives them.
-        left_out: likewise.
-        figure: where `mup_tpu.plots.referee_figure` of them lies, beside the page; "" for none.
-        predictions: as `held` gives them.
+        name: name of the folder.
+        found: rulings, from `rulings`.
+        left_out: reasons why folders are left out, from `rulings`.
+        figure: file of `mup_tpu.plots.referee_figure`, relative to the page; "" for none.
+        predictions: whether intervals held, from `held`.
     """
     usual = Counter(map(_setting, found)).most_common(1)[0][0]
     models, update_rules, tuned = usual
@@ -221,7 +221,7 @@ def page(
     lines = [f"# {name}", _INTRODUCTION.format(name=name, usual=said)]
     if figure:
         lines += ["", f"![Drift exponent of each rule with its interval, by the way of growing]({figure})"]
-    heads = ("rule", "from, to", "α", "regret", "verdict", "runs, hours", "sweep")
+    heads = ("rule", "from, to", "α", "regret", "verdict", "hours", "sweep")
     scale = ""
     for r in found:
         if r.scale != scale:
@@ -230,8 +230,7 @@ def page(
             lines += ["|" + "---|" * len(heads)]
         cost = "not known" if r.regret is None else r.regret.status
         if r.regret is not None and math.isfinite(r.regret.value):
-            high = f"{r.regret.high:.3f}".replace("inf", "∞")
-            cost = f"{r.regret.value:.3f} ({r.regret.low:.3f} to {high})"
+            cost = f"{r.regret.value:.3f}"
         unusual = [own for own, others in zip(_setting(r), usual, strict=True) if own != others]
         cells = (
             ", ".join([f"`{r.rule}`", *unusual]),
@@ -239,7 +238,7 @@ def page(
             exponent(r.alpha, r.low, r.high).replace("-", "−"),
             cost,
             r.decision + " (no power law)" * bool(r.why_drifts),
-            f"{r.runs}, {r.hours:.2f}",
+            f"{r.hours:.2f}",
             f"[{r.sweep}]({r.sweep}/README.md)",
         )
         lines.append("| " + " | ".join(cells) + " |")
@@ -263,7 +262,7 @@ def page(
 
 
 def _worths(told: list[Ruling]) -> list[str]:
-    """The table of what transfers are worth as a scale grows without end."""
+    """Table of the transfers' worth as a scale grows without end."""
     heads = ("rule", "growing", *(HEADINGS[i] for i in _SHOWN), "sweep")
     rows = (
         (
@@ -275,9 +274,7 @@ def _worths(told: list[Ruling]) -> list[str]:
         for r in told
     )
     sure = [f"`{r.rule}` along {r.growing} ({r.worth.useful})" for r in told if r.worth.useful != "not told"]
-    top = _WORTH.format(
-        useful=f"Usefulness is told of {len(sure)} of {len(told)}: {', '.join(sure) or 'none'}"
-    )
+    top = _WORTH.format(useful=f"Usefulness is told of {', '.join(sure) or 'none'}")
     return [top, "", *("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))]
 
 

@@ -1,4 +1,4 @@
-"""What is lost at one scale by taking the optimum of another.
+"""Regret: loss at one scale with the optimum of a smaller one, over the loss at its own.
 
 Shapes: R bootstrap draws.
 """
@@ -14,11 +14,11 @@ from mup_tpu.analysis.curve_fit import Draws
 from mup_tpu.analysis.optimum import Estimate
 
 _BESIDE_LOST = 0.05
-"""Share of a grid step beside a lost point within which a value counts as lost."""
+"""Distance from a lost point within which a value counts as lost, as a share of a grid step."""
 _HELD = 2.0
-"""Standard errors that a fit may lie outside the points beside a value."""
+"""Standard errors by which a fit may leave the range of the two points beside a value."""
 AT_LEAST = "at least"
-"""Status of a regret at a scale whose optimum lies beyond its grid: its best run bounds it from below."""
+"""Status of a lower bound, by the best run: the larger scale's optimum lies beyond its grid."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,26 @@ class Regret:
     source: float
     target: float
     value: float
-    """nat per token; +inf where that learning rate diverges or was stopped early, nan where the grid does
-    not reach."""
+    """nat per token; +inf if the smaller scale's optimum diverges or was stopped early, nan outside the
+    grid."""
     low: float
     high: float
     status: str
     """"estimated", "at least", "diverged", "stopped early", "outside the grid" or "not bracketed"."""
     relative: float
-    """Regret over what the larger scale gains at its optimum; nan where it gains nothing."""
+    """Regret as a share of the larger scale's gain at its own optimum; nan without a gain."""
     low_99: float = math.nan
     high_99: float = math.nan
-    """Its 99 % bounds, which a sequence of looks asks for."""
+    """99 % bounds of the value, for a sequence of looks."""
     compute_share: float = math.nan
-    """Share of compute with which a tuned model would do as well; nan where no scaling law tells."""
+    """Share of the compute with which a tuned model reaches the same loss; nan without a scaling law."""
     compute_low: float = math.nan
     compute_high: float = math.nan
-    """95 % interval of that share."""
+    """95 % interval of compute_share."""
 
 
 def regret(source: Estimate, target: Estimate) -> Regret:
-    """Loss at the target scale of the source's optimum, over the target's own best."""
+    """Regret at the target scale of the source's optimum."""
     ends = (source.curve.scale, target.curve.scale)
     nothing = {"value": math.nan, "low": math.nan, "high": math.nan, "relative": math.nan}
     is_open = target.optimum.status in ("at lower edge", "at upper edge")
@@ -95,11 +95,10 @@ def regret(source: Estimate, target: Estimate) -> Regret:
 
 
 def _edge_beside(x: float, target: Estimate) -> float | None:
-    """Rise of the last finite point before x, nat, where runs are lost at the next one; None elsewhere.
+    """Rise above the optimum, nat, of the finite point beside x if the point on x's other side is lost.
 
-    Where in between runs begin to diverge nobody knows: the loss at x lies above that point's, or is
-    infinite.
-    Beside the lost point itself it is lost too.
+    Runs begin to diverge somewhere between the two points: the loss at x lies above the finite one's, or is
+    infinite. None if both points are finite or lost, or x lies close to the lost one.
     """
     curve = target.curve
     right = int(np.clip(np.searchsorted(curve.x_G, x, side="right"), 1, len(curve.x_G) - 1))
@@ -115,17 +114,17 @@ def _edge_beside(x: float, target: Estimate) -> float | None:
 def _loss_at(
     x_R: np.ndarray, target: Estimate, draws: Draws, generator: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Loss of each draw at x: its local fit where that reaches, elsewhere straight lines between points.
+    """Loss of each draw at x: the local fit near the best point, straight lines between points elsewhere.
 
-    Away from the optimum loss rises, so the fit is held between the points beside it, give or take two
-    standard errors. Where the outer one is missed by the fit, as behind a wall, the loss jumps to that
-    point's anywhere in between, at random.
+    Loss rises away from the optimum, so the fit is held between the points on either side of x, give or take
+    two standard errors. If the fit misses the outer point, as behind a wall, the loss jumps to that point's
+    at a random place in between.
 
     Args:
         x_R: log2 of the hyperparameter, one a draw.
-        target: the scale, of which `draws` are.
-        draws: what to read.
-        generator: of where losses jump; None for straight lines alone.
+        target: estimate of the scale.
+        draws: fits and means of the scale to read the losses from.
+        generator: for the places of jumps; None for no jumps.
     """
     curve = target.curve
     rows = np.arange(len(x_R))
@@ -139,7 +138,7 @@ def _loss_at(
         straight_R = np.where(
             share_R == 0, left_y, np.where(share_R == 1, right_y, left_y * (1 - share_R) + right_y * share_R)
         )
-    # Beyond one grid step of its centre the local fit is only a trend: there the measured points are better.
+    # Farther than 1.5 grid steps from its centre the local fit is only a trend; the points are better.
     reaches_R = (np.abs(u_R) <= 1.5 * curve.step) & np.isfinite(straight_R)
     above_R = clipped_R >= draws.centre_R
     outer_R, inner_R = np.where(above_R, right_R, left_R), np.where(above_R, left_R, right_R)

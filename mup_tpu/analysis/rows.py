@@ -1,4 +1,4 @@
-"""Rows of a table, ours or a stranger's: conditions on them, and what an analysis asks of their columns."""
+"""Rows of a table, ours or a stranger's: conditions on them, and checks of their columns."""
 
 from __future__ import annotations
 
@@ -137,13 +137,13 @@ def require_one_kind(table: pd.DataFrame, columns: Columns, fixed: Iterable[str]
             ladder = f"; if it changes with {columns.scale}, --along {column}" if follows else ""
             raise TableError(
                 f"table mixes several {label(column)}s (column {column!r}: {values}); compare runs of one "
-                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; if it is what "
-                f"grows, --scale {column}, at one {columns.scale}"
+                f"kind, e.g. by filtering that column first: --where {column}=VALUE{ladder}; if it grows, "
+                f"--scale {column}, at one {columns.scale}"
             )
 
 
 def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
-    """Settings in which rows of one cell and seed differ, each with its option; "" where there are none."""
+    """Settings in which rows of one cell and seed differ, each with its option; "" if there are none."""
     shown = []
     for column in _settings(table, columns):
         if table.loc[rows, column].map(str).nunique() < 2:
@@ -205,7 +205,7 @@ def _rule_options(column: str, values: pd.Series) -> str:
 
 
 def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:
-    """Column of a run's cost and its unit; "" where there is none."""
+    """Column of a run's cost and its unit; "" if there is none."""
     if columns.cost:
         return columns.cost, _COSTS.get(columns.cost, columns.cost)
     return next(((column, unit) for column, unit in _COSTS.items() if column in table), ("", ""))

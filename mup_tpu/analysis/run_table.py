@@ -30,7 +30,7 @@ class RunTable:
     runs: pd.DataFrame
     """One row a run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
     (+inf where diverged or stopped), stopped (early, for being behind), seed, purchase (0 outside a
-    sequence), and loss_error, params, tokens, cost (nan where unknown)."""
+    sequence), and loss_error, params, tokens, cost (nan if unknown)."""
     notes: tuple[str, ...]
     columns: Columns
     name: str

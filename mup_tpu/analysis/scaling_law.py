@@ -60,7 +60,7 @@ class ScalingLaw:
     scatter: float
     """Standard deviation of residuals in log L."""
     why_not_identified: str
-    """Why the parameters cannot be told from these points; "" where they can."""
+    """Reason why these points do not tell the parameters; "" if they do."""
     theta_draws: np.ndarray
     """Bootstrap draws of θ, R × T."""
     scatter_draws: np.ndarray

@@ -1,4 +1,4 @@
-"""Scores of predictions: what was said of a scale before it was run, beside what its rows say now."""
+"""Scores of predictions: a prediction made before its scale was run, beside the scale's rows now."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mup_tpu.store.predictions import KeptPrediction, fingerprint
 
 @dataclass(frozen=True)
 class Score:
-    """One prediction and what came out; nan where the rows do not tell."""
+    """Prediction and outcome; nan if the rows do not tell."""
 
     prediction: KeptPrediction
     x: float
-    """log2 of the optimum that the rows show."""
+    """log2 of the optimum by the rows."""
     error: float
     """Standard error of x, octaves."""
     loss: float
-    """Least loss at that scale: at the optimum where it is known, else of the value that was run."""
+    """Least loss at the scale: at the optimum if it is known, else of the value that was run."""
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the 95 % interval, widened by the optimum's own error, holds it; None where unknown."""
+        """Whether the 95 % interval, widened by the optimum's own error, holds x; None if x is unknown."""
         if not math.isfinite(self.x):
             return None
         low, high = self.prediction.interval
@@ -39,7 +39,7 @@ class Score:
 
     @property
     def is_loss_inside(self) -> bool | None:
-        """Whether the loss lies in its 95 % interval; None where it was not predicted."""
+        """Whether the loss lies in its 95 % interval; None if it was not predicted."""
         if self.prediction.loss is None or not math.isfinite(self.loss):
             return None
         return self.prediction.loss[1] <= self.loss <= self.prediction.loss[2]
@@ -111,10 +111,10 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
 
 
 def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAnalysis:
-    """Analysis in which a rule's only scale, if it was predicted, has that score for a verdict's sentence.
+    """Analysis with scores in place of the verdicts' sentences, for rules with one, predicted, scale.
 
-    A transfer's folder holds its target alone: more scales are not what settles it. Runs are added only to
-    find the optimum there.
+    A transfer's folder holds its target alone, so no other scales are asked for: runs are added only to find
+    the optimum there.
     """
     by_rule = {one.prediction.compared: one for one in scores}
     results = []
@@ -131,7 +131,7 @@ def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAna
 
 
 def score(kept: Iterable[KeptPrediction], analysis: TransferAnalysis) -> list[Score]:
-    """Scores of the predictions whose scale was not run when they were made, and has rows now."""
+    """Scores of predictions for scales that were run since."""
     scores = []
     results = {result.compared: result for result in analysis.results}
     for p in kept:

@@ -186,7 +186,7 @@ def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
 def _on_axis(
     rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Distinct rows with x and stopped, and a loss of +inf where a run was lost.
+    """Distinct rows with x and stopped, and a loss of +inf if a run was lost.
 
     A value of 0 has x = -inf. The rows may be of several steps.
 
@@ -205,7 +205,7 @@ def _on_axis(
 
 
 def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
-    """X with values within MERGE_OCTAVES of each other at the least of them."""
+    """X with values within MERGE_OCTAVES of each other set to the least."""
     values = np.sort(runs["x"].unique())
     merged: dict[float, float] = {}
     current = -np.inf

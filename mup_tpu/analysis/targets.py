@@ -133,7 +133,7 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
 def _columns(table: RunTable) -> tuple[pd.DataFrame, list[str]]:
     """Rows with their scale, and the columns that may measure it.
 
-    FLOPs are 6·N·D where the table has parameters and tokens, but no FLOPs; N is what a token uses.
+    Without a column of FLOPs these are 6·N·D, with N the parameters that a token uses.
     """
     own, usual = table.columns, ("params", table.columns.params, "tokens", table.columns.tokens, "flops")
     if table.stored is not None and own.scale in table.stored:

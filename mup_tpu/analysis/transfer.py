@@ -31,14 +31,14 @@ from mup_tpu.errors import TableError
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """Loss at each scale's optimum against parameters, and the law through them where there is one."""
+    """Loss at each scale's optimum against parameters, and a law through these points if there is one."""
 
     params: tuple[float, ...]
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
     law: ScalingLaw | None
     why_not: str
-    """Why there is no law; "" where there is."""
+    """Reason why there is no law; "" if there is one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -62,11 +62,11 @@ class LearningCurve:
 
 @dataclass(frozen=True)
 class AtZero:
-    """Runs of one scale whose hyperparameter is 0: a point of its own, in no fit."""
+    """Runs of one scale with the hyperparameter at 0: a point of its own, in no fit."""
 
     scale: float
     loss: float
-    """Mean, nat per token; +inf where half of the runs diverged or were stopped."""
+    """Mean loss, nat per token; +inf if half of the runs diverged or were stopped."""
     error: float
     """Standard error of the mean, from the noise near the optimum."""
     runs: int
@@ -74,12 +74,12 @@ class AtZero:
 
 @dataclass(frozen=True)
 class Sequenced:
-    """The looks of a sequence: what each purchase cost and what was known after it."""
+    """Looks of a sequence, with their costs."""
 
     looks: tuple[LookTaken, ...]
     costs: Cost
     stops: str
-    """Why it ends here although nothing is settled; "" where it may go on, or is settled."""
+    """Reason why it ends unsettled; "" if it may go on, or is settled."""
 
     @property
     def spent(self) -> tuple[float, ...]:
@@ -99,10 +99,10 @@ class Sequenced:
 
 @dataclass(frozen=True, repr=False)
 class TransferResult:
-    """All that one parametrization's runs say about transfer."""
+    """Analysis of one parametrization's runs."""
 
     compared: str
-    """Value of the axis that is compared, such as a parametrization's name."""
+    """Value of the compared axis, such as a parametrization's name."""
     curves: tuple[LossCurve, ...]
     noise: Noise
     optima: tuple[Optimum, ...]
@@ -113,18 +113,18 @@ class TransferResult:
     """Shift per octave of scale, in octaves, that best brings the loss curves together."""
     law: FittedLaw
     learning_curves: tuple[LearningCurve, ...]
-    """Curve of each scale at the grid point nearest to its optimum, where the table has it."""
+    """Curve of each scale at the grid point nearest to its optimum, if the table has one."""
     verdict: Verdict
     worth: Worth = Worth()
     """Worth of the transfer as the scale grows without end."""
     next_batch: Batch | None = None
-    """Next runs; None where the verdict is settled."""
+    """Next runs; None after a settled verdict."""
     at_zero: tuple[AtZero, ...] = ()
-    """Results at each scale that was tried without the hyperparameter."""
+    """Results with the hyperparameter at 0, one a scale."""
     at_scale_0: Optimum | None = None
     """Optimum at scale 0, such as without weight decay: in no drift and no regret."""
     sequence: Sequenced | None = None
-    """Looks of the sequence; None where the table is looked at once."""
+    """Looks of the sequence; None for a single look."""
 
     @property
     def parametrization(self) -> str:

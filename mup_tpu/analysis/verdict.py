@@ -1,4 +1,4 @@
-"""The verdict on transfer, by equivalence: TRANSFERS and DRIFTS both have to be shown, else INCONCLUSIVE."""
+"""Verdict on transfer, by equivalence: TRANSFERS and DRIFTS both have to be shown, else INCONCLUSIVE."""
 
 from __future__ import annotations
 
@@ -13,31 +13,22 @@ from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.config.columns import label, write_scale
 
 DELTA = 0.2
-"""Drift exponent that does not matter."""
+"""Largest drift exponent that does not matter, up or down."""
 PLAIN = 2.0
-"""Times epsilon from which a regret is plain: no power law is needed."""
+"""Multiple of epsilon above which a regret alone shows drift, without a power law."""
 MOST_LOOKS = 8
-"""Looks in a sequence."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """An analysis in a sequence of them, each of which could end it: its bounds on the regret are 99 % ones.
-
-    benchmarks/settle.py measures the error rates.
-    """
-
-    number: int
+"""Looks in a sequence. Each could end it, so the regret's bounds are 99 % ones; benchmarks/settle.py measures
+the error rates."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """TRANSFERS, DRIFTS or INCONCLUSIVE, why, and what would settle it."""
+    """TRANSFERS, DRIFTS or INCONCLUSIVE, the reason, and the next runs."""
 
     decision: str
     sentence: str
     settle: str
-    """What to run to settle it, a command line where the experiment is ours; "" where it is settled."""
+    """Runs that would settle it, as a command line where the experiment is ours; "" if it is settled."""
 
     def to_dict(self) -> dict[str, str]:
         """Plain values."""
@@ -52,27 +43,29 @@ def decide(
     columns: Columns,
     epsilon: float = EPSILON,
     delta: float = DELTA,
-    look: Look | None = None,
+    look: int | None = None,
     to_come: int = 0,
 ) -> tuple[str, str]:
-    """The verdict and its sentence.
+    """Verdict and its sentence.
 
-    TRANSFERS if the regret's upper bound is below epsilon and drift's interval lies within ±delta; DRIFTS if
-    drift's interval excludes 0 and the regret's lower bound exceeds epsilon (or that optimum lies outside the
-    grid, or diverges): its point estimate would not do, for noise biases a squared distance upwards. DRIFTS
-    too where no power shows, as of an optimum that moves once and then stays, but that lower bound exceeds
-    twice epsilon.
+    - TRANSFERS: the regret's upper bound is below epsilon, and α's interval lies within ±delta.
+    - DRIFTS: α's interval excludes 0, and the regret's lower bound exceeds epsilon or the source's optimum
+      diverges or lies outside the grid. The regret's estimate would not do: noise biases a squared distance
+      upwards.
+    - DRIFTS without a power law, as when an optimum moves once and then stays: the regret's lower bound
+      exceeds twice epsilon.
 
     Args:
-        parametrization: name to say.
-        optima: of each scale.
-        drift: fitted over the bracketed ones.
-        regret: from the smallest bracketed scale to the largest that was run; None where there is none.
-        columns: what is tuned and what scales.
-        epsilon: regret that does not matter, nat per token.
-        delta: drift exponent that does not matter.
-        look: where it is one of a sequence.
-        to_come: scales that are planned and have not been run: until then only DRIFTS may be said.
+        parametrization: name in the sentence.
+        optima: one a scale.
+        drift: fitted to the bracketed optima.
+        regret: from the smallest bracketed scale to the largest that was run; None if they are the same.
+        columns: names of the hyperparameter and the scale.
+        epsilon: largest regret that does not matter, nat per token.
+        delta: largest |α| that does not matter.
+        look: number of the look in a sequence, which asks for 99 % bounds on the regret; None for a single
+            analysis.
+        to_come: number of planned scales without a run: above 0, TRANSFERS is never said.
     """
     if not drift.is_known or regret is None:
         why = (
@@ -101,18 +94,18 @@ def decide(
     is_bent = verdict == "DRIFTS" and drift.is_told and not drift.excludes_0
     no_power = ", which is no power law" if is_bent else ""
     numbers = f"{law}{no_power}; the optimum of {source} {cost}"
-    rule = "one look" if look is None else f"look {look.number} of at most {MOST_LOOKS}"
+    rule = "one look" if look is None else f"look {look} of at most {MOST_LOOKS}"
     return verdict, f"{parametrization}: {verdict} ({rule}): {numbers}."
 
 
-def _drifts(drift: Drift, regret: Regret, epsilon: float, look: Look | None) -> bool:
+def _drifts(drift: Drift, regret: Regret, epsilon: float, look: int | None) -> bool:
     low = regret.low if look is None else regret.low_99
     if not drift.excludes_0:
         return low > PLAIN * epsilon
     return low > epsilon or regret.status == "outside the grid"
 
 
-def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: Look | None) -> bool:
+def _transfers(drift: Drift, regret: Regret, epsilon: float, delta: float, look: int | None) -> bool:
     high = regret.high if look is None else regret.high_99
     reach = (drift.high - drift.low) / 2
     return high < epsilon and abs(drift.alpha) + reach < delta

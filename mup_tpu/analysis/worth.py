@@ -2,7 +2,7 @@
 
 - Ghosh, Wu & Bietti 2026 (arXiv:2512.22768, definitions 1 and 2, theorem 1): the loss gap falls as n^-a, the
   optimum's distance from its limit as n^-b. Transfer is *fast*, and *useful* for a given compute, if and only
-  if b > a/2: what it costs then vanishes faster than the loss gap.
+  if b > a/2: its cost then vanishes faster than the loss gap.
 - Kalra & Barkeshli 2026 (arXiv:2605.21486; formulas as in their code, github.com/dayal-kalra,
   quantifying-hparam-transfer): κ = α − 2β + γ for a loss gap n^-α, an optimum n^-β and a curvature n^γ over
   the hyperparameter itself. Over its logarithm, curvature grows as n^(γ − 2β), so κ is a plus that exponent:
@@ -41,7 +41,7 @@ _LEAST_ERROR = 1e-6
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval; nan where it is not known."""
+    """A number with its 95 % interval; nan if it is not known."""
 
     value: float = math.nan
     low: float = math.nan
@@ -88,15 +88,15 @@ class Worth:
     irreducible: Interval = UNKNOWN
     """Limit of the loss at the optimum, nat per token."""
     optimum_exponent: Interval = UNKNOWN
-    """b: log2 of the optimum is n^-b from its limit; 0 where it has none."""
+    """b: log2 of the optimum is n^-b from its limit; 0 without a limit."""
     kappa: Interval = UNKNOWN
-    """Exponent with which a fixed error, in octaves, costs more against the loss gap."""
+    """Exponent of a fixed error's cost, in octaves, against the loss gap."""
     penalty: Interval = UNKNOWN
     """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
     share: Interval = UNKNOWN
     """Cost of the smallest scale's optimum at the largest, over the gain by growing."""
     why_not: str = ""
-    """Why the exponents are not known; "" where they are."""
+    """Reason why the exponents are unknown; "" if they are known."""
 
     @property
     def useful(self) -> str:
@@ -106,8 +106,8 @@ class Worth:
 
     @property
     def tells(self) -> bool:
-        """Whether the intervals tell how fast the loss gap falls, or whether transfer is useful."""
-        return math.isfinite(self.loss_exponent.high) or self.useful != "not told"
+        """Whether the loss gap's exponent is known to half a unit, or usefulness is told."""
+        return self.loss_exponent.high - self.loss_exponent.low < 0.5 or self.useful != "not told"
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ def _curvature_exponent(known: Sequence[Estimate], noise: Noise) -> Interval:
 
 
 def _share(known: Sequence[Estimate], headline: Regret | None) -> Interval:
-    """Headline regret over what growing gains; unknown where the largest optimum is, or nothing is gained."""
+    """Headline regret over the gain by growing; unknown without a gain or a known optimum at the largest."""
     if headline is None or headline.status != "estimated":
         return UNKNOWN
     gain = known[0].optimum.loss - known[-1].optimum.loss

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Console(rich.console.Console):
-    """Shows `[/b]`, `:smile:` and escape characters as they are; lines break between words, if at all."""
+    """Console that shows `[/b]`, `:smile:` and escape characters as they are; lines break between words."""
 
     failure: OSError | None = None
     """First error of standard output in this process; later output is lost."""
@@ -57,7 +57,7 @@ class Console(rich.console.Console):
             self.lose(error)
 
     def status(self, status: Any, **options: Any) -> Status:
-        """A live line on a terminal. Elsewhere there is none: on a full disk it would end the work."""
+        """Live line on a terminal. Elsewhere a quiet one: on a full disk it would end the work."""
         if not self.is_terminal:
             return rich.console.Console(quiet=True).status(status, **options)
         return super().status(Text(status), **options)
@@ -76,14 +76,14 @@ class Console(rich.console.Console):
         raise  # noqa: PLE0704 (called where the error is handled)
 
     def lose(self, error: OSError) -> None:
-        """Note that output is lost, and discard what waits in the stream's buffer and later output."""
+        """Note that output is lost; discard the stream's buffer and later output."""
         if not self.stderr:
             Console.failure = Console.failure or error
         discard_output(sys.stderr if self.stderr else sys.stdout)
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Lines broken between words; what goes on has the indent of its line and two more."""
+    """Lines broken between words; the rest of a broken line has its indent and two more."""
     lines = []
     for line in _WITH_UNIT.sub("\N{NO-BREAK SPACE}", text).split("\n"):
         indent = line[: len(line) - len(line.lstrip())]

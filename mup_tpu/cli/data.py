@@ -56,7 +56,7 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         data: Corpus or prepared shards; a corpus is tokenised on first use.
         texts: Held-out sequences to show, decoded.
         verify: Read every prepared shard, and check its checksum, and type, length and number of sequences;
-            of a corpus, read the whole text, and compare it with what was tokenised.
+            of a corpus, read the whole text, and compare it with the tokens.
     """
     from mup_tpu.data import cache, shard_folder, shards
 

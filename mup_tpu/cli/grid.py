@@ -53,16 +53,16 @@ class GridOptions:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """How a sweep is run."""
+    """Options of a run of a sweep."""
 
     grid: GridOptions = GridOptions()
     """Axes in place of the sweep's own."""
     results: Folder | None = None
     """Results folder (or fsspec URL); stored trials are not run again. By default results/EXPERIMENT."""
     run: RunOptions = RunOptions()
-    """How each trial is run."""
+    """Options of each trial."""
     where: SweepOptions = SweepOptions()
-    """Where the sweep runs."""
+    """Machine or cluster of the sweep."""
     until: SequenceOptions = SequenceOptions()
     """Whether runs are bought until the verdict is settled."""
     dry: DryRunOptions = DryRunOptions()
@@ -76,14 +76,14 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """How a search is run."""
+    """Options of a run of a search."""
 
     results: Folder | None = None
     """Results folder (or fsspec URL); by default results/EXPERIMENT."""
     resume: bool = False
-    """Go on with the search in the folder: ended trials are not repeated, others go on from their
-    checkpoints, and the algorithm knows all earlier losses."""
+    """Go on with the search in the folder: others than ended trials go on from their checkpoints, and the
+    algorithm knows all earlier losses."""
     options: SearchOptions = SearchOptions()
-    """Algorithm, scheduler, limits, and where it runs."""
+    """Algorithm, scheduler, limits, machine or cluster."""
     run: RunOptions = RunOptions()
-    """How each trial is run."""
+    """Options of each trial."""

@@ -26,9 +26,9 @@ def plan(
     out: File | None = None,
     json: bool = False,
 ) -> None:
-    """Say what to run, for a budget, to know the learning rate of a model that cannot be swept.
+    """Plan the runs, for a budget, that tell the learning rate of a model that cannot be swept.
 
-    Writes the plan as a sweep that `mup-tpu sweep FILE --until-settled` takes as it is.
+    Writes the plan as a sweep for `mup-tpu sweep FILE --until-settled`.
 
     Args:
         file: TOML file of a sweep, with its model under [base.model] and so on; its parametrizations are the

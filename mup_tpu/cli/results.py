@@ -325,5 +325,5 @@ def _sweeps_in(path: str) -> list[str]:
 
 
 def _matching(path: str) -> list[str]:
-    """The path, or what a pattern that the shell left alone matches."""
+    """The path, or the matches of a pattern that the shell left alone."""
     return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """How somebody's own training is run."""
+    """Options of a training of one's own."""
 
     trainer: str | None = None
     """Own training in place of our networks: my_package.my_module:train, or a command line with {names} of
-    the file, whose last line of output is the loss; by default the file's trainer."""
+    the file, which prints the loss last; by default the file's trainer."""
     workers: int | None = None
     """Trials of a --trainer at once on this machine; by default one a GPU, or one a core."""
     timeout: str | None = None
-    """Longest time of a trial of a --trainer, as 90s, 30m or 2h; one that takes longer has failed."""
+    """Longest time of a trial of a --trainer, as 90s, 30m or 2h; a longer one has failed."""
     resources: tuple[str, ...] = ()
-    """What a trial of a --trainer asks of Ray: CPU=2 GPU=1."""
+    """Ray's resources for a trial of a --trainer: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        """Resources as numbers; None where none are given."""
+        """Resources as numbers; None if none are given."""
         amounts = {}
         for text in self.resources:
             name, _, written = text.partition("=")
@@ -52,19 +52,19 @@ def ask(
     where: tuple[str, ...] = (),
     all: bool = False,
 ) -> None:
-    """Give trials of a study to run elsewhere, each to one who asks; `mup-tpu tell` takes their losses.
+    """Give trials of a study to run elsewhere, each trial once; `mup-tpu tell` takes their losses.
 
     Args:
         path: Results folder (or fsspec URL) of a study, or its TOML file.
-        count: Most trials to give; one without a number.
+        count: Most trials to give; by default one.
         json: Print a JSON object a line, with the trial's id and values.
         until_settled: Choose runs where they decide, in place of the grid's order.
-        patience: Time after which a trial that was not told may be given again, as 90s, 30m or 24h.
+        patience: Time after which an untold trial may be given again, as 90s, 30m or 24h.
         where: Former option, now of `mup-tpu where`.
-        all: Likewise.
+        all: Former option, now of `mup-tpu where`.
     """
     if where or all or (count is None and not _is_study(path)):
-        note = "note: the rows that a verdict is of are now set by `mup-tpu where`"
+        note = "note: `mup-tpu where` now sets the rows that a verdict uses"
         Console(stderr=True).print(note, style="yellow")
         where_(path, where, all)
         return
@@ -79,7 +79,7 @@ def ask(
         words = " ".join(f"{name}={value}" for name, value in values.items())
         print(json_format.dumps(values) if json else words)
     if not trials:
-        nothing = "nothing to give: missing trials are asked for already, or no verdict is open"
+        nothing = "nothing to give: all missing trials are given already, or no verdict is open"
         Console(stderr=True).print(nothing)
 
 
@@ -94,8 +94,8 @@ def tell(
     Args:
         path: Results folder (or fsspec URL) of the study, or its TOML file.
         trial_id: The trial's id.
-        loss: Its loss; nan or inf where it diverged.
-        failed: Why it has none; it may then be asked for again.
+        loss: Loss of the trial; nan or inf if it diverged.
+        failed: Reason why it has no loss; it may be given again.
     """
     value = None if loss is None else as_number(loss)
     if loss is not None and value is None:

@@ -52,10 +52,10 @@ class TableOptions:
     unfinished_states: tuple[str, ...] = ()
     """States without a result, besides running, failed, crashed, killed and the like."""
     loss_unit: UnitName = "auto"
-    """Unit of the loss in a table that is not ours: nat or bit a token, or bpb (bits per byte). By default
-    told from the column's name."""
+    """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default the column's
+    name tells it."""
     bytes_per_token: float | None = None
-    """Bytes of text in a token, by which bits per byte are converted."""
+    """Bytes of text a token, to convert bits per byte."""
     chance: float | None = None
     """Loss of guessing, nat per token; runs at or above it count as diverged."""
     epsilon: float = 0.01
@@ -84,7 +84,7 @@ class TableOptions:
 
     @property
     def conditions(self) -> list[Condition] | None:
-        """Conditions on rows; None where none was given."""
+        """Conditions on rows; None if none was given."""
         return [Condition.parse(text) for text in self.where] if self.where else None
 
     def load(self, *paths: str) -> RunTable:

@@ -205,18 +205,18 @@ def transfer(
     run: RunOptions = RunOptions(),
     where: SweepOptions = SweepOptions(),
 ) -> None:
-    """Train a larger model, or for longer, with what was found small, and print what it reached.
+    """Train a larger model, or for longer, with hyperparameters found small, and print its loss.
 
-    Of a search, its best trials. Of a sweep, the optimum that its rule (mup, unless another is asked for) is
-    predicted to have at the target; the prediction is kept (predictions.json), and what came of it is said.
+    A search gives its best trials. A sweep gives its rule's predicted optimum at the target (mup's by
+    default); the prediction is kept (predictions.json) and scored.
 
     Args:
         path: Results folder of the search or sweep.
         target: Scale of the transfer, and its trials there.
         results: Results folder; by default PATH_transfer.
         sweep: Results folder of a sweep at the target; its optimum is the reference of the regret.
-        run: How each trial is run.
-        where: Where trials run.
+        run: Options of each trial.
+        where: Machine or cluster of the trials.
     """
     from mup_tpu.config.columns import write
     from mup_tpu.tuning.zero_shot import Transfer

@@ -120,12 +120,12 @@ def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
     if kind is float:
         try:
             is_finite = math.isfinite(value)
-        except OverflowError:  # a whole number beyond what floats hold
+        except OverflowError:  # a whole number beyond the range of floats
             is_finite = False
         if not is_finite:
             raise ConfigError(f"{name} {shown(value)} is not allowed: it must be a finite number")
         least, most = facts.least, facts.most
-    else:  # within what columns of 64 bits hold
+    else:  # within the range of 64-bit columns
         least, most = max(facts.least, -(2**63)), min(facts.most, 2**63 - 1)
     allowed = ""
     if value <= facts.above:

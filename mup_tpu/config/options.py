@@ -1,4 +1,4 @@
-"""Options of how trials are run; none is part of a trial."""
+"""Options for running trials; none is part of a trial."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mup_tpu.config.values import Real, parse_limit, shown
 from mup_tpu.errors import ConfigError
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""A tracker, by the name of its package and of the extra that installs it."""
+"""Name of a tracker's package, and of the extra that installs it."""
 
 DeviceName = Literal["cpu", "cuda", "xla"]
-"""A kind of device, by the name of its module in `mup_tpu.devices`."""
+"""Name of a kind of device, and of its module in `mup_tpu.devices`."""
 DEVICES: tuple[str, ...] = get_args(DeviceName)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of how a trial is run; none changes its result beyond float reassociation."""
+    """Options for running a trial; none changes its result beyond float reassociation."""
 
     device: Literal["auto", DeviceName] = "auto"
     """Device to train on; "auto" takes CUDA if it is there. "xla" is TPUs, through torch_xla."""
@@ -32,8 +32,8 @@ class RunOptions:
     execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     micro_batches: int = described(1, least=1)
-    """Parts of a batch, computed one after the other before one update, so that less memory is needed. Sums
-    are taken in another order; bf16 rounds each part's gradient."""
+    """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
+    bf16 rounds each part's gradient."""
     compile: bool = False
     """Put the step through torch.compile: half a minute at the start of every width."""
     threads: int = described(0, least=0, most=1024)
@@ -77,7 +77,7 @@ class SweepOptions:
     """Seconds without a report (a log line; on XLA devices an evaluation) after which a pack counts as hung:
     its process is ended, and the pack is tried again. A pack in the command's own process is not watched."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers to send stored trials to, and each further one when it ends (docs/sweeps.md, Trackers)."""
+    """Trackers that get stored trials, and each further trial at its end (docs/sweeps.md, Trackers)."""
 
     def __post_init__(self) -> None:
         require_valid(self)

@@ -70,11 +70,11 @@ class ModelConfig:
     num_experts: int = described(8, label="expert count", above=0, most=_DEEPEST, only=_MOE)
     """Experts of a layer; a router chooses some for each token."""
     experts_per_token: int = described(2, label="experts a token", above=0, most=_DEEPEST, only=_MOE)
-    """Experts that a token is sent to (top-k)."""
+    """Experts of a token (top-k)."""
     expert_granularity: int = described(4, label="granularity", above=0, most=_WIDEST, only=_MOE)
-    """Number of experts as wide together as a dense MLP, 4 times the model's width."""
+    """Experts that together are as wide as a dense MLP, 4 times the model's width."""
     shared_experts: int = described(0, least=0, most=_DEEPEST, only=_MOE)
-    """Experts beside them that all tokens are sent to, merged into one as wide as they are together."""
+    """Shared experts, which take every token; they are one expert of their total width."""
     balance_loss: Real = described(0.01, label="weight of the balance loss", least=0, only=_MOE)
     """Weight of the loss that spreads tokens over experts; not part of reported losses."""
 
@@ -215,7 +215,7 @@ class OptimizerConfig:
     adamw_lr_ratio: Real = described(
         1.0, label="AdamW's learning rate / hidden matrices'", above=0, only=_BESIDE
     )
-    """AdamW's learning rate over that of hidden matrices, where another rule trains them."""
+    """AdamW's learning rate over the hidden matrices' one, if another rule trains these."""
     muon_momentum: Real = described(0.95, label="Muon's momentum", least=0, below=1, only=_MUON)
     """Muon's decay of its running average of gradients."""
     muon_nesterov: bool = described(True, label="Muon with Nesterov's momentum", only=_MUON)

@@ -42,7 +42,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: the trial that all share, and the space."""
+    """A search: fields that all trials share, and the space."""
 
     experiment: str
     """Name of the experiment; a results folder holds one."""
@@ -64,7 +64,7 @@ class Search:
                     raise ConfigError(f"space of {as_word(name)}: {error}") from None
 
     def trial(self, point: dict[str, float]) -> Trial:
-        """The trial at a point of the space; fields of whole numbers are rounded."""
+        """Trial at a point of the space; fields of whole numbers are rounded."""
         flat = self.base.flat()
         exact = {
             name: round(value) if type(flat.get(name)) is int else value for name, value in point.items()
@@ -85,7 +85,7 @@ class SearchOptions:
     evaluations: int = described(10, above=0)
     """Evaluations per trial; at each the trial is checkpointed, and may be stopped."""
     grace: Real = described(0.2, above=0, most=1)
-    """Share of its steps that every trial is given."""
+    """Share of its steps before a trial may be stopped."""
     reduction_factor: Real = described(3.0, above=1)
     """Number of trials at a rung of ASHA for each one that goes on."""
     time_budget: str | None = None
@@ -93,11 +93,11 @@ class SearchOptions:
     max_concurrent: int = described(0, least=0)
     """Most trials at once; 0 takes as many as the cluster has room for."""
     max_failures: int = described(2, least=0)
-    """Times that a trial whose process died, or that raised an error, goes on from its last checkpoint."""
+    """Times that a trial goes on from its last checkpoint after an error or the death of its process."""
     heartbeat: Real = described(600.0, above=0)
     """Seconds without an evaluation after which a trial counts as hung."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers to send stored trials to, and each further one when it ends (docs/sweeps.md, Trackers)."""
+    """Trackers that get stored trials, and each further trial at its end (docs/sweeps.md, Trackers)."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
     address: str | None = None

@@ -90,7 +90,7 @@ class ShardFolder:
                 return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
             except ValueError as error:
                 raise DataError(
-                    f"shard {self.url}/{shard.name} is not what its index says: {error}; prepare again"
+                    f"shard {self.url}/{shard.name} does not match its index: {error}; prepare again"
                 ) from None
 
     def _checked(self, name: str, sha256: str, size: int | None = None) -> bytes:

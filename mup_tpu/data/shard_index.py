@@ -71,7 +71,7 @@ class ShardIndex:
     vocab_size: int = field(metadata=_FROM_1)
     separator: int = field(metadata=_FROM_0)
     tokenizer_sha256: str | None
-    """Checksum of tokenizer.json; None where tokens are bytes."""
+    """Checksum of tokenizer.json; None if tokens are bytes."""
     unigram_entropy: float
     """Nat per token."""
     bytes_per_token: float

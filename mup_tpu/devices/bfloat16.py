@@ -9,7 +9,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_units(cpuinfo: Path | None = None) -> tuple[str, ...] | None:
-    """Instructions by which the CPU multiplies bfloat16; None where the system does not say.
+    """Instructions by which the CPU multiplies bfloat16; None if the system does not say.
 
     Without them torch emulates such products, and precision bf16 is far slower than float32.
     """

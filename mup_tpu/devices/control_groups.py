@@ -61,7 +61,7 @@ def _left(group: Path, kind: str) -> float:
 
 
 def _number(file: Path) -> float:
-    """A limit; inf where the file is not there, or says "max"."""
+    """A limit; inf if the file is not there, or says "max"."""
     text = _text(file).strip()
     return int(text) if text.isdigit() else float("inf")
 

@@ -29,11 +29,11 @@ class CudaDevice(OneDevice):
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """At most 100 steps, for which an interrupt waits a second, and 64 MiB of tokens."""
+        """Most steps of a stretch: 100, about a second, or fewer if they take more than 64 MiB of tokens."""
         return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """The stack on the device, filled up to `length` with its last item: graphs have one shape."""
+        """Stack on the device, padded with its last item to `length`: graphs have one shape."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
         pinned = stack.pin_memory() if self.torch_device.type == "cuda" else stack

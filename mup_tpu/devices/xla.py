@@ -32,7 +32,7 @@ from mup_tpu.internals import torch_xla as private
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
 _STRETCH = 100
-"""Steps handed over at once."""
+"""Most steps of a stretch."""
 
 _STRETCH_BYTES = 64 * 2**20
 """Most bytes of a stretch's batches, on the host and on each device."""
@@ -45,7 +45,7 @@ class XlaDevice:
     name: str
     torch_device: torch.device
     count: int
-    """Devices."""
+    """Number of devices."""
     mesh: MeshShape = ONE_DEVICE
     execution: Execution = "vmap"
     reads_cheaply: bool = False
@@ -77,29 +77,29 @@ class XlaDevice:
         )
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """A stacked tensor, its members spread over the trial axis."""
+        """Stacked tensor with its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """100 steps, which take the host no longer than one; fewer if batches are large."""
+        """Steps of a stretch: 100, which the host hands over as fast as one; fewer if batches are large."""
         return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Items (S, ...) spread over an axis of the mesh, with zeros up to `length` of them."""
+        """Items (S, ...) spread over an axis of the mesh, padded with zeros to `length` items."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
-        if stack.dtype == torch.int64:  # TPUs make a 64-bit integer of two
+        if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
             stack = stack.int()
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
     def repeated(self, step: Step) -> Repeated:
-        """The step in a loop: one program for any number of items."""
+        """Step in a loop: one program for any number of items."""
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))
 
     def read(self, tensor: Tensor) -> Tensor:
-        """A tensor on the CPU, put together from its shards: gathering them would be one more program.
+        """Tensor on the CPU, joined from its shards there: gathering them on the devices is one more program.
 
-        If another host has some of the shards, that program runs, on all hosts.
+        If another host has some of the shards, this program runs on all hosts.
         """
         import torch_xla
         from torch_xla import runtime
@@ -115,11 +115,11 @@ class XlaDevice:
         return whole
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of stacks and a batch, called on each device's parts of them.
+        """Function of stacks and a batch that runs on each device's parts of them.
 
-        By itself, XLA would reduce each gradient alone, and gather whole batches for attention: its matrix
-        products take members and sequences as one axis. Here each device runs its members on its sequences,
-        and one all-reduce averages all results (gradients, losses) together.
+        Left to itself, XLA reduces each gradient alone and gathers whole batches for attention, since its
+        matrix products take members and sequences as one axis. Here each device runs its members on its
+        sequences, and one all-reduce averages all results (gradients, losses).
         """
         if self.mesh.data == 1:
             return function
@@ -131,8 +131,8 @@ class XlaDevice:
             parts = [{name: self._part_of(t, "trial") for name, t in stack.items()} for stack in stacks]
             found, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
             joined_KN = torch.cat([t.reshape(len(t), -1) for t in found], 1)
-            # Copies: a view of the losses would keep all gradients alive, and a write into a view writes the
-            # whole tensor anew.
+            # Copies: a view of the losses would keep all gradients alive, and a write into a view would write
+            # the whole tensor.
             sizes = [t[0].numel() for t in found]
             whole = [part.clone() for part in self._whole_of(joined_KN).mean(0).split(sizes, 1)]
             shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, found, strict=True)]
@@ -141,7 +141,7 @@ class XlaDevice:
         return call
 
     def _part_of(self, tensor: Tensor, axis: str) -> Tensor:
-        """Each device's part of a tensor cut along its first dimension."""
+        """Part of each device of a tensor that is cut along its first dimension."""
         from torch_xla.distributed import spmd
 
         columns = tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
@@ -186,18 +186,18 @@ class XlaDevice:
         torch_xla.sync(wait=True)
 
     def free_memory_bytes(self) -> int:
-        """Free memory of each device, by this process's tensors; on the CPU client, its share of all."""
+        """Free memory of each device beside this process's tensors; on the CPU client, an equal share."""
         if self.name == "xla:CPU":
             return CpuDevice().free_memory_bytes() // self.count
         return HELD.free()
 
     def peak_memory_bytes(self) -> int:
-        """Most bytes placed at once on each device, without a step's own; on the CPU client, all."""
+        """Most bytes placed at once on each device, without a step's temporaries; on the CPU client, all."""
         return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else HELD.peak
 
 
 def report() -> dict[str, float]:
-    """Counts of torch_xla in this process so far.
+    """Counters of torch_xla in this process.
 
     Compilations and their seconds (compile_s), executions, transfers_to_host, and fallbacks: operations that
     XLA lacks and the host ran.
@@ -222,7 +222,7 @@ def report() -> dict[str, float]:
 
 
 def create() -> XlaDevice:
-    """The XLA devices of this process, found by torch_xla or named by PJRT_DEVICE.
+    """XLA devices of this process, found by torch_xla or named by PJRT_DEVICE.
 
     Raises:
         ConfigError: torch_xla or libtpu is missing or does not fit; there is no device; or there is only the
@@ -238,10 +238,10 @@ def create() -> XlaDevice:
             del os.environ["PJRT_DEVICE"]
             raise ConfigError(
                 "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU to do so; "
-                "mup-tpu doctor says what is missing"
+                "mup-tpu doctor names the fault"
             )
         if kind == "TPU":
-            if not private.tpu_chips() and not device_files():  # libtpu would wait for a chip for ever
+            if not private.tpu_chips() and not device_files():  # libtpu would wait without end
                 raise ConfigError(
                     "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
                     "to run XLA on the CPU"
@@ -258,7 +258,7 @@ def create() -> XlaDevice:
     except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"device 'xla' is not available on PJRT_DEVICE={os.environ.get('PJRT_DEVICE')}: {reason(error)}; "
-            "mup-tpu doctor says what is missing"
+            "mup-tpu doctor names the fault"
         ) from None
 
 

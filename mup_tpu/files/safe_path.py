@@ -1,4 +1,4 @@
-"""Python processes that look for no module in the working folder, whose files anybody may have put there."""
+"""Python processes that look for no module in the working folder: anybody may have put files there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Address of a Ray cluster: found for "auto" without trusting other users, and asked whether it answers.
 
-Ray itself takes any user's file and processes for "auto", sends the token of `~/.ray/auth_token` to whoever
-listens there, and tries for minutes where nobody answers.
+Ray itself trusts any user's file and processes for "auto", sends the token of `~/.ray/auth_token` to any
+listener there, and tries for minutes without an answer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CURRENT = "ray_current_cluster"
 
 
 def find(address: str) -> str:
-    """The address of a cluster as HOST:PORT, where it is given as "auto"; other addresses as they are.
+    """Address of a cluster as HOST:PORT if "auto" is given; other addresses are unchanged.
 
-    `RAY_ADDRESS` comes first, then what `ray start` of this user has noted, then processes of this user.
+    `RAY_ADDRESS` comes first, then the file of this user's `ray start`, then processes of this user.
 
     Raises:
         ConfigError: this user has no cluster on this machine.
@@ -92,5 +92,5 @@ def check_answers(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at address {address!r}: {reason(error)}") from None
     if answer[3:4] != b"\x04":  # a frame of settings
         raise ConfigError(
-            f"no Ray cluster answers at address {address!r}: what listens there does not speak its protocol"
+            f"no Ray cluster answers at address {address!r}: the listener there does not speak Ray's protocol"
         )

@@ -120,12 +120,12 @@ class _Run:
                 yield job, event
 
     def _lost(self, job: Job, reason: str, for_memory: str) -> Iterator[tuple[Job, Split | Failed]]:
-        # Of a kill whose cause is not known, the second of one job says that memory was short.
+        # After a second kill of unknown cause, the job counts as short of memory.
         is_large = for_memory == "surely" or (for_memory == "perhaps" and job in self._killed)
         if for_memory == "perhaps":
             self._killed.add(job)
         if is_large and job.members > 1 and not self._is_ending:
-            yield from self._split(job, f"{reason}, as where memory is short", job.members // 2)
+            yield from self._split(job, f"{reason}, as when memory is short", job.members // 2)
             return
         if not self._is_ending and self._attempts[job] >= MAX_ATTEMPTS:
             yield job, Failed(f"{reason}, the last of {MAX_ATTEMPTS} attempts")

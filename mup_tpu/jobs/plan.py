@@ -22,7 +22,7 @@ _LARGEST_ON_GPU = 32
 _FULL_S = 1.2e-3
 """Arithmetic of a pack's step that fills a GPU, in seconds at its peak for each layer.
 
-Launches then take 5 % of a step: those of a layer take 0.17 ms where a third of the peak is reached (one
+Launches then take 5 % of a step: a layer's launches take 0.17 ms, and a third of the peak is reached (one
 H100, two widths, `benchmarks/gpu_peers.csv`). Other GPUs, lengths and precisions are a guess.
 """
 

@@ -60,7 +60,7 @@ class Pool(ABC, Generic[W]):
         """End a busy or lost worker at once."""
 
     def fill(self, wanted: int) -> None:  # noqa: B027 (a pool may start workers when it hands them jobs)
-        """Start workers in the room that is there, up to this number in all."""
+        """Start workers as far as there is room, up to this number in all."""
 
     def terminate(self, worker: W) -> None:  # noqa: B027 (called only where SIGTERM is passed on)
         """Send SIGTERM to a busy worker."""

@@ -38,7 +38,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 @functools.lru_cache(maxsize=64)
 def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-    """An architecture's parameters and what follows from its size."""
+    """Declaration of an architecture's parameters, FLOPs, memory and factors at one size."""
     return architecture_of(config).declare(config, vocab_size, sequence_length)
 
 

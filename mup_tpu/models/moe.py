@@ -57,7 +57,7 @@ class MoE(Llama):
         return parameters
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Llama's, and as measured the experts of a token in turns, and all of them under vmap."""
+        """Memory of Llama and of experts, as measured: a token's experts in turns, all experts under vmap."""
         llama = super().activations(config)
         a_token, of_all = config.experts_per_token + config.shared_experts, config.num_experts
         vectors = {

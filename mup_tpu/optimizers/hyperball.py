@@ -30,7 +30,7 @@ class Hyperball(UpdateRule):
     """Steps of constant size in the direction of another rule, on matrices of constant norm."""
 
     def __init__(self, name: str, inner: UpdateRule) -> None:
-        """With the rule that gives directions."""
+        """Wrap a rule, which gives the directions."""
         self.name = name
         self._inner = inner
 
@@ -39,11 +39,11 @@ class Hyperball(UpdateRule):
         return self._inner.slots(config)
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether it is a hidden matrix; AdamW trains the others."""
+        """Whether the parameter is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden"
 
     def weight_decay(self, config: OptimizerConfig, parameter: Parameter, scaling: Scaling) -> float:
-        """None: the norm is constant."""
+        """0: the norm is constant."""
         return 0.0
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:

@@ -53,7 +53,7 @@ class Muon(UpdateRule):
     name = "muon"
 
     def __init__(self, scale: str = "") -> None:
-        """With the scale in each configuration, or one for all."""
+        """Take the scale of each configuration, or one for all."""
         self._scale = scale
 
     def slots(self, config: OptimizerConfig) -> tuple[str, ...]:
@@ -61,11 +61,11 @@ class Muon(UpdateRule):
         return ("momentum_buffer",)
 
     def scaled_as(self, config: OptimizerConfig) -> str:
-        """One name for each convention of scale: their updates grow differently with width."""
+        """Name by the convention of scale: updates grow differently with width."""
         return self.name if config.muon_scale == "spectral" else f"{self.name}_{config.muon_scale}"
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether it is a hidden matrix; AdamW trains the others."""
+        """Whether the parameter is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden"
 
     def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:

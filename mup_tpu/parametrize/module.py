@@ -74,7 +74,7 @@ class ModuleParametrization:
             if tuple(found[name].shape) != parameter.shape:
                 raise ConfigError(
                     f"parameter {name!r} has shape {tuple(found[name].shape)}, at width {self.width} it is "
-                    f"{parameter.shape}; give what build makes at that width, before it is wrapped"
+                    f"{parameter.shape}; give the module that build makes at that width, before wrapping it"
                 )
         if std is None:
             if module in self._initialized:

@@ -117,6 +117,6 @@ def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.P
     if extra := [name for name in found if name not in expected]:
         raise ConfigError(
             f"the module has a parameter {extra[0]!r}, which build does not make; give a module of the same "
-            "build and depth, and tie again what was tied"
+            "build and depth, and tie again the parameters that were tied"
         )
     return found

@@ -109,7 +109,7 @@ def alpha(result: TransferResult) -> str:
 
 
 def verdict(result: TransferResult, analysis: TransferAnalysis) -> str:
-    """Title of a panel: name of what is compared, its verdict, and α."""
+    """Title of a panel: compared name, verdict and α."""
     text = f"{name(result.compared, analysis.compares)}: {result.verdict.decision}"
     return ", ".join(filter(None, (text, alpha(result))))
 

@@ -68,7 +68,7 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
     "rail": ("", ON_THE_RAIL, {"ls": "-", "lw": 0.5, "alpha": 0.6}),
 }
-"""Marker, text and look of a mark in the key, in its order, by what a panel has."""
+"""Marker, text and look of each mark, by its name, in the order of the key."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
 
 
 def _draw_line(ax: Axes, result: TransferResult, color: str) -> str:
-    """Draw the fitted power law; returns its dashes, "" where α is not known."""
+    """Draw the fitted power law; returns its dashes, "" if α is not known."""
     drift = result.drift
     if not drift.is_told:
         return ""

@@ -38,7 +38,7 @@ _WORDS = {
     "stopped early": ("stop", "stopped early"),
     "not bracketed": ("?", "an optimum is at an edge"),
 }
-"""Status of a regret -> its short form in a cell, and what that means."""
+"""Status of a regret -> its short form in a cell, and the form's meaning."""
 
 
 @styled
@@ -79,7 +79,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
 def _draw_regrets(
     ax: Axes, regrets: Sequence[Regret], scales: list[float], norm: BoundaryNorm, has_room: bool
 ) -> AxesImage:
-    """Draw a coloured cell a pair of scales, with its regret and, where there is room, its interval."""
+    """Draw a coloured cell a pair of scales, with its regret and, if there is room, its interval."""
     grid = np.full((len(scales), len(scales)), np.nan)
     for r in regrets:
         i, j = scales.index(r.source), scales.index(r.target)
@@ -209,7 +209,7 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
 
 
 def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], rows: np.ndarray) -> None:
-    """Draw a number of each sweep with its interval (columns `shown`), or why there is none."""
+    """Draw a number of each sweep with its interval (columns `shown`), or the reason for its absence."""
     value, *bounds = shown
     x, ends = table[value].to_numpy(float), table[bounds].to_numpy(float)
     with np.errstate(invalid="ignore"):

@@ -55,7 +55,7 @@ def _boxes(part: pd.DataFrame, setting: str) -> list[Box]:
 
 
 def _setting(part: pd.DataFrame) -> str:
-    """Update rule and tying of a part; "" where unknown."""
+    """Update rule and tying of a part; "" if unknown."""
     if not {"optimizer", "tied"} <= set(part):
         return ""
     rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])

@@ -156,9 +156,7 @@ def interactive() -> Any:
 
 
 def _embedded(shown: Sequence[Panels]) -> tuple[str, str, dict[str, str]]:
-    """Bokeh's library without what we do not use, the script that draws all panels, and by the id of each
-    figure the element that it is drawn in.
-    """
+    """Bokeh's library (only the used parts), the script that draws all panels, and elements by figure id."""
     from bokeh.embed import components
     from bokeh.resources import Resources
 

@@ -21,7 +21,7 @@ def search_page(name: str, runs: pd.DataFrame) -> Page:
     """
     trials, searched = ranked(runs), varied(runs)
     finished, counts = of_status(trials, "finished"), counted(trials["status"].value_counts().items())
-    figures: list[Block] = [Text("No two trials differ in what was searched.")]
+    figures: list[Block] = [Text("All trials have the same searched values.")]
     if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
         title = "Loss of every trial against each hyperparameter"
         figures = [Interactive(title, interactive().search_panels(trials, searched))]

@@ -33,14 +33,14 @@ _TITLES = {
 _RULE = (
     "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
     "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
-    "{epsilon:g} nat, or twice that whatever α is; INCONCLUSIVE otherwise. In a sequence of looks, each of "
-    "which could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from a "
-    "parametric bootstrap, of α over what the optima may scatter by."
+    "{epsilon:g} nat, or twice that for any α; INCONCLUSIVE otherwise. In a sequence of looks, each of which "
+    "could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from a parametric "
+    "bootstrap, of α averaged over the scatter of the optima."
 )
 
 _WORTH = (
-    "What the smallest scale's optimum costs at the largest, as a share of what growing gains; then, as the "
-    "scale n grows without end: the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
+    "Cost of the smallest scale's optimum at the largest, as a share of the gain by growing. As the scale n "
+    "grows without end, the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
     "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of the same octaves costs n^κ more against "
     "the loss gap; R(∞) is the rule's irreducible loss over the lowest other one (Kalra & Barkeshli 2026). "
     "Intervals are 95 %."

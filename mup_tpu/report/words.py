@@ -78,7 +78,7 @@ def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
 
 
 def _compute_line(result: TransferResult) -> str:
-    """The headline regret as compute, or why it is not given; "" where it is not estimated."""
+    """The headline regret as compute, or why it is not given; "" if it is not estimated."""
     headline = result.headline_regret
     if headline is None:
         return ""

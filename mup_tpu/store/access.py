@@ -21,7 +21,7 @@ def results_folder(path: str | os.PathLike[str]) -> Folder:
 
 
 def read_if_there(folder: Folder, file: str, most: int | None = None) -> bytes | None:
-    """Content of a file of a results folder; None where it is not there."""
+    """Content of a file of a results folder; None if it is not there."""
     with accessed(folder, "read", file):
         try:
             return folder.read(file, most)

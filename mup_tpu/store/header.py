@@ -97,7 +97,7 @@ class Header:
 
     experiment: str
     axes: StoredAxes | None = None
-    """Axes of the sweep; None where none are stored."""
+    """Axes of the sweep; None if none are stored."""
     planned: tuple[float, ...] = ()
     """Scales of the sequence; empty for a fixed grid."""
     where: tuple[Condition, ...] = ()

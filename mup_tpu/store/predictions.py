@@ -1,4 +1,4 @@
-"""Predictions that were made from a results folder, predictions.json: when, from which rows, for what."""
+"""Predictions from a results folder, kept in its predictions.json with their time, rows and targets."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class KeptPrediction:
     made_at: str
     """ISO time."""
     rows: int
-    """Rows that it was made from."""
+    """Number of rows behind it."""
     fingerprint: str
-    """Hash of their trial_ids."""
+    """Hash of the rows' trial_ids."""
     scales: tuple[float, ...]
-    """Scales of these rows."""
+    """Scales of the rows."""
     compared: str
     """Name of the rule."""
     scale_column: str
     hyperparameter: str
     scale: float
-    """The target."""
+    """Scale of the target."""
     x: float
     """log2 of the predicted optimum."""
     half: tuple[float, float]
@@ -42,13 +42,13 @@ class KeptPrediction:
     interval: tuple[float, float]
     """95 % interval of x."""
     expected_cost: float | None
-    """Expected cost of taking x, nat per token; None where it was not told."""
+    """Expected cost of taking x, nat per token; None if it was not told."""
     loss: tuple[float, float, float] | None
-    """Expected loss at the optimum and its 95 % interval; None where it was not told."""
+    """Expected loss at the optimum and its 95 % interval; None if it was not told."""
 
     @classmethod
     def parse(cls, found: Any) -> KeptPrediction:
-        """A prediction from JSON; entries of later versions are left out.
+        """Prediction from a JSON object; entries of later versions are left out.
 
         Raises:
             TypeError, KeyError, ValueError: it is none.
@@ -69,7 +69,7 @@ class KeptPrediction:
 
     @property
     def _subject(self) -> tuple[Any, ...]:
-        """What it is about: the same rows say the same again."""
+        """Rows, rule and target; a second prediction of the same subject says the same."""
         return self.fingerprint, self.compared, self.scale_column, self.hyperparameter, self.scale
 
 
@@ -79,7 +79,7 @@ def fingerprint(trial_ids: Iterable[str]) -> str:
 
 
 def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]:
-    """Predictions that are kept in a results folder, in the order in which they were made."""
+    """Predictions kept in a results folder, the oldest first."""
     folder = results_folder(path)
     said = f"results folder {folder} cannot be read: {FILE} is no list of predictions"
     content = read_if_there(folder, FILE, _MOST_BYTES)
@@ -88,7 +88,7 @@ def load_predictions(path: str | os.PathLike[str]) -> tuple[KeptPrediction, ...]
 
 
 def keep_predictions(path: str | os.PathLike[str], made: Iterable[KeptPrediction]) -> None:
-    """Add predictions to a results folder; one from the same rows for the same target is there already."""
+    """Add predictions to a results folder, without those of the same rows, rule and target."""
     kept = list(load_predictions(path))
     known = {prediction._subject for prediction in kept}
     more = [prediction for prediction in made if prediction._subject not in known]

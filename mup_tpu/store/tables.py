@@ -107,7 +107,7 @@ def _frame(tables: Iterable[pa.Table], table: str, schema: pa.Schema) -> pd.Data
 
 
 def _read_parts(folder: Folder, table: str, schema: pa.Schema) -> list[tuple[str, pa.Table]] | None:
-    """All parts of a table in the order of their names; None if a listed one is gone."""
+    """Parts of a table in the order of their names; None if a listed one is gone."""
     with accessed(folder, "read"):
         states = _states(folder, table)
     known = _remembered(folder, table, schema, states) if len(states) >= _MANY else {}

@@ -56,7 +56,7 @@ class AskedTrials:
         return {name for name, asked in self.all().items() if now < asked.at + asked.patience}
 
     def give(self, planned: Iterable[tuple[Trial, int | None]], count: int, patience: float) -> list[Trial]:
-        """First planned trials that nobody else was given, remembered each with its purchase."""
+        """First planned trials that were not given before; each is remembered with its purchase."""
         taken = self._store.done() | self.awaited()
         chosen = [(trial, purchase) for trial, purchase in planned if trial.id not in taken][:count]
         for trial, purchase in chosen:
@@ -81,8 +81,7 @@ class AskedTrials:
             return Asked(one, 0.0, 0.0, self._store.next_purchase())
         waiting = ", ".join(list(there)[:4]) + (" ..." if len(there) > 4 else "")
         raise StoreError(
-            f"trial {shown(name)} is not one that {self._store.folder} asked for; it waits for "
-            f"{waiting or 'none'}"
+            f"trial {shown(name)} was not given by {self._store.folder}; it waits for {waiting or 'none'}"
         )
 
     def forget(self, name: str) -> None:

@@ -31,7 +31,7 @@ def check_function(function: Any) -> None:
     """Check that a training function can be called with a trial and its report.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot be called so.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if not callable(function):
@@ -48,11 +48,11 @@ def check_function(function: Any) -> None:
 
 
 def pickled(function: Function, by_value: bool) -> bytes:
-    """A function for other processes, from a notebook or script too.
+    """Pickle of a function for other processes; functions of notebooks and scripts too.
 
     Args:
-        function: to be called there.
-        by_value: whether its own module goes along, which other machines may lack.
+        function: training function.
+        by_value: whether to include its module, which other machines may lack.
 
     Raises:
         ConfigError: an object in it cannot be sent.
@@ -66,7 +66,7 @@ def pickled(function: Function, by_value: bool) -> bytes:
             cloudpickle.register_pickle_by_value(module)
         content: bytes = cloudpickle.dumps(function)
         return content
-    except Exception as error:  # of whatever it holds
+    except Exception as error:  # objects in the function raise what they like
         raise ConfigError(
             f"trainer cannot be sent to a worker: {first_line(error)}; open files, locks and connections "
             "inside the function"
@@ -78,12 +78,12 @@ def pickled(function: Function, by_value: bool) -> bytes:
 
 @dataclass(frozen=True)
 class How:
-    """How each trial of a study is run."""
+    """Settings for each trial of a study."""
 
     folder: str
     """Folder or fsspec URL of the study."""
     threads: int = 1
-    """CPU threads that libraries of the function are told to use."""
+    """CPU threads for libraries of the function."""
     timeout: float = math.inf
     """Seconds after which a trial counts as failed."""
     halving: bool = False
@@ -94,16 +94,15 @@ class How:
         return f"{Folder(self.folder) / 'work' / trial.id}"
 
     def output(self, trial: Trial) -> Path | None:
-        """File for printed output of a trial; None in a bucket."""
+        """File for a trial's printed output; None in a bucket."""
         folder = Folder(self.folder)
         return Path(str(folder), "output", f"{trial.id}.txt") if folder.is_local else None
 
 
 class FunctionJob(Job):
-    """One trial of a study to run.
+    """Job of one trial of a study.
 
-    `payload` is the pickled function; `group` names the trials that this one is compared with, so that those
-    far behind stop early.
+    `payload` is the pickled function; `group` names the trials among which halving stops those far behind.
     """
 
     def __init__(self, payload: bytes, trial: Trial, how: How, group: str) -> None:
@@ -114,7 +113,7 @@ class FunctionJob(Job):
         return f"trial {self.trial.id}"
 
     def was_preempted(self, result: Outcome) -> bool:
-        """Whether SIGTERM ended it."""
+        """Whether SIGTERM ended the trial."""
         return result.status == "preempted"
 
     def run(self, here: Surroundings) -> Generator[Any, None, Outcome]:
@@ -160,7 +159,7 @@ class FunctionJob(Job):
 
 @contextlib.contextmanager
 def _ending(here: Surroundings) -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM has come, where it reaches the job."""
+    """Yield a function that says whether SIGTERM has come; always False where it does not reach the job."""
     came: list[int] = []
     with handling(
         {signal.SIGTERM: lambda number, frame: came.append(number)} if here.handles_sigterm else {}

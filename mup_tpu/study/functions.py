@@ -30,7 +30,7 @@ OpensPool = Callable[[], contextlib.AbstractContextManager[Pool[Any]]]
 
 
 class Functions(TrialKind[Trial]):
-    """Trials of a study, a call of its function each; `payload` is the pickled function."""
+    """Trials of a study: calls of its function. `payload` is the pickled function."""
 
     def __init__(self, space: Space, payload: bytes, how: How, pool: OpensPool) -> None:
         self._space, self._payload, self._how, self._open_pool = space, payload, how, pool
@@ -46,7 +46,7 @@ class Functions(TrialKind[Trial]):
         return trial.id
 
     def size(self, trial: Trial) -> str:
-        """A trial's point of the scale: "width 256"."""
+        """Point of the scale of a trial: "width 256"."""
         return self._space.size(trial)
 
     def work(self, trial: Trial) -> float:
@@ -54,7 +54,7 @@ class Functions(TrialKind[Trial]):
         return float(trial.values[self._space.measured_by])
 
     def name(self, job: FunctionJob) -> str:
-        """A job in a sentence: its trial."""
+        """Name of a job in a sentence: its trial."""
         return str(job.trial)
 
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
@@ -64,7 +64,7 @@ class Functions(TrialKind[Trial]):
         return [FunctionJob(self._payload, t, self._how, self._group(t)) for t in missing], self._pool
 
     def _group(self, trial: Trial) -> str:
-        """Name of the trials that this one differs from in the hyperparameter alone."""
+        """Name shared by trials that differ in the hyperparameter alone."""
         values = {name: value for name, value in trial.values.items() if name != self._space.tuned}
         return Trial(self._space.name, values).id
 
@@ -74,14 +74,14 @@ class Functions(TrialKind[Trial]):
         return as_rows(job.trial, outcome)
 
     def note(self, reports: Sequence[Reported]) -> str:
-        """State of the running trial that is furthest."""
+        """State of the running trial with the most steps."""
         last = max(reports, key=lambda report: report.step)
         of = f"/{last.steps}" if last.steps else ""
         loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""
         return f"step {last.step}{of}{loss}"
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial with a result; those of a failed one stay."""
+        """Remove checkpoints of a trial, unless it failed."""
         if rows[0]["status"] != "failed":
             (Folder(self._how.folder) / "work").remove(job.trial.id)
 
@@ -93,7 +93,7 @@ class Functions(TrialKind[Trial]):
 
 
 def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
-    """Row and curve of a trial, as the store takes them."""
+    """Row and curve of a trial for the store."""
     own = {name: value for name, value in trial.values.items() if name != "seed"}
     row = {
         **trial.values,
@@ -120,7 +120,7 @@ def as_rows(trial: Trial, ended: Outcome, purchase: int | None = None) -> Rows:
 def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
     """CPU threads of a trial on this machine, and the opener of its workers' pool.
 
-    By default one worker a GPU, which sees no other, or one a core on a machine without.
+    By default one worker a GPU, which sees no other GPU; without GPUs one a core.
 
     Raises:
         ConfigError: the number of workers is not allowed.
@@ -137,9 +137,9 @@ def place_here(folder: str, workers: int | None) -> tuple[int, OpensPool]:
 def place_on_ray(
     folder: str, address: str | None, resources: Mapping[str, float], console: Console
 ) -> tuple[int, OpensPool]:
-    """CPU threads of a trial on Ray, and the opener of a pool of actors with the resources of one trial each.
+    """CPU threads of a trial on Ray, and the opener of a pool of actors, each with a trial's resources.
 
-    Without an address the pool starts a cluster. It raises ConfigError if no cluster or node fits.
+    Without an address the pool starts a cluster. The opener raises ConfigError if no cluster or node fits.
 
     Raises:
         ConfigError: an amount is not above 0.

@@ -68,7 +68,7 @@ def load(text: str, what: str) -> Any:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the installed command does not
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # of whatever the module does
+    except Exception as error:  # a module raises what it likes
         raise ConfigError(f"{what} {text} cannot be imported: {first_line(error)}") from None
     for part in name.split("."):
         if not hasattr(found, part):

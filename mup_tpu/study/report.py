@@ -57,7 +57,7 @@ class Curve:
             self.points, self.stride = self.points[1::2], 2 * self.stride
 
     def recent(self, since: int) -> float:
-        """Mean loss after a step; nan where one is not finite or there is none."""
+        """Mean loss after a step; nan without losses, or if one is not finite."""
         losses = [loss for step, loss in self.points if step > since]
         return statistics.fmean(losses) if losses and all(map(math.isfinite, losses)) else math.nan
 
@@ -123,7 +123,7 @@ class Report:
             self._compare(limits[self.step], steps)
 
     def _compare(self, limit: float, steps: int) -> None:
-        """Stop where the recent loss is further behind the best of those that passed this rung."""
+        """Stop if the recent loss exceeds the best one at this rung by more than the limit."""
         assert self._rungs is not None
         recent = self.curve.recent(self.step - max(1, round(RECENT * steps)))
         if math.isnan(recent):

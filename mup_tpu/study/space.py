@@ -1,4 +1,4 @@
-"""Trials of a study: values under the user's own names, and the grid that they are taken from."""
+"""Trials of a study: values under the user's own names, and their grid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Point = dict[str, Value]
 Points = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 _RESERVED = {*STUDY_COLUMNS, "step", "loss_err", "id", "values"}
-"""Names that columns of every study, or attributes of every trial, have."""
+"""Names of columns of every study or attributes of every trial."""
 
 
 class Trial:
@@ -75,7 +75,7 @@ class Trial:
 
 
 def _canonical(value: Value) -> list[str]:
-    """A value as text, with its kind: 1 and 1.0 are one number, True and 1 are not."""
+    """Kind and text of a value: 1 and 1.0 are one number, True and 1 are not."""
     if isinstance(value, bool | str):
         return [type(value).__name__, str(value)]
     return ["number", float(value).hex()]
@@ -105,13 +105,13 @@ class Space:
     name: str
     """Name of the study."""
     scale: tuple[Point, ...]
-    """Points of the scale, the smallest first; a ladder's set several names."""
+    """Points of the scale, the smallest first; points of a ladder set several names."""
     measured_by: str
-    """Name whose values place the points."""
+    """Name with the measure of the points."""
     tuned: str
     """Name of the hyperparameter."""
     values: tuple[float, ...]
-    """Its values, ascending."""
+    """Values of the hyperparameter, ascending."""
     compare: tuple[Point, ...]
     """Compared points; one empty point without any."""
     seeds: int
@@ -156,7 +156,7 @@ class Space:
 
     @property
     def axes(self) -> StoredAxes:
-        """Axes as a store keeps them. Without anything compared, the study's name stands for it."""
+        """Axes for the store; if nothing is compared, the compared axis is the experiment."""
         compared = next(iter(self.compare[0]), "experiment")
         return StoredAxes(
             StoredAxis(self.measured_by, tuple(self.scale[0]), is_study=True),
@@ -181,11 +181,11 @@ class Space:
             yield self.trial(*cell)
 
     def size(self, trial: Trial) -> str:
-        """A trial's point of the scale, for people: "width 256"."""
+        """Point of the scale of a trial, in words: "width 256"."""
         return " ".join(f"{name} {trial.values[name]:g}" for name in self.scale[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Arguments of `Study` that make the space again, as plain values."""
+        """Plain values: arguments of `Study` for this space."""
         return {
             "name": self.name,
             "scale": list(self.scale),
@@ -214,7 +214,7 @@ def _scale_points(scale: Points, measured_by: str | None) -> tuple[Point, ...]:
 
 
 def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tuple[Point, ...]:
-    """Points that set the same names, the smallest first; one name's values may stand twice."""
+    """Points in order of size. Points of one name may repeat a value; all must set the same names."""
     names = list(given[0])
     for point in given:
         if set(point) != set(names):
@@ -230,7 +230,7 @@ def _by_size(given: Sequence[Mapping[str, Any]], measured_by: str | None) -> tup
     numbers = _numbers(f"scale {measure}", columns[measure])
     if len(numbers) < len(given) and len(names) > 1:
         raise ConfigError(
-            f"scale: two points have the same {measure}; measured_by names what tells them apart"
+            f"scale: two points have the same {measure}; give a measured_by that differs between points"
         )
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     points = {row[measure]: row for row in rows}
@@ -267,7 +267,7 @@ def _require_own(name: Any) -> None:
 
 
 def _plain(name: str, value: Any) -> Value:
-    """A value as text, number or truth value; numpy's numbers as Python's."""
+    """Plain Python value: text, number or truth value; numpy's numbers are converted."""
     if hasattr(value, "item") and callable(value.item):
         value = value.item()
     if not isinstance(value, str | int | float | bool):
@@ -280,7 +280,7 @@ def _plain(name: str, value: Any) -> Value:
 
 
 def _typed(name: str, values: Sequence[Any]) -> list[Value]:
-    """Values of one type: whole numbers beside real ones become real."""
+    """Values of one type; whole numbers beside real ones become real."""
     plain = [_plain(name, value) for value in values]
     kinds = {type(value) for value in plain}
     if kinds == {int, float}:

@@ -182,15 +182,15 @@ class Study:
     def ask(
         self, count: int = 1, *, until_settled: bool = False, patience: float = PATIENCE_S
     ) -> list[Trial]:
-        """Trials to run elsewhere: missing ones that nobody else was given.
+        """Missing trials to run elsewhere, each given once.
 
         Args:
             count: most trials to give.
             until_settled: choose them where they decide, in place of the grid's order.
-            patience: seconds after which one that was not told may be given again.
+            patience: seconds after which an untold trial may be given again.
 
         Returns:
-            Fewer than `count`, or none, where no more is missing or decided on yet.
+            At most `count` trials; fewer if no more are missing, or decided on yet.
 
         Raises:
             ConfigError: count or patience is not allowed.
@@ -216,8 +216,8 @@ class Study:
 
         Args:
             trial: the trial, or its id.
-            loss: its loss; nan or inf where it diverged.
-            failed: why it has none, in place of a loss; it may then be asked for again.
+            loss: loss of the trial; nan or inf if it diverged.
+            failed: reason why it has no loss; it may be given again.
 
         Returns:
             The trial.

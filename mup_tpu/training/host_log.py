@@ -106,7 +106,7 @@ def attached(
 
 
 def _say_once(lost: Callable[[OSError], None] | None) -> Callable[[logging.LogRecord], None]:
-    """Error handler of a log: one message in place of logging's traceback a line."""
+    """Error handler of a log: one message in all, not a traceback a line as logging's."""
     said: list[str] = []
 
     def say(record: logging.LogRecord) -> None:

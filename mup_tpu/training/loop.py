@@ -66,7 +66,7 @@ def train_pack(
 class PackRun:
     """State of one pack in training, all of it in the checkpoint; `train_pack` runs one to its end.
 
-    `writes` is whether this process writes the checkpoints: one does, of those that train a pack together.
+    `writes` says whether this process writes the checkpoints; one of the processes of a pack does.
     """
 
     def __init__(

@@ -14,11 +14,11 @@ from mup_tpu.analysis.scores import to_keep
 from mup_tpu.analysis.targets import Target as At
 from mup_tpu.config import columns, field_column
 from mup_tpu.config.columns import configured
-from mup_tpu.errors import ConfigError, StoreError, TableError
+from mup_tpu.errors import ConfigError, TableError
 from mup_tpu.models import sizes
-from mup_tpu.store import StoredAxes, load_axes, load_runs
+from mup_tpu.store import StoredAxes, load_axes
 from mup_tpu.store.predictions import KeptPrediction
-from mup_tpu.tuning.found import Found, found_in
+from mup_tpu.tuning.found import Found, finished_runs, found_in
 from mup_tpu.tuning.target import Target
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """A trial of a sweep to be trained at the target, its tuned value already the target's."""
+    """A sweep's trial to be trained at the target, with the value for the target."""
 
     source: Found
     said: str
@@ -37,15 +37,12 @@ class Choice:
 
 
 def choices(path: str, target: Target) -> list[Choice]:
-    """The trial of each rule that is asked for, with its predicted optimum at the target.
+    """A choice for each rule of the target, with its predicted optimum there.
 
-    Where nothing can be predicted (one scale, or a target along another one), the rule's own best trial at
-    the sweep's largest scale is taken.
+    If nothing can be predicted (one scale, or a target along another one), the rule's best trial at the
+    sweep's largest scale is taken.
     """
-    axes, rows = load_axes(path), load_runs(path)
-    finished = rows[rows["status"] == "finished"]
-    if finished.empty:
-        raise StoreError(f"results folder {path} holds no finished trial to transfer from")
+    axes, finished = load_axes(path), finished_runs(path)
     rule_column = field_column("parametrization")
     there = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(there if len(there) == 1 else ("mup",))
@@ -62,7 +59,7 @@ def choices(path: str, target: Target) -> list[Choice]:
         choice = Choice(source, _best_said(source, axes, why))
         if analysis is not None and table is not None:
             choice = _predicted(source, target, axes, analysis, table)
-        if rule not in there:  # what comes of it does not score the lender's prediction
+        if rule not in there:  # its result does not score the lender's prediction
             trial = choice.source.trial.replace(parametrization=rule)
             choice = Choice(Found(trial, source.loss), f"{rule} takes the value of {choice.said}")
         found.append(choice)
@@ -70,7 +67,7 @@ def choices(path: str, target: Target) -> list[Choice]:
 
 
 def _analysis(path: str) -> tuple[TransferAnalysis | None, RunTable | None, str]:
-    """The analysis of a sweep, or the reason why there is none."""
+    """Analysis of a sweep, or the reason why there is none."""
     try:
         table = load_table(path)
         return analyze(table), table, ""
@@ -104,7 +101,7 @@ def _best_said(source: Found, axes: StoredAxes, why: str) -> str:
 def _predicted(
     source: Found, target: Target, axes: StoredAxes, analysis: TransferAnalysis, table: RunTable
 ) -> Choice:
-    """The choice of a rule by its prediction at the target; its best trial where there is none."""
+    """Choice of a rule by its prediction at the target; without one, its best trial."""
     fields = target.fields
     compared = str(configured(source.trial)[axes.compare.column])
     only = [result for result in analysis.results if result.compared == compared]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from mup_tpu.config import Trial
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import StoreError, raised_as
@@ -21,17 +23,27 @@ class Found:
     loss: float
 
 
-def best_trials(results: str, count: int = 1) -> list[Found]:
-    """Finished trials of least loss in a results folder."""
+def finished_runs(results: str) -> pd.DataFrame:
+    """Rows of finished trials in a results folder.
+
+    Raises:
+        StoreError: there are none.
+    """
     runs = load_runs(results)
-    finished = runs[runs["status"] == "finished"].nsmallest(count, "loss")
+    finished = runs[runs["status"] == "finished"]
     if finished.empty:
         raise StoreError(f"results folder {results} holds no finished trial to transfer from")
-    return [found_in(row, results) for row in finished.to_dict("records")]
+    return finished
+
+
+def best_trials(results: str, count: int = 1) -> list[Found]:
+    """Finished trials of least loss in a results folder."""
+    best = finished_runs(results).nsmallest(count, "loss")
+    return [found_in(row, results) for row in best.to_dict("records")]
 
 
 def found_in(row: Mapping[Any, Any], results: str) -> Found:
-    """The trial of a row of a results folder."""
+    """Trial of a row of a results folder."""
     said = f"results folder {results} has a row whose config is no JSON of a trial"
     with raised_as(StoreError, said, (TypeError, ValueError)):
         return Found(stored_trial(json.loads(row["config"])), float(row["loss"]))

@@ -1,4 +1,4 @@
-"""A plan for a target: what to run, in order, what it costs and what it will tell."""
+"""Plan for a target: runs in order, their cost and the expected regret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mup_tpu.tuning.proxies import WORTH, Candidate
 
 @dataclass(frozen=True)
 class Step:
-    """Runs of one size, and what is expected after them."""
+    """Runs of one size, and the expected interval and regret after them."""
 
     size: str
     """Name of the size, as "width 64"."""
@@ -33,14 +33,14 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What to run for a target, in order, and what it will tell."""
+    """Runs for a target, in order, and the expected regret."""
 
     target: Trial
     target_flops: float
     budget: float
     """FLOP."""
     flops_per_second: float | None
-    """Speed at which budget and costs are times; None where they are FLOP."""
+    """Speed at which budget and costs are times; None if they are FLOP."""
     goal: tuple[str, ...]
     """Fields at the target: width=4096."""
     chosen: Candidate
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def with_larger(self) -> Candidate | None:
-        """The proxies and the next larger one; None where that is the target itself."""
+        """The proxies and the next larger one; None if that is the target itself."""
         top = self.chosen.rungs[-1] + 1
         if top >= len(self.chosen.ray.trials):
             return None
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def larger(self) -> str:
-        """Why no larger proxy is run, in words."""
+        """Reason why no larger proxy is run, in words."""
         more = self.with_larger
         if more is None:
             return "the next one is the target itself"
@@ -142,7 +142,7 @@ class Plan:
         return cost_in_words(flops, self.flops_per_second)
 
     def lines(self) -> list[str]:
-        """What to run, what it costs and what it tells, a line each."""
+        """Steps, costs and expectations, a line each."""
         numbered = [
             f"{i}. {s.size}, {self.rule}: {s.says}; {self.cost(s.flops)}; then lr at the target within "
             f"×{2**s.half_width:.2g} (95 %), expected regret {s.regret:.4f} nat"
@@ -171,7 +171,7 @@ class Plan:
         return "\n".join(self.lines())
 
     def toml(self) -> str:
-        """The plan as a sweep for `mup-tpu sweep --until-settled`; its comments say what is expected."""
+        """TOML of the plan's sweep for `mup-tpu sweep --until-settled`, with the lines as comments."""
         comments = "".join(f"# {line}\n" for line in self.lines())
         return f"{comments}{write_sweep(self.sweep)}"
 

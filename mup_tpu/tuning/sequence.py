@@ -1,4 +1,4 @@
-"""Sequences: deciding runs are bought, look by look, until each verdict is settled.
+"""Sequences: runs are bought batch after batch, with a look after each, until every verdict is settled.
 
 The store is the only state. Each row holds the number of its purchase. Looks are counted from the rows, and
 an interrupted purchase is planned again from the rows before it.
@@ -110,8 +110,8 @@ class Grid(Generic[T]):
     compared: Mapping[str, Any]
     """Compared points by their names in the run table."""
     trial: Callable[[Any, Any, float, int], T]
-    """Trial with a point of the scale, a compared point, a value, and a seed from 0 on; it raises ConfigError
-    for one that is not allowed."""
+    """Makes a trial of a point of the scale, a compared point, a value and a seed from 0 on; raises
+    ConfigError if it is not allowed."""
     trial_id: Callable[[T], str]
     """Name of a trial in the store."""
 
@@ -202,7 +202,7 @@ class Plan(Generic[T]):
 
 
 class Buyer(Generic[T]):
-    """Planner of purchases, from the rows of a store. Arguments are those of `buy`."""
+    """Planner of purchases, from the rows of a store. Arguments as for `buy`."""
 
     def __init__(
         self, grid: Grid[T], store: Store, halving: bool = False, deadline: float = math.inf

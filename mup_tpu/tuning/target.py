@@ -23,16 +23,16 @@ class Target:
     to: tuple[str, ...] = ()
     """Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8."""
     top: int = 1
-    """Number of best trials to transfer; above 1, a sweep's rows are taken as a search's are."""
+    """Number of best trials to transfer; above 1, a sweep is read as a search."""
     num_seeds: int = 1
-    """Seeds of each."""
+    """Seeds of each trial."""
     steps: int | None = None
     """Steps at the target in place of the search's."""
     batch_size: int | None = None
     """Batch size at the target in place of the search's."""
     parametrizations: tuple[str, ...] | None = None
-    """Rules at the target. By default mup, and for a search sp too, with the same hyperparameters; a sweep's
-    only rule where it has one."""
+    """Rules at the target. By default the only rule of a sweep, else mup, and for a search sp too, with the
+    same hyperparameters."""
     compare: tuple[str, ...] = ()
     """Further rules to train: from a sweep at their own predicted optimum, from a search with the same
     hyperparameters."""

@@ -1,4 +1,4 @@
-"""Plans: which proxies to run, for a budget, to know a target's learning rate, and what that will tell.
+"""Plans: the proxies to run, for a budget, to know a target's learning rate, and the expected regret.
 
 Of all proxies and seeds that the budget allows (`proxies.py`), the plan takes those of the least expected
 regret plus price; a run's price is the loss that its share of the target's compute is worth.
@@ -40,7 +40,7 @@ def plan(
     table: RunTable | pd.DataFrame | str | Path | None = None,
     flops_per_second: float | None = None,
 ) -> Plan:
-    """What to run, for a budget, to know a target's learning rate.
+    """Plan the runs, for a budget, that tell a target's learning rate.
 
     Examples:
         >>> found = plan("width=2048", "1e17")
@@ -49,9 +49,9 @@ def plan(
 
     Args:
         target: fields at the target: width=4096, depth=32, batch_size=256, steps=10000 or tokens=26e9.
-        budget: FLOP (1e20), or a time (200h) where the machine's speed is given.
-        base: the model and its training: a trial, or a sweep whose rules, if it names them, are planned for.
-        table: runs of one's own, as for `analyze`, whose drift, scatter, valleys and optimum are taken.
+        budget: FLOP (1e20), or a time (200h) if flops_per_second is given.
+        base: the model and its training: a trial, or a sweep, whose rules are planned for if it names any.
+        table: runs of one's own, as for `analyze`; their drift, scatter, valleys and optimum replace priors.
         flops_per_second: FLOP a second that training reaches, all devices together.
 
     Raises:
@@ -146,7 +146,7 @@ def _flops(budget: str | float, flops_per_second: float | None) -> float:
 
 
 def _rules(sweep: Sweep, fields: Mapping[str, int]) -> tuple[str, ...]:
-    """Rules to choose from: the sweep's own, else μP, and CompleteP where depth grows."""
+    """Rules to choose from: the sweep's own; without any, μP, and CompleteP too if depth grows."""
     if sweep.parametrizations:
         return sweep.parametrizations
     if sweep.compare is not None and sweep.compare.field == "parametrization":
@@ -223,7 +223,7 @@ def _planned(
 
 
 def _in_sp(found: Candidate, column: str) -> dict[str, float]:
-    """Expected regret of the same runs in SP, where it has priors of its own."""
+    """Expected regret of the same runs in SP, if SP has priors of its own; else empty."""
     sp = Assumed.usual(column, "sp")
     if found.ray.rule == "sp" or sp.priors == found.ray.assumed.priors:
         return {}

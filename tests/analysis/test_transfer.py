@@ -11,7 +11,7 @@ from mup_tpu.analysis.drift import Drift, collapse_exponent, fit_drift, wider_is
 from mup_tpu.analysis.loss_curve import loss_curve
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.regret import Regret
-from mup_tpu.analysis.verdict import Look, decide
+from mup_tpu.analysis.verdict import decide
 from mup_tpu.errors import TableError
 from mup_tpu.report import details, optima_table
 
@@ -159,14 +159,14 @@ def decision(alpha, reach, look=None, to_come=0, **regret):
 
 def test_a_sequence_of_looks_asks_for_more_than_one_look():
     assert decision(0.02, 0.16)[0] == "TRANSFERS"
-    assert decision(0.02, 0.14, Look(2))[0] == "TRANSFERS"
-    assert decision(0.02, 0.14, Look(2), high_99=0.011)[0] == "INCONCLUSIVE", "a 99 % bound on the regret"
+    assert decision(0.02, 0.14, 2)[0] == "TRANSFERS"
+    assert decision(0.02, 0.14, 2, high_99=0.011)[0] == "INCONCLUSIVE", "a 99 % bound on the regret"
     drifts = {"value": 0.03, "low": 0.012, "low_99": 0.009, "high": 0.05}
     assert decision(-0.4, 0.1, **drifts)[0] == "DRIFTS"
-    assert decision(-0.4, 0.1, Look(3), **drifts)[0] == "INCONCLUSIVE", "a 99 % bound on the regret"
-    assert decision(-0.4, 0.1, Look(3), **drifts | {"low_99": 0.011})[0] == "DRIFTS"
-    assert decision(-0.4, 0.1, Look(1), **drifts | {"status": "outside the grid"})[0] == "DRIFTS"
-    assert "mup: TRANSFERS (look 2 of at most 8): lr* ∝ width^0.02" in decision(0.02, 0.14, Look(2))[1]
+    assert decision(-0.4, 0.1, 3, **drifts)[0] == "INCONCLUSIVE", "a 99 % bound on the regret"
+    assert decision(-0.4, 0.1, 3, **drifts | {"low_99": 0.011})[0] == "DRIFTS"
+    assert decision(-0.4, 0.1, 1, **drifts | {"status": "outside the grid"})[0] == "DRIFTS"
+    assert "mup: TRANSFERS (look 2 of at most 8): lr* ∝ width^0.02" in decision(0.02, 0.14, 2)[1]
 
 
 def test_an_optimum_that_follows_no_power_drifts_where_its_regret_is_twice_what_matters():
@@ -177,8 +177,8 @@ def test_an_optimum_that_follows_no_power_drifts_where_its_regret_is_twice_what_
         "lr* ∝ width^-0.20 (95 % -0.60 to 0.20), which is no power law; the optimum of 64 costs" in sentence
     )
     assert decision(-0.2, 0.4, **drifts | {"low": 0.019})[0] == "INCONCLUSIVE"
-    assert decision(-0.2, 0.4, Look(3), **drifts)[0] == "INCONCLUSIVE", "a look of a sequence asks for more"
-    assert decision(-0.2, 0.4, Look(3), **drifts | {"low_99": 0.021})[0] == "DRIFTS"
+    assert decision(-0.2, 0.4, 3, **drifts)[0] == "INCONCLUSIVE", "a look of a sequence asks for more"
+    assert decision(-0.2, 0.4, 3, **drifts | {"low_99": 0.021})[0] == "DRIFTS"
     assert "no power" not in decision(-0.4, 0.1, **drifts)[1]
 
 
@@ -201,8 +201,8 @@ def test_an_optimum_that_moves_once_and_then_stays_drifts():
 
 
 def test_while_wider_ones_are_planned_only_drift_may_end_a_sequence():
-    assert decision(0.02, 0.1, Look(1), to_come=1)[0] == "INCONCLUSIVE"
-    assert decision(-0.4, 0.1, Look(1), to_come=1, value=0.05, low_99=0.03, high=0.08)[0] == "DRIFTS"
+    assert decision(0.02, 0.1, 1, to_come=1)[0] == "INCONCLUSIVE"
+    assert decision(-0.4, 0.1, 1, to_come=1, value=0.05, low_99=0.03, high=0.08)[0] == "DRIFTS"
 
 
 def test_runs_that_blow_up_beyond_every_optimum_do_not_hide_that_it_transfers():

@@ -210,7 +210,7 @@ def test_a_shard_that_is_not_what_its_index_says_is_refused(name, files):
 def test_a_shard_that_is_not_what_its_index_says_is_one_sentence(files, folder):
     put_shard(folder, SHARDS["one sample fewer"](files))
     with pytest.raises(
-        DataError, match=r"train-000000\.tar is not what its index says: it holds 393 samples"
+        DataError, match=r"train-000000\.tar does not match its index: it holds 393 samples"
     ) as caught:
         read_first(folder)
     assert "\n" not in str(caught.value)
@@ -242,7 +242,7 @@ def test_a_small_shard_that_unpacks_to_gigabytes_is_never_unpacked(what, folder)
     ended = subprocess.run(
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60
     )
-    assert "DataError: shard" in ended.stderr and "is not what its index says" in ended.stderr, ended.stderr
+    assert "DataError: shard" in ended.stderr and "does not match its index" in ended.stderr, ended.stderr
 
 
 def in_train(**values):

@@ -326,7 +326,7 @@ def test_a_pack_whose_worker_is_killed_for_memory_goes_on_in_halves(pool, killed
     halves = [Scripted("a1"), Scripted("a2")]
     pack = Scripted("a", (1, killed), parts=halves, members=5)
     last, started = ends(run_jobs([pack, Scripted("b")], pool, LIMIT))
-    assert last["a"] == Split(halves, "its process died, as where memory is short") and pack.fits == [2]
+    assert last["a"] == Split(halves, "its process died, as when memory is short") and pack.fits == [2]
     assert {name: last[name] for name in ("a1", "a2", "b")} == {
         name: Finished(f"{name}'s result") for name in ("a1", "a2", "b")
     }

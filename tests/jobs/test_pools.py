@@ -304,5 +304,5 @@ def test_a_worker_that_linux_kills_for_memory_has_smaller_packs_the_next_time(li
     """Under a real limit of 500 MB, jobs of 600, 300 and 300."""
     done = subprocess.run([sys.executable, "-c", HUNGRY, limited_group(500)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    killed = "its process died (exit code -9), as where memory is short"
+    killed = "its process died (exit code -9), as when memory is short"
     assert done.stdout.splitlines() == [killed, "ab", "cd"]

@@ -63,9 +63,7 @@ def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):
     study.tell(one, 2.5)
     with pytest.raises(StoreError, match=f"trial {one.id} has a loss already, 2.5: a loss is told once"):
         study.tell(one, 2.6)
-    with pytest.raises(
-        StoreError, match=f"trial 'nobody' is not one that .* asked for; it waits for {two.id}"
-    ):
+    with pytest.raises(StoreError, match=f"trial 'nobody' was not given by .*; it waits for {two.id}"):
         study.tell("nobody", 2.6)
     with pytest.raises(ConfigError, match="loss '2.31' is str, not a number"):
         study.tell(two, "2.31")
@@ -163,7 +161,7 @@ def test_ask_and_tell_on_the_command_line(toml, capsys):
     for words, sentence in (
         ((trials[0]["id"], "2.31"), "has a loss already"),
         ((trials[1]["id"], "good"), "loss 'good' is not a number"),
-        (("0", "1"), "is not one that"),
+        (("0", "1"), "was not given by"),
     ):
         assert command("tell", "results/cli", *words) == 2
         error = capsys.readouterr().err
@@ -171,7 +169,7 @@ def test_ask_and_tell_on_the_command_line(toml, capsys):
     assert command("where", "results/cli") == command("ask", "results/cli", "--where", "width>=256") == 0
     shown = capsys.readouterr()
     assert "asks about all rows" in shown.out and "asks about width from 256 on" in shown.out
-    assert "now set by `mup-tpu where`" in shown.err
+    assert "`mup-tpu where` now sets" in shown.err
 
 
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):

@@ -53,7 +53,7 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
 
 
 def _column(table: pd.DataFrame, loss: str, endings: str) -> str | None:
-    """Column whose name is one of these, alone or behind the loss's."""
+    """Column with one of some names, alone or after the loss's name."""
     names = {plain_name(name): str(name) for name in table}
     stems = ("", f"{plain_name(loss)}_", "loss_", "val_loss_")
     return next(

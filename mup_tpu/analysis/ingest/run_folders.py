@@ -143,7 +143,7 @@ def _trainer(file: Path) -> pd.DataFrame:
 
 
 def _training_log(file: Path) -> pd.DataFrame:
-    """A log of training, a line a step; held-out losses are taken where there are some."""
+    """Rows of a log of training, a line a step; held-out losses if it has any."""
     rows = []
     for line in file.read_text(errors="replace").splitlines():
         if match := next((m for pattern in _LINES if (m := pattern.match(line.strip()))), None):
@@ -175,10 +175,10 @@ _FOLDERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "log.txt": _training_log,
     "*.json": _dump,
 }
-"""Files of runs in a folder, each with its reader; the first that is there is taken."""
+"""Files of runs and their readers; a folder's first one is read."""
 FILES = ", ".join(_FOLDERS)
 _STRUCTURED = ("result.json", "progress.csv", "metrics.csv", "trainer_state.json")
-"""Those that are nothing else."""
+"""Names of files that only runs have."""
 
 
 def _reader_of_file(file: Path) -> Callable[[Path], pd.DataFrame] | None:

@@ -1,4 +1,4 @@
-"""Anybody's table as a run table: shape, columns, states and numbers are told from what it holds."""
+"""Anybody's table as a run table: its content tells shape, columns, states and numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_table(
 
 
 def _planned(table: RunTable) -> RunTable:
-    """The table with the scales of the sequence that its numbered purchases tell of, if there are any."""
+    """Table with the planned scales of its sequence, if its purchases are numbered."""
     purchases = table.runs.loc[table.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases:
         return table

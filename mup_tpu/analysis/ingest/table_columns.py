@@ -159,7 +159,7 @@ def _called(part: str, column: str) -> str:
 
 
 def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
-    """Column of the first scale that varies, or else of the first that is there."""
+    """Column of the first scale that varies; if none varies, of the first in the table."""
     first = None
     for what in _SCALES:
         column = _find(table, "scale", what, notes)
@@ -216,7 +216,7 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
 def _from_log(
     table: pd.DataFrame, found: dict[str, Any], notes: list[str]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table with a column lr, from the logarithm of the learning rate where only that is there."""
+    """Table with a column lr, made from the logarithm of the learning rate if only the logarithm is given."""
     logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
     if len(logs) != 1 or "lr" in table:
         return table, found

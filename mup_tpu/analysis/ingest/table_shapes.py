@@ -50,7 +50,7 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[s
 
 
 def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str]] | None:
-    """Axis whose values are headings, and the number in each; None where there is none."""
+    """Axis with its values in the headings, and the number of each heading; None if there is no such axis."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for name in map(str, table):
         if match := _HEADING.fullmatch(name.strip()):
@@ -69,8 +69,8 @@ def _headings(table: pd.DataFrame, columns: Columns) -> tuple[str, dict[str, str
         if len(missing) == 1:
             return missing.pop(), values
         raise TableError(
-            f"table has a column for each of {list_of(values)}, but none says what they and the rows are: "
-            f"name the column of the rows {columns.scale} or {columns.hyperparameter}"
+            f"table has a column for each of {list_of(values)}, but no heading names these values or the "
+            f"rows: name the column of the rows {columns.scale} or {columns.hyperparameter}"
         )
     return None
 
@@ -89,7 +89,7 @@ def _numbers(texts: list[str], name: str) -> np.ndarray:
 
 
 def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
-    """Rows by run and step from columns of curves (`NAME - val/loss`); None where there are none."""
+    """Rows by run and step from columns of curves (`NAME - val/loss`); None without such columns."""
     matches = {
         name: match
         for name in table

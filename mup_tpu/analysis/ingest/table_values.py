@@ -79,7 +79,7 @@ def _state(value: object) -> str:
 
 
 def numbers(column: pd.Series, name: str, hint: str = "") -> pd.Series:
-    """A column as floats, nan where it is empty; decimal commas are read where the whole column has them.
+    """A column as floats, nan if it is empty; decimal commas are read where the whole column has them.
 
     Args:
         column: values, as numbers or text.

@@ -171,10 +171,10 @@ class Panel:
         )
 
     def done(self, source: ColumnDataSource | None = None, x: str = "x") -> None:
-        """Add the renderer of all points with tooltips, so that one tooltip tells of all under the pointer.
+        """Add one renderer of all points with tooltips, so that one tooltip has all points under the pointer.
 
         A click chooses them, and the page keeps their texts. `source` has columns `x`, y, curve (the name of
-        an entry) and about (HTML); by default what was told.
+        an entry) and about (HTML); by default all points that were added.
         """
         source = source or ColumnDataSource({name: np.asarray(v) for name, v in self._found.items()})
         shown = BooleanFilter(booleans=[True] * len(source.data["curve"]))

@@ -56,7 +56,7 @@ def test_an_empty_cell_is_no_run_and_inf_a_diverged_one():
 def test_headings_that_nothing_explains_are_refused():
     wide = BY_WIDTH.rename(columns=str).rename_axis("x").reset_index()
     with pytest.raises(
-        TableError, match="column for each of 64, 128, but none says what they and the rows are"
+        TableError, match="column for each of 64, 128, but no heading names these values or the rows"
     ):
         check_table(wide)
     with pytest.raises(TableError, match="no column 'loss'"):  # metrics, no axis
