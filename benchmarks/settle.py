@@ -3,13 +3,13 @@
     python benchmarks/settle.py --out benchmarks/settle.csv
     python benchmarks/settle.py --replay results/lr_transfer results/nanogpt_mup
 
-Simulated sweeps of widths 64 to 512 in 20 cells, from plain transfer over the boundary to SP's drift; a run
+Simulated sweeps of widths 64 to 512 in 21 cells, from plain transfer over the boundary to SP's drift; a run
 costs width². What is right is told by each sweep's own optima. The sequence starts at the narrowest width
 with eight learning rates an octave apart and three seeds each, and buys what `mup_tpu.analysis.design` says,
 batch after batch, for at most 8 looks of which each could end it. The fixed grids are centred on each
 width's true optimum, within half an octave, which nobody can do, and are looked at once. A replay draws from
-the rows of a stored sweep instead, seeds in random order, and says at which share of that sweep's cost the
-verdict was settled.
+the rows of a stored sweep instead, its seeds in random order, and says at which share of that sweep's cost
+the verdict was settled.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Kind:
     curvature: float = 0.08
     """Second derivative at the optimum, nat per squared octave."""
     sigma: float = 0.01
+    shared: float = 0.0
+    """Scatter of what all runs of a width and seed share, nat."""
     tau: float = 0.0
     """Scatter of the optima about the power law, octaves."""
     saturates: bool = False
@@ -84,6 +86,7 @@ KINDS = (
     Kind("late mover", late=2.6),
     Kind("late mover", late=3.5),
     Kind("divergence beside", diverges=True),
+    Kind("quickstart", -0.08, curvature=0.022, sigma=0.0035, shared=0.006),
 )
 
 
@@ -97,6 +100,7 @@ class Sweep:
         scatter = kind.tau * generator.standard_normal(len(WIDTHS)) if kind.tau else np.zeros(len(WIDTHS))
         self.scatter = dict(zip(WIDTHS, scatter, strict=True))
         self.edge = float(generator.uniform(0.2, 1.0)) if kind.diverges else math.inf
+        self.shared: dict[tuple[float, int], float] = {}
         self.rows: list[dict[str, Any]] = []
         self.cost = 0.0
 
@@ -133,6 +137,9 @@ class Sweep:
         known = sum(1 for row in self.rows if row["width"] == width and row["lr"] == 2.0**x)
         for seed in range(known, known + seeds):
             noise = self.kind.sigma * self.generator.standard_normal()
+            if self.kind.shared:
+                effect = self.kind.shared * self.generator.standard_normal()
+                noise += self.shared.setdefault((width, seed), effect)
             loss = 2.5 - 0.05 * np.log2(width / 64) + rise + noise
             row = {"width": width, "lr": 2.0**x, "seed": seed, "loss": loss, "purchase": purchase}
             self.rows.append(row)
@@ -143,7 +150,9 @@ class Pool:
     """A stored sweep that answers with its own rows, and its bill in their measured seconds."""
 
     def __init__(self, runs: pd.DataFrame, generator: np.random.Generator) -> None:
-        self.left = runs.sample(frac=1, random_state=generator)
+        seeds = runs["seed"].unique()
+        order = dict(zip(seeds, generator.permutation(len(seeds)), strict=True))
+        self.left = runs.sort_values("seed", key=lambda column: column.map(order))
         self.rows: list[dict[str, Any]] = []
         self.total, self.cost = float(runs["cost"].sum()), 0.0
 

@@ -28,6 +28,8 @@ _LEAST_SPAN = 3.0
 """Octaves that a given grid must span for a sequence to start inside it; else it is but a guess."""
 _PATIENCE = 3
 """Looks before an expected cost may end a sequence: before, too little is known to expect one."""
+_HOPELESS = 10.0
+"""Times the rest of a budget that a verdict must be expected to cost for a sequence to end before it."""
 _WIDEST = 14.0
 """Octaves that a grid may span and still hold no optimum."""
 _MOST_PURCHASES = 25
@@ -175,8 +177,8 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         look: the last look.
         batch: the next batch.
         question: limits and planned scales.
-        left: rest of the budget, in the unit of the batch's costs. Without one a sequence goes on to its last
-            look: what seems out of reach is found all the same often enough (benchmarks/settle.py).
+        left: rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
+            found all the same often enough (benchmarks/settle.py): then a sequence goes on.
     """
     columns = question.columns
     if look.number >= MOST_LOOKS:
@@ -188,14 +190,9 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         if not e.optimum.is_bracketed and span >= _WIDEST:
             at = f"{label(columns.scale)} {write_scale(columns.scale, e.optimum.scale)}"
             return f"the grid at {at} spans {span:.0f} octaves and holds no optimum"
-    if look.number >= _PATIENCE and batch.to_verdict > left:
-        known = known_of(look.evidence)
-        if math.isfinite(batch.to_verdict):
-            cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
-            return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
-        if Distance.of(look.evidence, question).is_held_by_scatter(known):
-            return _scatter_reason(look.evidence, question, settles=True)
-        return "how much more a verdict costs cannot be told yet; without a budget it goes on"
+    if look.number >= _PATIENCE and _HOPELESS * left < batch.to_verdict < math.inf:
+        cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
+        return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
     return ""
 
 

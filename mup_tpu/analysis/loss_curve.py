@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.sparse.linalg import LinearOperator, cg
+import scipy
+
+_STABLE = 0.3
+"""Rise over the best, nat, up to which cells tell the effects of seeds."""
+_MOST_CELLS = 2000
+"""Cells beyond which no effects are taken out: their covariance is a matrix of all of them."""
+_CLIPPED = 2.5
+"""Usual deviations of a run from its cell and seed, beyond which it counts less for its seed's effect."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +35,13 @@ class LossCurve:
     error_G: np.ndarray
     """Standard error of each mean where the table gives one, else nan."""
     squares_G: np.ndarray
-    """Sum of squared deviations of each point's finite runs from their mean."""
+    """Sum of squared deviations of each point's finite runs from their mean, effects of seeds aside."""
     df_G: np.ndarray
-    """Degrees of freedom of those squares: finite runs less one."""
+    """Degrees of freedom of those squares: finite runs less one, less the seeds' share."""
+    weight_G: np.ndarray
+    """Runs that count of each point beside the others: fewer where its seeds are not theirs."""
+    effect_S: np.ndarray
+    """Effect of each seed on all losses, nat."""
 
     @property
     def step(self) -> float:
@@ -46,10 +57,11 @@ class LossCurve:
 def loss_curve(runs: pd.DataFrame) -> LossCurve:
     """The curve of one scale (and parametrization) from checked runs.
 
-    A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Where
-    cells have unequal seeds, an effect of each seed is taken out first, so that none is better for its seeds.
+    A cell counts as lost if at least half its runs are; else its mean is over the finite ones. Runs of one
+    seed share initial weights and data, and so an effect on the loss that moves no optimum: it is taken out.
     """
-    runs = runs.assign(loss=runs["loss"] - _seed_effects(runs))
+    effect_S, seed_N, share_G, left = _seed_effects(runs)
+    runs = runs.assign(loss=runs["loss"] - effect_S[seed_N])
     x, mean, count, diverged, stopped, error, squares, df = [], [], [], [], [], [], [], []
     for value, cell in runs.groupby("x"):
         losses = cell["loss"].to_numpy()
@@ -63,7 +75,7 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
         diverged.append(lost - stopped[-1])
         error.append(float(cell["loss_error"].mean()) / np.sqrt(len(cell)))
         squares.append(float(((finite - finite.mean()) ** 2).sum()) if alive else 0.0)
-        df.append(len(finite) - 1 if alive else 0)
+        df.append(left * (len(finite) - 1) if alive else 0.0)
     return LossCurve(
         scale=float(runs["scale"].iloc[0]),
         x_G=np.array(x, float),
@@ -74,44 +86,70 @@ def loss_curve(runs: pd.DataFrame) -> LossCurve:
         error_G=np.array(error),
         squares_G=np.array(squares),
         df_G=np.array(df),
+        weight_G=np.maximum(count, 1) * share_G,
+        effect_S=effect_S,
     )
 
 
-def _seed_effects(runs: pd.DataFrame) -> np.ndarray:
-    """Each run's seed effect, nat: 0 where cells have equal seeds, for means then compare like with like.
+def _seed_effects(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Effects of the seeds of one scale, from the cells near the best, where training is stable.
 
-    Loss = cell + seed + noise by ridge regression with a penalty of 1 on the seeds, which is the mixed model
-    of a seed variance equal to the noise's; over the cells within 0.3 nat of the best, where training is
-    stable.
+    Runs far from their cell and seed count less (Huber's weights): one that nearly diverged is no sign of a
+    bad seed.
+
+    Returns:
+        The effect of each seed, nat; each run's seed; the share of each cell's runs that counts beside other
+        cells; the share of the degrees of freedom within cells that the seeds leave.
     """
-    losses = runs["loss"].to_numpy()
-    finite = np.isfinite(losses)
-    cells, seeds = runs["x"].to_numpy(), runs["seed"].to_numpy()
-    counts = runs[finite].groupby("x")["seed"].count()
-    if counts.nunique() < 2 or len(np.unique(seeds[finite])) < 2:
-        return np.zeros(len(runs))
+    losses, finite = runs["loss"].to_numpy(), np.isfinite(runs["loss"].to_numpy())
+    seed_N, names = pd.factorize(runs["seed"].to_numpy())
+    values, number_N = np.unique(runs["x"].to_numpy(), return_inverse=True)
     means = runs[finite].groupby("x")["loss"].mean()
-    used = finite & np.isin(cells, means.index[means <= means.min() + 0.3])
-    level, _ = pd.factorize(seeds)
-    cell, _ = pd.factorize(cells[used])
-    effects = _ridge_effects(losses[used], cell, level[used], level.max() + 1)
-    return np.where(finite, effects[level], 0.0)
+    stable_G = np.isin(values, means.index[means <= means.min() + _STABLE])
+    used = finite & stable_G[number_N]
+    y_N, cell_N, own_N = losses[used], (np.cumsum(stable_G) - 1)[number_N[used]], seed_N[used]
+    share_G, cells = np.ones(len(values)), int(stable_G.sum())
+    if len(names) < 2 or len(y_N) == cells or cells > _MOST_CELLS:
+        return np.zeros(len(names)), seed_N, share_G, 1.0
+    weight_N = np.ones(len(y_N))
+    effect_S, share_G[stable_G], left = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
+    for _ in range(5):
+        left_N = _centred(y_N - effect_S[own_N], cell_N, weight_N)
+        usual = 1.48 * float(np.median(np.abs(left_N)))
+        weight_N = 1 / np.maximum(1.0, np.abs(left_N) / max(_CLIPPED * usual, 1e-12))
+        effect_S, *_ = _ridge_effects(y_N, cell_N, own_N, len(names), weight_N)
+    return effect_S, seed_N, share_G, left
 
 
-def _ridge_effects(y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int) -> np.ndarray:
+def _centred(y_N: np.ndarray, cell_N: np.ndarray, weight_N: np.ndarray) -> np.ndarray:
+    """Values less their cell's weighted mean."""
+    return y_N - (np.bincount(cell_N, weight_N * y_N) / np.bincount(cell_N, weight_N))[cell_N]
+
+
+def _ridge_effects(
+    y_N: np.ndarray, cell_N: np.ndarray, seed_N: np.ndarray, seeds: int, weight_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Seed effects of loss = cell + seed + noise with a penalty of 1 on the seeds, nat; one a seed.
 
-    Cells are eliminated (their means are taken out), which leaves (Zᵀ M Z + I) s = Zᵀ M y. Conjugate
-    gradients solve it in memory and time of the rows, where a design matrix of a million seeds is 73 GiB: its
-    eigenvalues lie between 1 and 1 + the runs of a seed.
+    That is the mixed model of a seed variance equal to the noise's. Cells are eliminated, which leaves
+    (D − L Lᵀ + 1) s = v, D the weight of each seed; Woodbury's identity solves it with matrices of
+    cells × cells, however many seeds there are.
+
+    Returns:
+        The effects; the share of each cell's runs that counts beside the other cells, 1 where all have the
+        same seeds; the share of the squares within cells that the effects leave.
     """
-    count = np.bincount(cell_N)
-
-    def centred(v_N: np.ndarray) -> np.ndarray:
-        return v_N - (np.bincount(cell_N, v_N) / count)[cell_N]
-
-    def normal(s_S: np.ndarray) -> np.ndarray:
-        return np.bincount(seed_N, centred(s_S[seed_N]), seeds) + s_S
-
-    operator = LinearOperator((seeds, seeds), matvec=normal, dtype=float)
-    return cg(operator, np.bincount(seed_N, centred(y_N), seeds), rtol=1e-13)[0]
+    total_C = np.bincount(cell_N, weight_N)
+    inverse_S = 1 / (1 + np.bincount(seed_N, weight_N, seeds))
+    joint_SC = scipy.sparse.csr_array((weight_N, (seed_N, cell_N)), (seeds, len(total_C))) / np.sqrt(total_C)
+    shrunk_SC = joint_SC.multiply(inverse_S[:, None]).tocsr()
+    inner_CC = np.linalg.inv(np.eye(len(total_C)) - (joint_SC.T @ shrunk_SC).toarray())
+    v_S = inverse_S * np.bincount(seed_N, weight_N * _centred(y_N, cell_N, weight_N), seeds)
+    effect_S = v_S + shrunk_SC @ (inner_CC @ (joint_SC.T @ v_S))
+    covariance_CC = inner_CC / np.sqrt(np.outer(total_C, total_C))
+    own_C = np.diag(covariance_CC)
+    common_C = (covariance_CC.sum(axis=1) - own_C) / max(len(total_C) - 1, 1)
+    share_C = np.minimum(1 / ((own_C - common_C) * np.bincount(cell_N)), 1.0)
+    shrinkage = float(inverse_S.sum() + ((shrunk_SC.T @ shrunk_SC).toarray() * inner_CC).sum())
+    within = len(y_N) - len(total_C)
+    return effect_S, share_C, (within - seeds + shrinkage) / within

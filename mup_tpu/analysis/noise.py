@@ -21,6 +21,8 @@ _USUAL_NOISE, _USUAL_DF = 0.008, 2
 """Standard deviation of a run before the table tells it, nat, and its degrees of freedom: its median over
 stored sweeps is 0.008, the standard deviation of its logarithm 0.6."""
 _PRIOR_DF = 4
+_CLIP = 0.8
+"""Quantile of a point's squares to which they are held."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Noise:
     """Scatter of a single run's loss near the optimum, pooled over curves."""
 
     sigma: float
-    """Standard deviation of one run, nat per token."""
+    """Standard deviation of one run beside others of its seed, nat per token."""
     df: int
     source: str
     """"seeds", "given errors", or "lack of fit" (no replicates: the fits' residuals stand in)."""
@@ -52,7 +54,7 @@ class Noise:
         if self.source == "given errors":
             return np.where(np.isfinite(curve.error_G), curve.error_G, self.sigma)
         variance_G = (_PRIOR_DF * self.sigma**2 + curve.squares_G) / (_PRIOR_DF + curve.df_G)
-        return np.sqrt(variance_G / np.maximum(curve.count_G, 1))
+        return np.sqrt(variance_G / curve.weight_G)
 
 
 def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
@@ -65,15 +67,29 @@ def pooled_noise(curves: list[LossCurve], rounding: float = 0.0) -> Noise:
     floor = rounding / np.sqrt(12)
     df_C = np.concatenate([c.df_G[c.near_G] for c in curves])
     squares_C = np.concatenate([c.squares_G[c.near_G] for c in curves])
+    others_C = np.concatenate([c.count_G[c.near_G] for c in curves]) - 1
     known = df_C > 0
     if known.any():
-        # The median: one unstable point must not widen all others' intervals.
-        sigma = float(np.sqrt(np.median(squares_C[known] / scipy.stats.chi2.median(df_C[known]))))
-        return _with_usual(sigma, int(df_C.sum()), "seeds", floor)
+        scaled_C = squares_C[known] * others_C[known] / df_C[known]
+        sigma = math.sqrt(_clipped_variance(scaled_C, others_C[known]))
+        return _with_usual(sigma, max(round(df_C.sum()), 1), "seeds", floor)
     if any(np.isfinite(c.error_G).any() for c in curves):
         return Noise(float(np.nanmean(np.concatenate([c.error_G for c in curves]))), 10**6, "given errors")
     sigma, left = _lack_of_fit(curves)
     return _with_usual(sigma, left, "lack of fit", floor)
+
+
+def _clipped_variance(squares_C: np.ndarray, df_C: np.ndarray) -> float:
+    """Variance from points' sums of squares, each held to a quantile of what it may be.
+
+    One unstable point must not widen all others' intervals, and a median would waste most of what they tell.
+    """
+    most_C = scipy.stats.chi2.ppf(_CLIP, df_C)
+    expected_C = df_C * scipy.stats.chi2.cdf(most_C, df_C + 2) + most_C * (1 - _CLIP)
+    variance = float(np.median(squares_C / scipy.stats.chi2.median(df_C)))
+    for _ in range(30):
+        variance = float(np.minimum(squares_C, variance * most_C).sum() / expected_C.sum())
+    return variance
 
 
 def _with_usual(sigma: float, df: int, source: str, floor: float) -> Noise:

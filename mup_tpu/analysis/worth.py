@@ -134,10 +134,10 @@ def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) 
     if len(known) < NEEDED:
         return Worth(share=share, why_not=f"{len(known)} known optima, and {NEEDED} are needed")
     scales = np.array([e.optimum.scale for e in known])
-    losses, loss_errors = np.array([e.optimum.loss for e in known]), [_loss_error(e) for e in known]
+    losses, loss_errors = np.array([e.optimum.loss for e in known]), _loss_errors(known)
     if np.polyfit(np.log(scales), losses, 1)[0] >= 0:
         return Worth(share=share, why_not="the loss at the optima does not fall as the scale grows")
-    irreducible, loss_exponent = approach(scales, losses, np.array(loss_errors), floor=0.0)
+    irreducible, loss_exponent = approach(scales, losses, loss_errors, floor=0.0)
     optima, errors = np.array([e.optimum.x for e in known]), np.array([e.optimum.se for e in known])
     _, optimum_exponent = approach(scales, optima, np.hypot(errors, _SCATTER))
     kappa = loss_exponent.plus(_curvature_exponent(known, noise))
@@ -212,10 +212,12 @@ def _profile(
     return limit_P, error_P, (weight_S * left_PS**2).sum(axis=1) + below_P**2
 
 
-def _loss_error(estimate: Estimate) -> float:
-    """Standard error of the loss at an optimum, nat."""
-    loss_R = estimate.draws.loss_R
-    return float(loss_R[np.isfinite(loss_R)].std())
+def _loss_errors(known: Sequence[Estimate]) -> np.ndarray:
+    """Standard errors of the losses at the optima, nat: of the fits, and of what runs of a seed share."""
+    effects = [e.curve.effect_S for e in known if len(e.curve.effect_S) > 1]
+    shared = math.sqrt(np.mean([effect_S.var(ddof=1) for effect_S in effects])) if effects else 0.0
+    fitted = [e.draws.loss_R[np.isfinite(e.draws.loss_R)].std() for e in known]
+    return np.hypot(fitted, [shared / math.sqrt(len(e.curve.effect_S)) for e in known])
 
 
 def _curvature_exponent(known: Sequence[Estimate], noise: Noise) -> Interval:

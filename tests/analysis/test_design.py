@@ -133,7 +133,7 @@ def a_regret_read_beside_one_run():
         wide = {x / 2: range(seeds) for x in range(-15, -6)}
         if width == 512:
             wide |= {x: range(1) for x in (-6.5, -5.5, -4.5)}
-        rows += rows_at(width, vertex, wide, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)
+        rows += rows_at(width, vertex, wide, 0.0065, generator, curvature=0.035, cost=lambda w: w / 64)
     frame = pd.DataFrame(rows)
     one = (frame["width"] == 512) & (frame["lr"] == 2.0**-5.5)
     frame.loc[one, "loss"] = 2.5 + 0.035 * 0.23**2 + 0.008
@@ -146,12 +146,12 @@ def test_seeds_beside_the_largest_scale_s_optimum_settle_a_regret():
     result = analyze(check_table(frame), delta=0.3).results[0]
     assert result.headline_regret.high > 0.01 > result.headline_regret.value
     generator = np.random.default_rng(1)
-    for _ in range(4):
+    for _ in range(6):
         assert result.verdict.decision == "INCONCLUSIVE"
         batch = result.next_batch
         assert "the regret's interval is too wide: seeds beside the optimum at width 512" in batch.reason
         assert {c.scale for c in batch.cells} == {512}
-        assert batch.cost <= batch.to_verdict < np.inf
+        assert batch.cost <= batch.to_verdict * (1 + 1e-9) < np.inf
         for cell in batch.cells:
             seeds = {cell.x: range(cell.seeds - cell.runs, cell.seeds)}
             rows = rows_at(cell.scale, -5.27, seeds, 0.006, generator, curvature=0.035, cost=lambda w: w / 64)

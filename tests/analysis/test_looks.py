@@ -1,17 +1,19 @@
 """Looks are counted from the rows: of sequences on a machine whose optima are known."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.looks import Question, take_look, take_looks
 from mup_tpu.analysis.verdict import MOST_LOOKS
 
+ROOT = Path(__file__).parents[2]
 WIDTHS = (64.0, 128.0, 256.0, 512.0)
 
 
@@ -90,12 +92,11 @@ def test_a_budget_ends_what_is_not_worth_its_cost():
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
     late = replace(taken[-1], number=3, decision="INCONCLUSIVE")
     batch = replace(next_batch("all", late.evidence, run_cost(table), question), to_verdict=500.0)
-    assert why_stop(late, batch, question) == "" == why_stop(late, batch, question, left=501.0)
-    assert "a verdict is expected to cost 500 runs of width 64 more" in why_stop(late, batch, question, 499.0)
+    assert why_stop(late, batch, question) == "" == why_stop(late, batch, question, left=51.0)
+    assert "a verdict is expected to cost 500 runs of width 64 more" in why_stop(late, batch, question, 49.0)
     out_of_reach = replace(batch, to_verdict=np.inf)
     assert why_stop(late, out_of_reach, question) == "", "without a budget it goes on to the last look"
-    assert why_stop(late, out_of_reach, question, left=1e9)
-    assert why_stop(replace(late, number=1), out_of_reach, question, left=1e9) == "", "too early to tell"
+    assert why_stop(late, out_of_reach, question, left=1e9) == "", "with one, until it ends"
 
 
 def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
@@ -125,3 +126,30 @@ def test_a_start_is_eight_values_an_octave_apart_in_the_middle_of_what_was_asked
     assert abs(np.mean(xs) - middle) <= 1.0
     assert {cell.runs for cell in batch.cells} == {3}
     assert set(xs) == set(expected) or abs(min(xs) - min(expected)) <= 1
+
+
+@pytest.mark.parametrize("folder", ["quickstart", "quickstart_again"])
+def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
+    """Stored rows answer; a sequence of μP ended open after three looks and half of its five minutes."""
+    table = load_table(ROOT / "results" / folder)
+    left = table.runs[table.runs["compared"] == "mup"].sort_values("seed")
+    budget, spent, rows, look = 600.0, 0.0, [], None  # five minutes of two packs at once
+    question = Question(planned=tuple(sorted(left["scale"].unique())))
+    batch = first_batch("mup", question.planned[0], sorted(left["x"].unique()))
+    while spent < budget:
+        found = [
+            left[(left["scale"] == cell.scale) & ((left["x"] - cell.x).abs() < 0.01)].head(cell.runs)
+            for cell in batch.cells
+        ]
+        bought = pd.concat(found)
+        if not len(bought):
+            break
+        left, spent = left.drop(bought.index), spent + bought["cost"].sum()
+        rows.append(bought.assign(purchase=1.0 + len(rows)))
+        look = take_look("mup", pd.concat(rows), question, look)
+        if look.decision != "INCONCLUSIVE":
+            assert look.decision == "TRANSFERS"
+            break
+        costs = run_cost(replace(table, runs=pd.concat(rows)))
+        batch = next_batch("mup", look.evidence, costs, question)
+        assert not why_stop(look, batch, question, budget - spent), look.sentence

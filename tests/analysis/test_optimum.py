@@ -281,7 +281,56 @@ def test_seed_effects_are_those_of_the_ridge_regression_with_its_whole_design():
     generator = np.random.default_rng(3)
     cell, seed = generator.integers(0, 7, 400), generator.integers(0, 30, 400)
     y = 2.0 + 0.1 * cell + 0.05 * generator.standard_normal(30)[seed] + 0.02 * generator.standard_normal(400)
-    cells, seeds = np.eye(7)[cell], np.eye(30)[seed]
-    design = np.block([[cells, seeds], [np.zeros((30, 7)), np.eye(30)]])
-    expected = np.linalg.lstsq(design, np.concatenate([y, np.zeros(30)]), rcond=None)[0][7:]
-    np.testing.assert_allclose(_ridge_effects(y, cell, seed, 30), expected, atol=1e-12)
+    weight = generator.uniform(0.3, 1.0, 400)
+    cells, seeds, root = np.eye(7)[cell], np.eye(30)[seed], np.sqrt(weight)[:, None]
+    design = np.block([[root * cells, root * seeds], [np.zeros((30, 7)), np.eye(30)]])
+    expected = np.linalg.lstsq(design, np.concatenate([root[:, 0] * y, np.zeros(30)]), rcond=None)[0][7:]
+    np.testing.assert_allclose(_ridge_effects(y, cell, seed, 30, weight)[0], expected, atol=1e-12)
+    _, share_C, left = _ridge_effects(y, cell, seed, 30, np.ones(400))
+    variance = np.eye(400) + seeds @ seeds.T
+    covariance = np.linalg.inv(cells.T @ np.linalg.solve(variance, cells))
+    project = np.linalg.inv(variance) @ (np.eye(400) - cells @ covariance @ cells.T @ np.linalg.inv(variance))
+    assert left == pytest.approx(np.trace(project) / (400 - 7))
+    apart = np.diag(covariance) - (covariance.sum(axis=1) - np.diag(covariance)) / 6
+    np.testing.assert_allclose(share_C, 1 / (apart * np.bincount(cell)))
+
+
+def of_seeds(shared, seeds, generator, sigma=0.003):
+    """Runs of seven rates; those of a seed share an effect."""
+    effect_S = shared * generator.standard_normal(seeds)
+    return pd.DataFrame(
+        [
+            {
+                "width": 64, "lr": 2.0**x, "seed": s,
+                "loss": 2.5 + 0.01 * (x + 8) ** 2 + effect_S[s] + sigma * generator.standard_normal(),
+            }
+            for x in range(-11, -4)
+            for s in range(seeds)
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.006])
+def test_noise_is_what_seeds_do_not_share(shared):
+    """An effect on all losses of a seed moves no optimum; it stood in the optimum's error."""
+    sigmas = []
+    for trial in range(8):
+        generator = np.random.default_rng(trial)
+        tables = [check_table(of_seeds(shared, 3, generator)) for _ in range(4)]
+        sigmas.append(pooled_noise([loss_curve(table.runs) for table in tables]).sigma)
+    assert np.exp(np.log(sigmas).mean()) == pytest.approx(0.003, rel=0.2), "and a little of the usual noise"
+
+
+def test_a_run_that_nearly_diverged_is_no_sign_of_a_bad_seed():
+    """Of a fresh quickstart, one run of a seed lay 0.2 nat up, and tripled the noise of all others."""
+    frame = of_seeds(0.006, 8, np.random.default_rng(0))
+    before = pooled_noise([loss_curve(check_table(frame).runs)]).sigma
+    frame.loc[(frame["lr"] == 2.0**-6) & (frame["seed"] == 4), "loss"] += 0.2
+    assert pooled_noise([loss_curve(check_table(frame).runs)]).sigma < 1.3 * before
+
+
+def test_a_point_with_seeds_of_its_own_has_the_error_of_both():
+    frame = of_seeds(0.006, 3, np.random.default_rng(0))
+    assert loss_curve(check_table(frame).runs).weight_G == pytest.approx(3)
+    frame.loc[frame["lr"] == 2.0**-8, "seed"] += 10
+    assert loss_curve(check_table(frame).runs).weight_G == pytest.approx([3, 3, 3, 1.5, 3, 3, 3], rel=0.2)
