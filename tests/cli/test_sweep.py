@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from mup_tpu.store import StoredAxes, load_axes, load_runs
 from mup_tpu.training.pack_key import pack_key
 
 ROOT = Path(__file__).parents[2]
+ALONE = ["--threads", os.cpu_count() or 1]
+"""Options by which packs run in this process."""
 
 
 @pytest.mark.parametrize("kind", ["sweep", "search", "ladder"])
@@ -85,7 +88,7 @@ def test_a_finished_sweep_goes_on_to_more_steps_and_the_store_keeps_both(tmp_pat
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     wsd = 'steps = 12\nwarmup = 3\nschedule = "wsd"\ncooldown = 4'
     file.write_text(sweep_toml.replace("steps = 12", wsd))
-    command = ["sweep", file, "--results", results, "--checkpoint-every", 5]
+    command = ["sweep", file, "--results", results, "--checkpoint-every", 5, *ALONE]
     assert outcome(*command)[0] == 0
     before = load_runs(results)
     code, out, err = outcome(*command, "--continue-to", 20)
@@ -197,7 +200,7 @@ def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, outcome):
     file = tmp_path / "sweep.toml"
     compare = 'compare = {optimizer = ["sgd", "adamw", "muon"]}'
     file.write_text(ONE_OPTIMIZER.format(compare=compare, corpus=str(corpus), optimizer="adamw"))
-    code, out, err = outcome("sweep", file, "--results", tmp_path / "r", "--no-ray")
+    code, out, err = outcome("sweep", file, "--results", tmp_path / "r", "--no-ray", *ALONE)
     assert code == 0, err
     assert load_runs(tmp_path / "r")["optimizer"].value_counts().to_dict() == dict.fromkeys(
         ("sgd", "adamw", "muon"), 4
@@ -247,7 +250,7 @@ def test_example_sweeps_run_to_a_verdict(file, corpus, tmp_path, outcome):
     short = short.replace("base.train = {", "base.train = {eval_batches = 1, ")
     (tmp_path / file.name).write_text(short)
     results = tmp_path / "results"
-    code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results)
+    code, out, _ = outcome("sweep", tmp_path / file.name, "--num-seeds", 1, "--results", results, *ALONE)
     assert code == 0 and re.search(r"mup: (TRANSFERS|DRIFTS|INCONCLUSIVE): ", out)
     assert (results / "figures" / "transfer.png").exists()
     assert load_axes(results) == StoredAxes.of(load_sweep(file))
@@ -258,7 +261,7 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     file = tmp_path / "sweep.toml"
     wide = sweep_toml.replace("[32]", "[32, 524288]")
     file.write_text(wide.replace('"2^-7", 0.02', "0.02") + "\n")
-    run = ["sweep", file, "--parametrizations", "mup"]
+    run = ["sweep", file, "--parametrizations", "mup", *ALONE]
     for stored in (0, 1):
         code, out, err = outcome(*run, "--results", tmp_path / "out")
         assert code == 1, out + err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from mup_tpu.store.predictions import load_predictions
 from mup_tpu.tuning.target import Target
 from mup_tpu.tuning.zero_shot import Transfer
 
+ALONE = ["--threads", os.cpu_count() or 1]
+"""Options by which packs run in this process."""
+
 
 @pytest.mark.slow
 def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, sweep_toml):
@@ -21,7 +25,8 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     file.write_text(
         'experiment = "found"\n' + shared + '[space.learning_rate]\nlow = "2^-10"\nhigh = "2^-4"\n'
     )
-    code, out, err = outcome("search", file, "--results", results, "--num-samples", 2)
+    one_by_one = ["--num-samples", 2, "--max-concurrent", 1]
+    code, out, err = outcome("search", file, "--results", results, *one_by_one)
     assert code == 0, err
     assert "2 of 2 ended" in out
     assert "best: loss " in out
@@ -29,7 +34,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     assert code == 2
     assert "holds a search of 2 trials; go on with --resume" in err
 
-    code, out, err = outcome("transfer", results, "--width", 64, "--steps", 20, "--no-ray")
+    code, out, err = outcome("transfer", results, "--width", 64, "--steps", 20, "--no-ray", *ALONE)
     assert code == 0, err
     assert "warning: steps 12 became 20" in out
     assert "width 64, mup" in out
@@ -42,7 +47,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     toml.write_text(sweep_toml)
     results = tmp_path / "r"
     axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--parametrizations", "mup"]
-    code, out, _ = outcome("sweep", toml, *axes, "--results", results)
+    code, out, _ = outcome("sweep", toml, *axes, "--results", results, *ALONE)
     assert code == 0 and "at 0, scale 2: loss" in out
     runs = load_runs(results)
     assert sorted(zip(runs["depth"], runs["weight_decay"], strict=True)) == [

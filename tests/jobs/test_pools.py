@@ -135,7 +135,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_its_job_goes_on(
     """Kill -9 and SIGSTOP, from within; the heartbeat is long enough for a new worker to start."""
     jobs = [Count(tmp_path, how, then=how) for how in ("die", "hang", "die always")]
     with opened(kind) as pool:
-        last = lasts(jobs, pool, limit=5.0 * patience)
+        last = lasts(jobs, pool, limit=(5.0 if kind == "ray" else 3.0) * patience)
     assert last["die"] == Finished("die from 2") and last["hang"] == Finished("hang from 2")
     assert [len(job.pids()) for job in jobs] == [2, 2, 3]
     assert "died" in last["die always"].reason and "last of 3 attempts" in last["die always"].reason
@@ -223,7 +223,7 @@ def test_gpus_of_this_machine_are_those_that_cuda_may_see(visible, names, monkey
 @LINUX
 def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(tmp_path, patience):
     """As Ctrl-Z and `fg` do: driver and workers are stopped for longer than the heartbeat."""
-    limit = 5.0 * patience
+    limit = 3.0 * patience
     script = (
         "import sys\nfrom light_jobs import Count\n"
         "from mup_tpu.jobs.driver import run_jobs\nfrom mup_tpu.jobs.forked import Forked\n"
@@ -239,7 +239,7 @@ def test_a_run_that_was_suspended_as_a_whole_does_not_take_its_workers_for_hung(
         assert driver.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(driver.pid, signal.SIGSTOP)
-    time.sleep(limit + 2.0)
+    time.sleep(limit + 1.0)
     os.killpg(driver.pid, signal.SIGCONT)
     time.sleep(1.0)
     (tmp_path / "go").touch()

@@ -1,6 +1,5 @@
 """TPU slices of several hosts, on a fake Ray cluster: nodes of this machine with the labels of two slices."""
 
-import os
 import signal
 import threading
 import time
@@ -8,14 +7,13 @@ import time
 import psutil
 import pytest
 import ray
-from light_jobs import Count
+from light_jobs import Placed
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import slots
 from mup_tpu.jobs.driver import run_jobs
-from mup_tpu.jobs.host_actors import SliceActor, end_actor
 from mup_tpu.jobs.job import Failed, Finished, Started
 from mup_tpu.jobs.ray_actors import RayActors
 from mup_tpu.jobs.tpu_hosts import SliceKind
@@ -71,34 +69,6 @@ def on_tpus(monkeypatch):
 def test_without_a_whole_slice_one_sentence_says_what_the_cluster_has(cluster):
     with pytest.raises(ConfigError, match="asks for a TPU slice .* has 1 TPU hosts and no slice with all"):
         slots(BY_SLICE)
-
-
-class Placed(SliceActor):
-    """Slice actor that says where its hosts are."""
-
-    def where(self):
-        def place(worker):
-            told = ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
-            return ray.get_runtime_context().get_node_id(), *(os.environ[name] for name in told)
-
-        return ray.get([host.__ray_call__.remote(place) for host in self._hosts])
-
-
-def test_a_pack_has_a_whole_slice_and_gives_it_back(two_slices):
-    room = slots(BY_SLICE)
-    assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
-    workers = [ray.remote(Placed).options(**room.needs).remote("slice", None, room.slice) for _ in range(2)]
-    ray.get([worker.ready.remote() for worker in workers], timeout=300)
-    places = ray.get([worker.where.remote() for worker in workers])
-    assert {hosts[0][1] for hosts in places} == {"one", "two"}
-    for hosts in places:
-        assert len({node for node, *_ in hosts}) == 2
-        assert len({name for _, name, *_ in hosts}) == 1, "a pack straddles two slices"
-        assert [number for *_, number, _ in hosts] == ["0", "1"]
-        assert {len(names.split(",")) for *_, names in hosts} == {2}
-    for worker in workers:
-        end_actor(worker)
-    wait_for_chips()
 
 
 def wait_for_chips():
@@ -163,14 +133,25 @@ def test_a_slice_whose_host_dies_ends_as_a_whole_and_its_pack_goes_on_from_its_c
 def test_a_slice_with_a_host_that_hangs_or_dies_is_ended_and_one_where_a_job_fails_goes_on(
     falls, two_slices, tmp_path, patience, is_of_these_tests, caplog
 ):
-    """Without collectives, as here, the first host would not wait for another one that hangs."""
-    jobs = [Count(tmp_path, how, then=how, steps=40) for how in (falls, "raise", "")]
-    jobs[-1].name, last = "fine", {}
-    with RayActors(slots(BY_SLICE), lambda: slots(BY_SLICE), placement="slice") as pool:
+    """Each pack has a whole slice. Without collectives, as here, a host does not wait for one that hangs."""
+    room = slots(BY_SLICE)
+    assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
+    jobs = [Placed(tmp_path, how, then=how, steps=40) for how in ("wait", falls, "raise")]
+    last = {}
+    with RayActors(room, lambda: slots(BY_SLICE), placement="slice") as pool:
         for job, event in run_jobs(jobs, pool, heartbeat=6.0 * patience):
             last[job.name] = event
-    assert isinstance(last[falls], Finished) and isinstance(last["fine"], Finished)
+            if {falls, "raise"} <= {name for name, e in last.items() if isinstance(e, Finished | Failed)}:
+                (tmp_path / "go").touch()  # until then one job keeps one of the slices
+    assert isinstance(last[falls], Finished) and isinstance(last["wait"], Finished)
     assert last["raise"] == Failed("ValueError: no such luck")
-    assert len(jobs[0].pids()) == 2 and f"job {falls} is tried again (" in caplog.text
+    assert len(jobs[1].pids()) == 2 and f"job {falls} is tried again (" in caplog.text
+    assert {name for job in jobs for _, name, *_ in job.places()} == {"one", "two"}
+    for job in (jobs[0], jobs[2]):
+        hosts = sorted(job.places(), key=lambda place: place[2])
+        assert len({node for node, *_ in hosts}) == 2
+        assert len({name for _, name, *_ in hosts}) == 1, "a pack straddles two slices"
+        assert [number for *_, number, _ in hosts] == ["0", "1"]
+        assert {len(names.split(",")) for *_, names in hosts} == {2}
     wait_for_chips()
     assert not [p for p in processes("HostActor", is_of_these_tests) if p.status() == psutil.STATUS_STOPPED]

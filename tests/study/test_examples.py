@@ -84,7 +84,7 @@ def test_ddp_and_fully_shard_train_as_one_process_does(tmp_path):
     assert losses == pytest.approx([first] * 2, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lightning_trains_as_a_plain_loop_does():
     example = runpy.run_path(str(ROOT / "examples" / "lightning_module.py"))
     last, _ = plain_loop(example)

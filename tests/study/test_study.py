@@ -168,8 +168,8 @@ def test_a_function_that_is_killed_is_tried_three_times(tmp_path):
 @pytest.mark.slow
 def test_a_function_that_hangs_ends(tmp_path, patience):
     """One that reports by its silence, one that does not by its time."""
-    limit = 8 * patience
-    options = {"heartbeat": 4.0 * patience, "timeout": f"{limit}s", "workers": 3, "console": QUIET}
+    limit = 4 * patience
+    options = {"heartbeat": 2.0 * patience, "timeout": f"{limit}s", "workers": 3, "console": QUIET}
     study = Study(
         tmp_path, scale={"width": [64]}, tune={"lr": [0.5]}, compare={"how": ["hangs", "slow", "is well"]}
     )

@@ -9,12 +9,10 @@ from rich.console import Console
 
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.config.toml import load_sweep, write_sweep
 from mup_tpu.devices import bfloat16
 from mup_tpu.errors import ConfigError
 from mup_tpu.store.runs import load_precisions, load_runs
-from mup_tpu.tuning.search import run_search
 from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
@@ -67,15 +65,6 @@ def test_a_sequence_takes_the_device_s_precision(cpu_with, tiny, tmp_path):
     ended = run_until_settled(sweep, str(tmp_path), until, SweepOptions(), CPU, console)
     assert "precision bf16: this CPU has avx512_bf16" in console.export_text()
     assert not ended or load_precisions(tmp_path) == ["bf16"]
-
-
-@pytest.mark.slow
-def test_a_search_takes_the_device_s_precision(cpu_with, local_ray, tiny, tmp_path):
-    cpu_with("avx512_bf16")
-    search = Search("s", tiny.replace(precision="auto"), {"learning_rate": Domain("loguniform", 0.001, 0.01)})
-    options = SearchOptions(num_samples=1, algorithm="random", scheduler="none")
-    run_search(search, str(tmp_path), options, CPU, False, Console(quiet=True))
-    assert load_precisions(tmp_path) == ["bf16"]
 
 
 def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, capsys):

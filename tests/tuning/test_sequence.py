@@ -16,6 +16,8 @@ from mup_tpu.tuning.sequence import run_until_settled
 from mup_tpu.tuning.sweep import run_sweep
 
 UNTIL = SequenceOptions(until_settled=True)
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""Options by which packs run in this process."""
 OCTAVES = tuple(2.0**e for e in range(-10, -2))
 
 
@@ -41,21 +43,26 @@ def ended(path):
 def test_a_sequence_ends_settled_or_with_a_reason_and_a_second_call_buys_nothing(
     sweep, tmp_path, monkeypatch
 ):
+    """Each parametrization on its own, by workers that stay. Two looks of few steps are enough."""
     monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 2)
-    outcome = settle(sweep, tmp_path)
+    short = dataclasses.replace(sweep, base=sweep.base.replace(steps=10, eval_batches=2))
+    both = dataclasses.replace(short, parametrizations=("sp", "mup"))
+    outcome = settle(both, tmp_path)
     runs = load_runs(tmp_path)
     assert sum(outcome.values()) == len(runs)
     assert load_header(tmp_path).planned == (32.0, 64.0, 128.0)
     first = runs[runs["purchase"] == 1]
     assert set(first["width"]) == {32} and set(first["seed"]) == {0, 1, 2}
-    assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"sp": 8}
+    assert first.groupby("parametrization")["lr"].nunique().to_dict() == {"mup": 8, "sp": 8}
+    assert runs["purchase"].max() > 1
+    assert len(list(tmp_path.glob("logs/*"))) <= os.cpu_count(), "a purchase started workers anew"
     for result in analyze(load_table(tmp_path)).results:
         own = runs[runs["parametrization"] == result.parametrization]
         assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
         assert result.sequence.looks[-1].number <= MOST_LOOKS
         assert "(look" in result.verdict.sentence or not result.drift.is_known
     assert ended(tmp_path)
-    assert not settle(sweep, tmp_path), "what is settled is settled"
+    assert not settle(both, tmp_path), "what is settled is settled"
     assert len(load_runs(tmp_path)) == len(runs)
 
 
@@ -85,20 +92,6 @@ def test_an_interrupted_sequence_goes_on_from_its_rows(sweep, tmp_path, monkeypa
     assert ended(tmp_path)
 
 
-@pytest.mark.slow
-def test_each_parametrization_is_settled_on_its_own_by_workers_that_stay(sweep, tmp_path, monkeypatch):
-    """One look and few steps are enough here."""
-    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)
-    both = dataclasses.replace(sweep, base=sweep.base.replace(steps=15), parametrizations=("sp", "mup"))
-    settle(both, tmp_path)
-    runs = load_runs(tmp_path)
-    assert set(runs["parametrization"]) == {"sp", "mup"}
-    for _, own in runs.groupby("parametrization"):
-        assert sorted(own["purchase"].unique()) == list(range(1, int(own["purchase"].max()) + 1))
-    assert runs["purchase"].max() > 1
-    assert len(list(tmp_path.glob("logs/*"))) <= os.cpu_count(), "a purchase started workers anew"
-
-
 def test_a_budget_ends_it_and_the_same_command_goes_on(sweep, tmp_path, capsys):
     hurried = SequenceOptions(until_settled=True, budget="0.01s")
     assert not settle(sweep, tmp_path, hurried, console=Console(width=200))
@@ -126,13 +119,12 @@ def test_bought_values_stay_within_what_a_trial_may_have(tiny, tmp_path, monkeyp
 
 def test_rows_added_to_a_grid_later_count_as_a_purchase(sweep, tmp_path):
     one = dataclasses.replace(sweep, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    alone = RunOptions(threads=os.cpu_count() or 1)
-    run_sweep(one, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
+    run_sweep(one, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert load_runs(tmp_path)["purchase"].isna().all()
     store = Store(tmp_path, "seq", planned=(32, 64, 128))
     assert store.next_purchase() == 1
     more = dataclasses.replace(one, learning_rates=(0.02,))
-    run_sweep(more, str(tmp_path), SweepOptions(), alone, Console(quiet=True))
+    run_sweep(more, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert load_runs(tmp_path).set_index("lr")["purchase"].dropna().to_dict() == {0.02: 1}
     assert store.next_purchase() == 2
 
@@ -140,9 +132,7 @@ def test_rows_added_to_a_grid_later_count_as_a_purchase(sweep, tmp_path):
 def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
     """Otherwise runs asked for there would be bought at the nearest planned scale."""
     narrower = dataclasses.replace(sweep, widths=(16, 32), learning_rates=(0.01,))
-    run_sweep(
-        narrower, str(tmp_path), SweepOptions(), RunOptions(threads=os.cpu_count()), Console(quiet=True)
-    )
+    run_sweep(narrower, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert set(load_table(tmp_path).runs["scale"]) == {16, 32}
     Store(tmp_path, "seq", planned=(32, 64, 128))
     table = load_table(tmp_path)
@@ -151,7 +141,7 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
     assert table.planned == (32, 64, 128)
     part = load_table(tmp_path, where=(Condition.parse("width<=64"), Condition.parse("lr=0.01")))
     assert part.planned == (32, 64), "what is not asked about is not waited for"
-    run_sweep(narrower, str(tmp_path / "b"), SweepOptions(), RunOptions(), Console(quiet=True))
+    run_sweep(narrower, str(tmp_path / "b"), SweepOptions(), ALONE, Console(quiet=True))
     Store(tmp_path / "b", "seq", planned=(64, 128, 256))
     with pytest.raises(TableError, match="no run is at a width that the sequence plans: run it first"):
         analyze(load_table(tmp_path / "b"))

@@ -64,9 +64,9 @@ def test_workers_give_the_table_of_this_process_and_a_second_run_runs_nothing(
 
 def test_three_more_learning_rates_run_alone(tiny, tmp_path):
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.01,), parametrizations=("mup",))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     more = Sweep("x", tiny, widths=(32,), learning_rates=(0.01, 0.02, 0.04, 0.08), parametrizations=("mup",))
-    outcome = run_sweep(more, str(tmp_path), SweepOptions(), RunOptions(), Console(quiet=True))
+    outcome = run_sweep(more, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     assert outcome == {"finished": 3}
     assert load_runs(tmp_path)["lr"].tolist() == [0.01, 0.02, 0.04, 0.08]
 
@@ -74,11 +74,9 @@ def test_three_more_learning_rates_run_alone(tiny, tmp_path):
 def test_rows_do_not_depend_on_the_pack_size(tiny, tmp_path):
     sweep = Sweep("x", tiny, widths=(32,), learning_rates=(0.003, 0.01), num_seeds=2)
     for size in (1, 3):
-        options, run = SweepOptions(pack_size=size), RunOptions(threads=1)
-        run_sweep(sweep, str(tmp_path / str(size)), options, run, Console(quiet=True))
-        assert set(load_runs(tmp_path / str(size))["threads"]) == {1}, (
-            "losses of other threads are 1e-6 apart"
-        )
+        run_sweep(sweep, str(tmp_path / str(size)), SweepOptions(pack_size=size), ALONE, Console(quiet=True))
+    threads = {size: set(load_runs(tmp_path / str(size))["threads"]) for size in (1, 3)}
+    assert threads[1] == threads[3], "losses of other threads are 1e-6 apart"
     pd.testing.assert_frame_equal(results_of(tmp_path / "1"), results_of(tmp_path / "3"))
 
 
@@ -170,7 +168,7 @@ def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
     results, file = tmp_path / "results", tmp_path / "sweep.toml"
     file.write_text(
         'experiment = "x"\nwidths = [32]\nparametrizations = ["mup"]\nlearning_rates = [0.01, 0.02]\n'
-        "[base.model]\nbase_width = 32\nhead_size = 16\ndepth = 1\n[base.train]\nsteps = 1200\n"
+        "[base.model]\nbase_width = 32\nhead_size = 16\ndepth = 1\n[base.train]\nsteps = 350\n"
         f'[base.data]\ncorpus = "{tiny.data.corpus}"\nsequence_length = 32\nbatch_size = 4\n'
     )
     command = ["sweep", str(file), "--results", str(results), "--threads", "1", "--checkpoint-every", "1000"]
@@ -243,16 +241,17 @@ def test_a_cluster_started_elsewhere_is_used_by_its_address(tiny, tmp_path):
 def test_a_sweep_over_batch_sizes_trains_each_on_its_own_batches(tiny, tmp_path):
     """One text has several DataConfigs, in this process and in forked ones."""
     sweep = Sweep(
-        "batches", tiny, scale=Axis("batch_size", (2, 4)), tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2
-    )
+        "batches", tiny.replace(steps=10), scale=Axis("batch_size", (2, 4)),
+        tune=Axis("weight_decay", (0.0, 0.1)), num_seeds=2,
+    )  # fmt: skip
     for name, run in (("alone", ALONE), ("workers", RunOptions(threads=1))):
         outcome = run_sweep(sweep, str(tmp_path / name), SweepOptions(), run, Console(quiet=True))
         assert outcome == {"finished": 8}
     pd.testing.assert_frame_equal(results_of(tmp_path / "alone"), results_of(tmp_path / "workers"))
     runs = load_runs(tmp_path / "alone")
-    assert runs.groupby("batch_size")["tokens"].first().to_dict() == {2: 30 * 2 * 32, 4: 30 * 4 * 32}
+    assert runs.groupby("batch_size")["tokens"].first().to_dict() == {2: 10 * 2 * 32, 4: 10 * 4 * 32}
     assert runs["data_fingerprint"].nunique() == 1
-    alone = tiny.replace(batch_size=2, weight_decay=0.1, seed=1)
+    alone = sweep.base.replace(batch_size=2, weight_decay=0.1, seed=1)
     row = run_to_end(train_pack([alone], data.load(alone.data), RunOptions(threads=1))).rows[0]
     stored = runs.set_index("trial_id").loc[row["trial_id"]]
     assert stored["loss"] == row["loss"]
@@ -263,7 +262,7 @@ def test_points_of_a_ladder_measure_what_their_rows_say(tiny, tmp_path, measured
     """Both use the vocabulary of the data: a sequence looks up its rows by the measure."""
     points = ({"width": 32, "steps": 2}, {"width": 64, "steps": 3})
     sweep = Sweep("x", tiny, ("mup",), learning_rates=(0.01,), scale=Ladder(points, measured_by=measured_by))
-    run_sweep(sweep, str(tmp_path), SweepOptions(), RunOptions(threads=1), Console(quiet=True))
+    run_sweep(sweep, str(tmp_path), SweepOptions(), ALONE, Console(quiet=True))
     runs = load_runs(tmp_path)
     assert set(runs[sweep.scale_axis.column]) == set(measured(sweep, Corpora())) and len(runs) == 2
 

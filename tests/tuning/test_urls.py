@@ -59,10 +59,11 @@ def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, 
 
 
 @pytest.mark.slow
-def test_workers_share_a_url_with_their_driver(sweep, local, local_ray, tmp_path):
+@pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_workers_share_a_url_with_their_driver(ray, sweep, local, local_ray, tmp_path):
     url = f"file://{tmp_path}/shared"
-    run = RunOptions(checkpoint_every=10)
-    run_sweep(sweep, url, SweepOptions(ray=True, pack_size=1), run, Console(quiet=True))
+    run = RunOptions(checkpoint_every=10, threads=1)
+    run_sweep(sweep, url, SweepOptions(ray=ray, pack_size=1), run, Console(quiet=True))
     runs = load_runs(url).assign(pack_size=2)
     pd.testing.assert_frame_equal(
         runs.drop(columns=NOT_RESULTS), load_runs(local).drop(columns=NOT_RESULTS), check_dtype=False

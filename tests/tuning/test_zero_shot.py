@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,8 @@ from mup_tpu.tuning.target import Target
 from mup_tpu.tuning.zero_shot import Transfer, regret_against_sweep, target_trials, transfer_warnings
 
 QUIET = Console(quiet=True)
-ALONE = SweepOptions()
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""Options by which packs run in this process."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def small(tiny, tmp_path_factory):
     for width in (32, 64):
         folders[width] = str(tmp_path_factory.mktemp(f"sweep{width}"))
         sweep = Sweep("s", tiny, ("mup", "sp"), (width,), (0.003, 0.01, 0.03))
-        run_sweep(sweep, folders[width], ALONE, RunOptions(), QUIET)
+        run_sweep(sweep, folders[width], SweepOptions(), ALONE, QUIET)
     return folders
 
 
@@ -73,7 +75,7 @@ def test_a_rule_that_follows_the_target_has_the_search_as_its_base(small):
 
 def test_transferred_trials_run_and_their_regret_is_relative_to_the_sweep(small, tmp_path):
     targets = target_trials(best_trials(small[32]), {"width": 64}, ("mup", "sp"))
-    run_trials("t", targets, ("width",), str(tmp_path), ALONE, RunOptions(), QUIET)
+    run_trials("t", targets, ("width",), str(tmp_path), SweepOptions(), ALONE, QUIET)
     runs = load_runs(tmp_path)
     rows = {row["parametrization"]: row for row in regret_against_sweep(runs, small[64])}
     assert set(rows) == {"mup", "sp"}

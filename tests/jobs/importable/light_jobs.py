@@ -91,6 +91,21 @@ class Sees(Count):
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+class Placed(Count):
+    """Counts, and notes where each host of its slice is: node, slice, number, names of all its hosts."""
+
+    def run(self, here):
+        import ray
+
+        told = [os.environ[name] for name in ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")]
+        with (self.folder / f"{self.name}.places").open("a") as file:
+            file.write(" ".join([ray.get_runtime_context().get_node_id(), *told]) + "\n")
+        return (yield from super().run(here))
+
+    def places(self) -> list[list[str]]:
+        return [line.split() for line in (self.folder / f"{self.name}.places").read_text().splitlines()]
+
+
 class Hungry(Job):
     """Uses memory for each of its members, whatever an estimate would say; its result is their names."""
 
