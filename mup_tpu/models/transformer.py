@@ -72,7 +72,7 @@ class Transformer(Architecture):
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
         """Buffers of factors: α of the configuration times the rule's."""
         return {
-            f"{self.embedding_scale}.factor": config.alpha_in * scaling.embeddings,
+            f"{self.embedding_scale}.factor": config.alpha_in,
             "attention_factor": config.alpha_attn * scaling.attention,
             "residual_factor": scaling.residual,
             "logit_factor": config.alpha_out * scaling.logits,
