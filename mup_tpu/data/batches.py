@@ -1,16 +1,12 @@
-"""Batches as a function of (data seed, step) alone, and a thread that makes them ahead of time.
+"""Batches as a function of (data seed, step) alone.
 
 Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, inputs and targets overlapping.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,11 +14,6 @@ from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
 from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
-
-T = TypeVar("T")
-
-_POLL_S = 0.1
-"""Seconds between two checks while a thread waits."""
 
 
 class TokenDataset(Protocol):
@@ -104,60 +95,3 @@ def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tup
     """Order of the blocks in an epoch, and the offset of its first one."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
     return generator.permutation(blocks), int(generator.integers(sequence_length))
-
-
-@contextmanager
-def prefetch(
-    make_batch: Callable[[int], T],
-    start: int,
-    stop: int,
-    depth: int = 2,
-    gives_up: Callable[[], bool] = lambda: False,
-) -> Iterator[Iterator[T]]:
-    """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
-
-    Errors of the thread are raised where the batch is asked for. The end of the block ends the thread. Once
-    `gives_up` returns true, the iterator ends without waiting for a batch; the thread, which may wait for a
-    server, is left to itself.
-    """
-    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=depth)
-    ended = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> None:
-        while not ended.is_set():
-            try:
-                made.put(item, timeout=_POLL_S)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        for step in range(start, stop):
-            if ended.is_set():
-                return
-            try:
-                put((make_batch(step), None))
-            except Exception as error:
-                put((None, error))
-                return
-
-    def batches() -> Iterator:
-        for _ in range(start, stop):
-            while True:
-                with suppress(queue.Empty):
-                    batch, error = made.get(timeout=_POLL_S)
-                    break
-                if gives_up():
-                    return
-            if error is not None:
-                raise error
-            yield batch
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        yield batches()
-    finally:
-        ended.set()
-        while thread.is_alive() and not gives_up():
-            thread.join(_POLL_S)
