@@ -54,7 +54,7 @@ class Packs(TrialKind[Trial]):
         self.kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
 
     def __exit__(self, *error: object) -> None:
-        self._pools.__exit__(*error)
+        self._pools.close()
 
     def trial_id(self, trial: Trial) -> str:
         """Name of a trial in the store."""
