@@ -5,8 +5,9 @@ Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, input
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,35 +17,31 @@ from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
 
 
-class TokenDataset(Protocol):
+class TokenDataset(ABC):
     """Training data of a pack, from any source: its batches depend on the step alone."""
 
-    config: DataConfig
-    name: str
-    fingerprint: str
-    vocab_size: int
-    tokens_per_step: int
-    tokenizer: Tokenizer
     meta: dict[str, Any]
 
+    def __init__(self, config: DataConfig, name: str, fingerprint: str, tokenizer: Tokenizer) -> None:
+        self.config, self.name, self.fingerprint, self.tokenizer = config, name, fingerprint, tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.tokens_per_step = config.batch_size * config.sequence_length
+
+    @abstractmethod
     def train_batch(self, step: int) -> np.ndarray:
         """Tokens (B, T + 1) of a step, int64."""
 
+    @abstractmethod
     def validation_batches(self, count: int) -> np.ndarray:
         """Held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
 
 
-class CachedDataset:
+class CachedDataset(TokenDataset):
     """Batches of one tokenised corpus from the memory-mapped token cache."""
 
     def __init__(self, config: DataConfig, cache: TokenCache) -> None:
-        self.config = config
-        self.fingerprint = cache.fingerprint
-        self.name: str = cache.meta["dataset"]
-        self.vocab_size = cache.tokenizer.vocab_size
-        self.tokenizer = cache.tokenizer
-        self.meta: dict[str, Any] = cache.meta
-        self.tokens_per_step = config.batch_size * config.sequence_length
+        super().__init__(config, cache.meta["dataset"], cache.fingerprint, cache.tokenizer)
+        self.meta = cache.meta
         self._train, self._validation = cache.tokens["train"], cache.tokens["validation"]
         # One block is left out, so that each epoch can start its blocks at another offset.
         self._blocks = (len(self._train) - 1) // config.sequence_length - 1

@@ -19,6 +19,7 @@ import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.ahead import Threads
+from mup_tpu.data.batches import TokenDataset
 from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
@@ -41,7 +42,7 @@ class World:
             raise ConfigError(f"host {self.host} is not one of {self.hosts} hosts, counted from 0")
 
 
-class ShardDataset:
+class ShardDataset(TokenDataset):
     """Batches of prepared shards, for one host.
 
     The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards of its
@@ -51,13 +52,8 @@ class ShardDataset:
     def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:
         folder = ShardFolder(config.corpus)
         index = folder.index
-        self.config = config
+        super().__init__(config, index.dataset, index.fingerprint, folder.tokenizer)
         self.world = world
-        self.name = index.dataset
-        self.fingerprint = index.fingerprint
-        self.vocab_size = index.vocab_size
-        self.tokenizer = folder.tokenizer
-        self.tokens_per_step = config.batch_size * config.sequence_length
         if config.sequence_length != index.sequence_length:
             raise DataError(
                 f"sequence_length {config.sequence_length} is not the {index.sequence_length} of the shards "
