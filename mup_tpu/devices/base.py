@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.config import DEVICES
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
 
@@ -114,9 +115,8 @@ def get_device(name: str = "auto") -> Device:
     Raises:
         ConfigError: no such device, or none here.
     """
+    require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in DEVICES:
-        raise ConfigError(f"device {name!r} is not one of {', '.join(map(repr, ('auto', *DEVICES)))}")
     device: Device = importlib.import_module(f"mup_tpu.devices.{name}").create()
     return device

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import Trial
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.errors import ConfigError
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.tpu_compiler.compiled import Compiled
@@ -52,8 +53,7 @@ TARGETS = {
 
 def target(accelerator_type: str) -> Target:
     """The chips of a type such as v4-8."""
-    if accelerator_type not in TARGETS:
-        raise ConfigError(f"TPU type {accelerator_type!r} is not one of {', '.join(TARGETS)}")
+    require_one_of("TPU type", accelerator_type, tuple(TARGETS))
     return TARGETS[accelerator_type]
 
 
