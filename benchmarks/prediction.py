@@ -27,7 +27,7 @@ from scipy.interpolate import PchipInterpolator
 
 from mup_tpu.analysis import Columns, RunTable, check_table, fit_scaling_law, load_table
 from mup_tpu.analysis.expected_loss import expected_loss
-from mup_tpu.analysis.line import _draw_coefficients, fit_line
+from mup_tpu.analysis.line import LineRegression, fit_line
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
@@ -246,9 +246,8 @@ def parabola_R(known: list[Optimum], scale: float, generator: np.random.Generato
         r_S = np.log2(np.array(scales) / known[-1].scale)
         return np.column_stack([np.ones_like(r_S), r_S, PARABOLA_BEND * r_S**2])
 
-    x_S, error_S = np.array([(o.x, max(o.se, 0.01)) for o in known]).T
-    design_SB = design([o.scale for o in known])
-    coefficients_RB, chosen_R = _draw_coefficients(design_SB, x_S, error_S, generator, PARABOLA, 20_000)
+    regression = LineRegression(tuple(known), (), design([o.scale for o in known]), PARABOLA)
+    coefficients_RB, chosen_R = regression.draw(generator, 20_000)
     scatter_R = PARABOLA.tau_K[chosen_R] * generator.standard_normal(len(chosen_R))
     return np.asarray(coefficients_RB @ design([scale])[0] + scatter_R)
 

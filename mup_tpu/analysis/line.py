@@ -120,57 +120,12 @@ def fit_line(
     known = tuple(o for o in optima if o.is_bracketed)
     if len(known) < LEAST:
         return None
-    beyond = [o for o in optima if not o.is_bracketed and math.isfinite(_bound(o))]
+    beyond = tuple(o for o in optima if not o.is_bracketed and math.isfinite(_bound(o)))
     origin = known[-1].scale
     path = _Path(np.log2([o.scale / origin for o in (*known, *beyond)]), priors.bend)
-    x_S = np.array([o.x for o in known])
-    error_S = np.maximum([o.se for o in known], _LEAST_ERROR)
-    design_SB = path.design(path.octaves_S)[: len(known)]
-    if beyond:
-        log_K = np.array([p.log_evidence(x_S) for p in _posteriors(design_SB, error_S, priors)])
-        log_K += np.log(priors.weight_K)
-        coefficients_RB, chosen_R = _bounded(known, beyond, path, log_K, priors, generator, draws)
-    else:
-        coefficients_RB, chosen_R = _draw_coefficients(design_SB, x_S, error_S, generator, priors, draws)
+    design_SB = path.design(path.octaves_S)
+    coefficients_RB, chosen_R = LineRegression(known, beyond, design_SB, priors).draw(generator, draws)
     return Line(origin, path, coefficients_RB, priors.tau_K[chosen_R], priors.factor_K[chosen_R], known)
-
-
-def _draw_coefficients(
-    design_SB: np.ndarray,
-    x_S: np.ndarray,
-    error_S: np.ndarray,
-    generator: np.random.Generator,
-    priors: Priors,
-    draws: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of a regression's coefficients, and of the numbers of τ and factor.
-
-    Args:
-        design_SB: factors of the coefficients: 1, the slope's, and others, whose priors are N(0, 1).
-        x_S: optima.
-        error_S: their standard errors.
-        generator: of the draws.
-        priors: of slope, scatter and steadiness.
-        draws: number of them.
-    """
-    posterior = _posteriors(design_SB, error_S, priors)
-    log_K = np.array([p.log_evidence(x_S) for p in posterior]) + np.log(priors.weight_K)
-    weight_K = np.exp(log_K - log_K.max())
-    count_K = generator.multinomial(draws, weight_K / weight_K.sum())
-    coefficients = [
-        p.mean(x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
-        for p, count in zip(posterior, count_K, strict=True)
-    ]
-    return np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
-
-
-def _posteriors(design_SB: np.ndarray, error_S: np.ndarray, priors: Priors) -> list[_Posterior]:
-    return [_posterior(design_SB, error_S**2 + tau**2, priors, f) for tau, f in _weighed(priors)]
-
-
-def _weighed(priors: Priors) -> list[tuple[float, float]]:
-    """Scatters and factors that are weighed."""
-    return list(zip(priors.tau_K.tolist(), priors.factor_K.tolist(), strict=True))
 
 
 def expected_variance(octaves_S: np.ndarray, variance_S: np.ndarray, ahead: float, priors: Priors) -> float:
@@ -231,53 +186,82 @@ def _posterior(design_SB: np.ndarray, variance_S: np.ndarray, priors: Priors, fa
     return _Posterior(covariance @ weighted_BS, root, 1 / variance_S, constant)
 
 
-def _bounded(
-    known: tuple[Optimum, ...],
-    beyond: Sequence[Optimum],
-    path: _Path,
-    log_K: np.ndarray,
-    priors: Priors,
-    generator: np.random.Generator,
-    draws: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of the coefficients, and of the numbers of τ and factor, where some optima are only bounded.
+@dataclass(frozen=True)
+class LineRegression:
+    """Regression of a rule's optima."""
 
-    Args:
-        known: bracketed optima.
-        beyond: optima at an edge of their grid.
-        path: through all of them, the known ones first.
-        log_K: log weight of each τ and factor by the known optima.
-        priors: of the line.
-        generator: of the draws.
-        draws: number of them.
-    """
-    whole_SB = path.design(path.octaves_S)
-    design_SB, at_CB = np.split(whole_SB, [len(known)])
-    x_S, error_S = np.array([o.x for o in known]), np.maximum([o.se for o in known], _LEAST_ERROR)
-    side_C = np.array([1.0 if math.isinf(o.low) else -1.0 for o in beyond])  # 1: at most the bound
-    bound_C = np.array([_bound(o) for o in beyond])
-    each = -(-draws // len(log_K))
-    coefficients, logs = [], []
-    for (tau, factor), log_weight in zip(_weighed(priors), log_K, strict=True):
-        before = _posterior(design_SB, error_S**2 + tau**2, priors, factor)
-        spread = at_CB @ before.root
-        root_CC = np.linalg.cholesky(spread @ spread.T + tau**2 * np.eye(len(beyond)))
-        mean_C = at_CB @ before.mean(x_S)
-        shock_RC, log_R = np.zeros((each, len(beyond))), np.full(each, log_weight)
-        for c in range(len(beyond)):
-            expected_R = mean_C[c] + shock_RC[:, :c] @ root_CC[c, :c]
-            log_inside_R = log_ndtr(side_C[c] * (bound_C[c] - expected_R) / root_CC[c, c])
-            log_uniform_R = np.log(generator.uniform(1e-12, 1.0, each))
-            shock_RC[:, c] = side_C[c] * ndtri_exp(log_inside_R + log_uniform_R)
-            log_R = log_R + log_inside_R
-        x_RC = mean_C + shock_RC @ root_CC.T
-        variance = np.concatenate([error_S**2 + tau**2, np.full(len(beyond), tau**2)])
-        after = _posterior(whole_SB, variance, priors, factor)
-        x_RS = np.concatenate([np.tile(x_S, (each, 1)), x_RC], axis=1)
-        coefficients.append(
-            after.mean(x_RS) + generator.standard_normal((each, len(after.root))) @ after.root.T
-        )
-        logs.append(log_R)
-    weight = np.exp(np.concatenate(logs) - np.max(logs))
-    chosen = generator.choice(len(weight), draws, p=weight / weight.sum())
-    return np.concatenate(coefficients)[chosen], chosen // each
+    known: tuple[Optimum, ...]
+    beyond: tuple[Optimum, ...]
+    """Optima at an edge of their grid."""
+    design_SB: np.ndarray
+    """Factors of the coefficients, for known optima and then the others: 1, the slope's, and factors of
+    coefficients whose priors are N(0, 1)."""
+    priors: Priors
+
+    def draw(self, generator: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws of the coefficients, and of the numbers of τ and factor."""
+        return self._bounded(generator, draws) if self.beyond else self._known(generator, draws)
+
+    @cached_property
+    def _x_S(self) -> np.ndarray:
+        return np.array([o.x for o in self.known])
+
+    @cached_property
+    def _error_S(self) -> np.ndarray:
+        return np.asarray(np.maximum([o.se for o in self.known], _LEAST_ERROR))
+
+    @cached_property
+    def _weighed(self) -> list[tuple[float, float]]:
+        """Scatters and factors that are weighed."""
+        return list(zip(self.priors.tau_K.tolist(), self.priors.factor_K.tolist(), strict=True))
+
+    @cached_property
+    def _posteriors(self) -> list[_Posterior]:
+        design_SB, variance_S = self.design_SB[: len(self.known)], self._error_S**2
+        return [_posterior(design_SB, variance_S + tau**2, self.priors, f) for tau, f in self._weighed]
+
+    @cached_property
+    def _log_K(self) -> np.ndarray:
+        """Log weight of each τ and factor by the known optima."""
+        evidence_K = np.array([p.log_evidence(self._x_S) for p in self._posteriors])
+        return np.asarray(evidence_K + np.log(self.priors.weight_K))
+
+    def _known(self, generator: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        weight_K = np.exp(self._log_K - self._log_K.max())
+        count_K = generator.multinomial(draws, weight_K / weight_K.sum())
+        coefficients = [
+            p.mean(self._x_S) + generator.standard_normal((count, len(p.root))) @ p.root.T
+            for p, count in zip(self._posteriors, count_K, strict=True)
+        ]
+        return np.concatenate(coefficients), np.repeat(np.arange(len(count_K)), count_K)
+
+    def _bounded(self, generator: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws where some optima are only bounded."""
+        at_CB, count = self.design_SB[len(self.known) :], len(self.beyond)
+        side_C = np.array([1.0 if math.isinf(o.low) else -1.0 for o in self.beyond])  # 1: at most the bound
+        bound_C = np.array([_bound(o) for o in self.beyond])
+        each = -(-draws // len(self._log_K))
+        coefficients, logs = [], []
+        for (tau, factor), before, log_weight in zip(
+            self._weighed, self._posteriors, self._log_K, strict=True
+        ):
+            spread = at_CB @ before.root
+            root_CC = np.linalg.cholesky(spread @ spread.T + tau**2 * np.eye(count))
+            mean_C = at_CB @ before.mean(self._x_S)
+            shock_RC, log_R = np.zeros((each, count)), np.full(each, log_weight)
+            for c in range(count):
+                expected_R = mean_C[c] + shock_RC[:, :c] @ root_CC[c, :c]
+                log_inside_R = log_ndtr(side_C[c] * (bound_C[c] - expected_R) / root_CC[c, c])
+                log_uniform_R = np.log(generator.uniform(1e-12, 1.0, each))
+                shock_RC[:, c] = side_C[c] * ndtri_exp(log_inside_R + log_uniform_R)
+                log_R = log_R + log_inside_R
+            x_RC = mean_C + shock_RC @ root_CC.T
+            variance = np.concatenate([self._error_S**2 + tau**2, np.full(count, tau**2)])
+            after = _posterior(self.design_SB, variance, self.priors, factor)
+            x_RS = np.concatenate([np.tile(self._x_S, (each, 1)), x_RC], axis=1)
+            shocks = generator.standard_normal((each, len(after.root)))
+            coefficients.append(after.mean(x_RS) + shocks @ after.root.T)
+            logs.append(log_R)
+        weight = np.exp(np.concatenate(logs) - np.max(logs))
+        chosen = generator.choice(len(weight), draws, p=weight / weight.sum())
+        return np.concatenate(coefficients)[chosen], chosen // each

@@ -26,6 +26,15 @@ from mup_tpu.store.header import FILE as STORE
 
 Place = str | Path | Sequence[str | Path]
 """One place of runs, or several that are read as one table."""
+Runs = RunTable | pd.DataFrame | str | Path
+"""A checked table, runs of the usual columns, or where they are."""
+
+
+def run_table(runs: Runs) -> RunTable:
+    """Checked table of runs, read and checked where it is none yet."""
+    if isinstance(runs, RunTable):
+        return runs
+    return check_table(runs) if isinstance(runs, pd.DataFrame) else load_table(runs)
 
 
 def default_columns(path: Place) -> Columns:

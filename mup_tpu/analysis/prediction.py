@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import scipy
 
 from mup_tpu.analysis.curvature import Cost, Valley, valley_at
 from mup_tpu.analysis.expected_loss import expected_loss
-from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.line import LEAST, Line, fit_line
-from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.priors import priors_of
-from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
@@ -184,7 +180,7 @@ class Predictions:
 
 
 def predict(
-    table: RunTable | pd.DataFrame | str | Path,
+    table: Runs,
     at: str | Sequence[str],
     epsilon: float = EPSILON,
     seed: int = 0,
@@ -206,10 +202,7 @@ def predict(
         TableError: a target is not allowed, or no rule has two scales with a known optimum.
         StoreError: the results folder holds no runs.
     """
-    if isinstance(table, pd.DataFrame):
-        table = check_table(table)
-    elif not isinstance(table, RunTable):
-        table = load_table(table)
+    table = run_table(table)
     targets = read_targets(table, [at] if isinstance(at, str) else at)
     return predict_analysis(analyze(table, epsilon=epsilon, seed=seed), targets, seed)
 
@@ -233,10 +226,7 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
             )
             continue
         lines[result.compared] = line
-        valley = valley_at(result.curves, result.noise, line.known[-1])
-        for target in targets:
-            generator = np.random.default_rng([seed, 1])
-            found.append(_predict(result, line, valley, target, analysis.epsilon, generator))
+        found += [_predict(result, line, target, analysis.epsilon, seed) for target in targets]
     if not found:
         raise TableError("; ".join(notes))
     return Predictions(analysis, tuple(targets), tuple(found), lines, tuple(notes))
@@ -252,35 +242,17 @@ def _loss(result: TransferResult, scale: float) -> tuple[ExpectedLoss | None, st
         return None, str(error)
 
 
-def _predict(
-    result: TransferResult,
-    line: Line,
-    valley: Valley | None,
-    target: Target,
-    epsilon: float,
-    generator: np.random.Generator,
-) -> RulePrediction:
-    run = max(o.scale for o in result.optima)
+def _predict(result: TransferResult, line: Line, target: Target, epsilon: float, seed: int) -> RulePrediction:
+    generator, first, last = np.random.default_rng([seed, 1]), line.known[0], line.known[-1]
     optima_R = line.optima_R(target.scale, generator)
     x = float(optima_R.mean())
     low, half_low, half_high, high = (float(q) for q in np.quantile(optima_R, [0.025, 0.25, 0.75, 0.975]))
-    first, last = line.known[0], line.known[-1]
+    valley = valley_at(result.curves, result.noise, last)
     curvature_R = valley.draws_R(generator, len(optima_R)) if valley else np.full(len(optima_R), math.nan)
-
-    def cost(taken: float) -> Cost:
-        losses_R = curvature_R / 2 * (optima_R - taken) ** 2
-        return Cost(float(losses_R.mean()), float(np.quantile(losses_R, 0.975)))
-
-    taking = cost(x)
+    losses_3R = (curvature_R / 2 * (optima_R - taken) ** 2 for taken in (x, first.x, last.x))
+    taking, staying, following = (Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses_3R)
     loss, why = _loss(result, target.scale)
-
-    def excess(octaves: float) -> float:
-        """Cost over epsilon at a distance beyond the table; octaves over the widest without a curvature."""
-        variance = line.variance(octaves + math.log2(run / line.origin))
-        if valley is None:
-            return 2 * 1.96 * math.sqrt(variance) - _WIDEST
-        return valley.curvature / 2 * variance - epsilon
-
+    run = max(o.scale for o in result.optima)
     return RulePrediction(
         compared=result.compared,
         target=target.text,
@@ -292,17 +264,26 @@ def _predict(
         smallest=(first.scale, first.x),
         largest=(last.scale, last.x),
         taking=taking,
-        staying=cost(first.x),
-        following=cost(last.x),
+        staying=staying,
+        following=following,
         loss=loss,
         why_no_loss=why,
         bears=taking.expected <= epsilon if valley else high - low <= _WIDEST,
-        furthest=_furthest(excess),
+        furthest=_furthest(line, valley, line.octaves(run), epsilon),
     )
 
 
-def _furthest(excess: Callable[[float], float]) -> float:
-    """Octaves at which an excess that grows with the distance passes 0."""
+def _furthest(line: Line, valley: Valley | None, from_origin: float, epsilon: float) -> float:
+    """Octaves beyond the largest scale at which a prediction costs epsilon; without a curvature, at which its
+    interval is the widest allowed.
+    """
+
+    def excess(octaves: float) -> float:
+        variance = line.variance(octaves + from_origin)
+        if valley is None:
+            return 2 * 1.96 * math.sqrt(variance) - _WIDEST
+        return valley.curvature / 2 * variance - epsilon
+
     if excess(0.0) > 0:
         return 0.0
     if excess(_FARTHEST) <= 0:

@@ -228,21 +228,14 @@ def _solve(
     cost_S = _huber(_log_loss(theta_ST, log_v_PV) - log_l_SP)
     damping_S = np.full(len(theta_ST), 1e-3)
     scale_ST = np.zeros(theta_ST.shape)
-    identity = np.eye(theta_ST.shape[1])
     left = np.arange(len(theta_ST))
     for _ in range(_ITERATIONS):
         theta, cost = theta_ST[left], cost_S[left]
         residuals = _log_loss(theta, log_v_PV) - log_l_SP[left]
         jacobian = _jacobian(theta, log_v_PV)
-        gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
-        curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
         scale_ST[left] = np.maximum(scale_ST[left], np.einsum("spt,spt->st", jacobian, jacobian))
-        held = (theta <= lower_ST[left]) & (gradient > 0) | (theta >= upper_ST[left]) & (gradient < 0)
-        free = np.where(held, 0.0, 1.0)
-        hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
-        diagonal = np.where(held, 1.0, damping_S[left, None] * scale_ST[left] + 1e-30)
-        damped = hessian + diagonal[:, :, None] * identity
-        step = np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0]
+        damping = damping_S[left, None] * scale_ST[left] + 1e-30
+        step = _step(residuals, jacobian, damping, theta <= lower_ST[left], theta >= upper_ST[left])
         moved = np.clip(theta + step, lower_ST[left], upper_ST[left])
         new_cost = _huber(_log_loss(moved, log_v_PV) - log_l_SP[left])
         better = new_cost < cost
@@ -256,6 +249,23 @@ def _solve(
             break
     theta_ST[:, 1::2] += theta_ST[:, 2::2] * centre_V
     return theta_ST, cost_S
+
+
+def _step(
+    residuals: np.ndarray,
+    jacobian: np.ndarray,
+    damping: np.ndarray,
+    is_least: np.ndarray,
+    is_most: np.ndarray,
+) -> np.ndarray:
+    """Damped Gauss-Newton step from each start; parameters that press against a bound stay."""
+    gradient = np.einsum("spt,sp->st", jacobian, np.clip(residuals, -HUBER_DELTA, HUBER_DELTA))
+    curved = jacobian * (np.abs(residuals) <= HUBER_DELTA)[..., None]
+    held = is_least & (gradient > 0) | is_most & (gradient < 0)
+    free = np.where(held, 0.0, 1.0)
+    hessian = np.einsum("spt,spu->stu", curved, curved) * free[:, :, None] * free[:, None, :]
+    damped = hessian + np.where(held, 1.0, damping)[:, :, None] * np.eye(free.shape[1])
+    return np.asarray(np.linalg.solve(damped, (-gradient * free)[..., None])[..., 0])
 
 
 def _best_fit(log_l_P: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:

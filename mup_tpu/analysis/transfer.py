@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import pandas as pd
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
-from mup_tpu.analysis.ingest.table import check_table
-from mup_tpu.analysis.load import load_table
+from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
 from mup_tpu.analysis.noise import Noise
@@ -192,7 +190,7 @@ class TransferAnalysis:
 
 
 def analyze(
-    table: RunTable | pd.DataFrame | str | Path,
+    table: Runs,
     epsilon: float = EPSILON,
     delta: float = DELTA,
     seed: int = 0,
@@ -217,10 +215,7 @@ def analyze(
             input is no table of runs.
         StoreError: the results folder holds no runs.
     """
-    if isinstance(table, pd.DataFrame):
-        table = check_table(table)
-    elif not isinstance(table, RunTable):
-        table = load_table(table)
+    table = run_table(table)
     if table.runs.empty:
         raise TableError(f"no run is at a {table.columns.scale} that the sequence plans: run it first")
     question = Question.of(table, epsilon, delta, seed)

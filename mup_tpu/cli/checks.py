@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mup_tpu.cli.console import Bar, Console
+from mup_tpu.cli.console import Console, progress_bar
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.config.toml import parse_axis
-from mup_tpu.errors import ConfigError, LayerGrows, StoreError, reason
+from mup_tpu.errors import ConfigError, LayerGrows, StoreError, raised_as
+
+if TYPE_CHECKING:
+    from mup_tpu.files import Folder
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
@@ -101,11 +104,11 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
         build = load(text, "module")
         batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
     widths = [int(width) for width in asked.scale.values]
-    with Bar(console) as bar:
+    with progress_bar(console) as update:
         check = coord_check(
             build, batch() if callable(batch) else batch, loss, widths=widths, base_width=min(widths),
             lr=trial.optimizer.learning_rate, rules=asked.parametrizations, seeds=asked.num_seeds,
-            steps=asked.steps, seconds=asked.seconds, update=bar.update,
+            steps=asked.steps, seconds=asked.seconds, update=update,
         )  # fmt: skip
     if json:
         console.write(to_json(check.to_dict()))
@@ -134,38 +137,41 @@ def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axi
 
 def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
-    import pandas as pd
     import pyarrow as pa
 
     from mup_tpu.cli import replay
-    from mup_tpu.cli.results import CHECK_FILE
     from mup_tpu.files import Folder
-    from mup_tpu.training.coord_check import measure
 
     if "://" in results:
         raise ConfigError(f"results {results} of a coordinate check is a URL: give a local folder")
-    folder, console, scale = Folder(results), Console(), check.scale
-    try:
+    with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
         for trial in trials:
-            trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
-            if trial.train.precision == "auto":  # the table of an earlier check goes on
-                trial = trial.replace(precision="float32")
-            stored = pd.read_parquet(Path(results) / CHECK_FILE) if CHECK_FILE in folder.names() else None
-            with Bar(console) as bar:
-                for table in measure(
-                    trial, scale, check.parametrizations, check.num_seeds, stored, bar.update, check.seconds
-                ):
-                    if len(table):
-                        with folder.writing(CHECK_FILE) as file:
-                            table.to_parquet(file, index=False)
-            measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
-            if left := [str(value) for value in scale.values if value not in measured]:
-                console.print(
-                    f"{scale.field} {', '.join(left)} would take longer: the same command measures it"
-                )
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"results folder {results} cannot be used: {reason(error)}") from None
+            _measure(trial, Folder(results), check)
     replay.show(results)
+
+
+def _measure(trial: Trial, folder: Folder, check: Check) -> None:
+    """Measure missing points of one trial, and store the table after each."""
+    import pandas as pd
+
+    from mup_tpu.cli.results import CHECK_FILE
+    from mup_tpu.training.coord_check import measure
+
+    console, scale = Console(), check.scale
+    trial = trial.replace(steps=check.steps, warmup=0.0, schedule="constant")
+    if trial.train.precision == "auto":  # the table of an earlier check goes on
+        trial = trial.replace(precision="float32")
+    stored = pd.read_parquet(f"{folder}/{CHECK_FILE}") if CHECK_FILE in folder.names() else None
+    with progress_bar(console) as update:
+        for table in measure(
+            trial, scale, check.parametrizations, check.num_seeds, stored, update, check.seconds
+        ):
+            if len(table):
+                with folder.writing(CHECK_FILE) as file:
+                    table.to_parquet(file, index=False)
+    measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
+    if left := [str(value) for value in scale.values if value not in measured]:
+        console.print(f"{scale.field} {', '.join(left)} would take longer: the same command measures it")
 
 
 def doctor(results: FolderName = "results", tpu: str | None = None) -> None:

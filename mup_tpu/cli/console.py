@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -98,34 +98,23 @@ _WITH_UNIT = re.compile(r"(?<=\d) (?=(nat|s|min|h|FLOP|octaves?)\b|%)")
 """Space between a number and its unit, at which no line breaks."""
 
 
-class Bar:
-    """Bar with the present work, the share that is done, and the time left; on terminals alone."""
+@contextlib.contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """Bar on terminals; the yielded function shows the present work, and the share that is done."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=1.0)
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def update(self, doing: str, share: float) -> None:
-        """Show the present work, and the share that is done."""
-        self._progress.update(self._task, description=doing, completed=share)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as progress:
+        task = progress.add_task("starting", total=1.0)
+        yield lambda doing, share: progress.update(task, description=doing, completed=share)
 
 
 def discard_output(stream: TextIO | None = None) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.grid import SweepRun
-from mup_tpu.config import Sweep
+from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.table import Table
+from mup_tpu.config.values import write_time
+
+if TYPE_CHECKING:
+    from mup_tpu.tuning.forecast import Machine, SizeForecast
 
 
 def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
-    from mup_tpu.training.report import format_seconds
     from mup_tpu.tuning import forecast
     from mup_tpu.tuning.precision import decided_sweep
     from mup_tpu.tuning.sweep import what_is_missing
@@ -25,12 +30,7 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
     if not missing:
         return
-    if how.dry.dry_run_on:
-        from mup_tpu.tpu_compiler import target
-
-        machine = forecast.tpu(target(how.dry.dry_run_on))
-    else:
-        machine = forecast.this_machine(missing, how.run)
+    machine = _machine(missing, how)
     sizes = forecast.forecast(
         missing,
         sweep.scale_axis.fields,
@@ -40,17 +40,8 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.where,
         how.run.micro_batches,
     )
-    each = " on each device" if machine.devices > 1 else ""
-    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
-    rows = []
-    for row in sizes:
-        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
-        if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
-        counts = map(str, (row.size, row.trials, row.packs))
-        rows.append((*counts, f"{row.flops:.2g}", needed, format_seconds(row.seconds)))
-    console.print(Table(headings, rows, left=("size",)))
-    seconds = format_seconds(sum(row.seconds for row in sizes))
+    console.print(_table(sizes, machine))
+    seconds = write_time(sum(row.seconds for row in sizes))
     flops = sum(row.flops * row.trials for row in sizes)
     console.print(
         f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "
@@ -59,3 +50,26 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
     )
     if how.until.until_settled:
         console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
+
+
+def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
+    from mup_tpu.tuning import forecast
+
+    if how.dry.dry_run_on is None:
+        return forecast.this_machine(missing, how.run)
+    from mup_tpu.tpu_compiler import target
+
+    return forecast.tpu(target(how.dry.dry_run_on))
+
+
+def _table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
+    each = " on each device" if machine.devices > 1 else ""
+    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    rows = []
+    for row in sizes:
+        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
+        if row.memory_bytes > machine.memory_bytes:
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
+        counts = map(str, (row.size, row.trials, row.packs))
+        rows.append((*counts, f"{row.flops:.2g}", needed, write_time(row.seconds)))
+    return Table(headings, rows, left=("size",))

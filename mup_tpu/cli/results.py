@@ -183,8 +183,8 @@ class Results:
         return plots.transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
-        """Numbers behind the figures: content by the name of a file."""
-        return {"analysis.json": to_json(self.analysis.to_dict()) + "\n"}
+        """Numbers behind the figures, unless rows hold them: content by the name of a file."""
+        return {} if self.other else {"analysis.json": to_json(self.analysis.to_dict()) + "\n"}
 
     def page(self) -> rendering.Page:
         """Report."""
@@ -271,10 +271,6 @@ class SearchResults(Results):
         """Loss against each hyperparameter of the space."""
         return {"search": plots.search_figure(ranking(load_runs(self.path)))}
 
-    def numbers(self) -> Mapping[str, str]:
-        """None."""
-        return {}
-
     def page(self) -> rendering.Page:
         """Report of the search."""
         return rendering.search_page(self.name, load_runs(self.path))
@@ -307,10 +303,6 @@ class CoordinateCheck(Results):
     def figures(self) -> Mapping[str, Figure]:
         """A figure for each optimizer and tying."""
         return plots.coordinate_check_figures(self.measured)
-
-    def numbers(self) -> Mapping[str, str]:
-        """None: the table is stored already."""
-        return {}
 
     def page(self) -> rendering.Page:
         """Report of the checks."""

@@ -1,7 +1,8 @@
 """Text to batches: corpus -> tokenizer -> token cache -> batches, or -> prepared shards -> batches."""
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.batches import CachedDataset, TokenDataset, prefetch
+from mup_tpu.data.ahead import prefetch
+from mup_tpu.data.batches import CachedDataset, TokenDataset
 from mup_tpu.data.cache import is_tokenised, load_cache
 from mup_tpu.data.shards import is_prepared
 from mup_tpu.data.stream import ShardDataset, World

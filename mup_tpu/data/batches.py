@@ -1,16 +1,13 @@
-"""Batches as a function of (data seed, step) alone, and a thread that makes them ahead of time.
+"""Batches as a function of (data seed, step) alone.
 
 Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, inputs and targets overlapping.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,41 +16,32 @@ from mup_tpu.data.cache import TokenCache
 from mup_tpu.data.tokenizer import Tokenizer
 from mup_tpu.errors import DataError
 
-T = TypeVar("T")
 
-_POLL_S = 0.1
-"""Seconds between two checks while a thread waits."""
-
-
-class TokenDataset(Protocol):
+class TokenDataset(ABC):
     """Training data of a pack, from any source: its batches depend on the step alone."""
 
-    config: DataConfig
-    name: str
-    fingerprint: str
-    vocab_size: int
-    tokens_per_step: int
-    tokenizer: Tokenizer
     meta: dict[str, Any]
 
+    def __init__(self, config: DataConfig, name: str, fingerprint: str, tokenizer: Tokenizer) -> None:
+        self.config, self.name, self.fingerprint, self.tokenizer = config, name, fingerprint, tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.tokens_per_step = config.batch_size * config.sequence_length
+
+    @abstractmethod
     def train_batch(self, step: int) -> np.ndarray:
         """Tokens (B, T + 1) of a step, int64."""
 
+    @abstractmethod
     def validation_batches(self, count: int) -> np.ndarray:
         """Held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
 
 
-class CachedDataset:
+class CachedDataset(TokenDataset):
     """Batches of one tokenised corpus from the memory-mapped token cache."""
 
     def __init__(self, config: DataConfig, cache: TokenCache) -> None:
-        self.config = config
-        self.fingerprint = cache.fingerprint
-        self.name: str = cache.meta["dataset"]
-        self.vocab_size = cache.tokenizer.vocab_size
-        self.tokenizer = cache.tokenizer
-        self.meta: dict[str, Any] = cache.meta
-        self.tokens_per_step = config.batch_size * config.sequence_length
+        super().__init__(config, cache.meta["dataset"], cache.fingerprint, cache.tokenizer)
+        self.meta = cache.meta
         self._train, self._validation = cache.tokens["train"], cache.tokens["validation"]
         # One block is left out, so that each epoch can start its blocks at another offset.
         self._blocks = (len(self._train) - 1) // config.sequence_length - 1
@@ -104,60 +92,3 @@ def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tup
     """Order of the blocks in an epoch, and the offset of its first one."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
     return generator.permutation(blocks), int(generator.integers(sequence_length))
-
-
-@contextmanager
-def prefetch(
-    make_batch: Callable[[int], T],
-    start: int,
-    stop: int,
-    depth: int = 2,
-    gives_up: Callable[[], bool] = lambda: False,
-) -> Iterator[Iterator[T]]:
-    """Batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
-
-    Errors of the thread are raised where the batch is asked for. The end of the block ends the thread. Once
-    `gives_up` returns true, the iterator ends without waiting for a batch; the thread, which may wait for a
-    server, is left to itself.
-    """
-    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=depth)
-    ended = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> None:
-        while not ended.is_set():
-            try:
-                made.put(item, timeout=_POLL_S)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        for step in range(start, stop):
-            if ended.is_set():
-                return
-            try:
-                put((make_batch(step), None))
-            except Exception as error:
-                put((None, error))
-                return
-
-    def batches() -> Iterator:
-        for _ in range(start, stop):
-            while True:
-                with suppress(queue.Empty):
-                    batch, error = made.get(timeout=_POLL_S)
-                    break
-                if gives_up():
-                    return
-            if error is not None:
-                raise error
-            yield batch
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        yield batches()
-    finally:
-        ended.set()
-        while thread.is_alive() and not gives_up():
-            thread.join(_POLL_S)

@@ -110,8 +110,8 @@ class _Job:
         return f"{self.split}-{self.number:06}.tar"
 
 
-def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
-    """Index without shards, and the shards to make."""
+def _layout(config: DataConfig, cache: TokenCache, shard_samples: int) -> dict[str, tuple[int, int]]:
+    """Number of shards of each split, and samples in each."""
     most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
     layout = {}
     for split, tokens in cache.tokens.items():
@@ -129,6 +129,12 @@ def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[Sh
                 f"shard_samples {shard_samples} is not allowed: a shard is held in memory whole, at most "
                 f"{MAX_SHARD_BYTES // 2**30} GiB, which is {most:,} samples"
             )
+    return layout
+
+
+def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
+    """Index without shards, and the shards to make."""
+    layout = _layout(config, cache, shard_samples)
     recipe = [FORMAT, cache.fingerprint, config.sequence_length, layout]
     fingerprint = short_hash(json.dumps(recipe))
     jobs = [

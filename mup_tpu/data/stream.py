@@ -10,9 +10,6 @@ Shapes: N batches, B sequences, T tokens.
 
 from __future__ import annotations
 
-import queue
-import threading
-import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +18,8 @@ from functools import lru_cache
 import numpy as np
 
 from mup_tpu.config import DataConfig
+from mup_tpu.data.ahead import Threads
+from mup_tpu.data.batches import TokenDataset
 from mup_tpu.data.shard_folder import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
@@ -43,7 +42,7 @@ class World:
             raise ConfigError(f"host {self.host} is not one of {self.hosts} hosts, counted from 0")
 
 
-class ShardDataset:
+class ShardDataset(TokenDataset):
     """Batches of prepared shards, for one host.
 
     The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards of its
@@ -53,13 +52,8 @@ class ShardDataset:
     def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:
         folder = ShardFolder(config.corpus)
         index = folder.index
-        self.config = config
+        super().__init__(config, index.dataset, index.fingerprint, folder.tokenizer)
         self.world = world
-        self.name = index.dataset
-        self.fingerprint = index.fingerprint
-        self.vocab_size = index.vocab_size
-        self.tokenizer = folder.tokenizer
-        self.tokens_per_step = config.batch_size * config.sequence_length
         if config.sequence_length != index.sequence_length:
             raise DataError(
                 f"sequence_length {config.sequence_length} is not the {index.sequence_length} of the shards "
@@ -134,26 +128,17 @@ class ShardDataset:
         return self._train.get(shards[shard])[row]
 
 
-_Asked = queue.SimpleQueue[tuple[int, Future[np.ndarray]] | None]
-
-
 @lru_cache(maxsize=16)
 def _permutation(size: int, *key: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)
 
 
 class _Reader:
-    """Shards that threads read ahead.
-
-    An executor will not do: at its exit Python would wait for a thread that still tries a lost server.
-    """
+    """Shards that threads read ahead."""
 
     def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
-        self._asked: _Asked = queue.SimpleQueue()
+        self._threads = Threads(read, threads, "shards")
         self._held: dict[int, Future[np.ndarray]] = {}
-        for _ in range(threads):
-            threading.Thread(target=_serve, args=(self._asked, read), name="shards", daemon=True).start()
-            weakref.finalize(self, self._asked.put, None)
 
     def hold(self, shards: Iterable[int]) -> None:
         """Begin to read new shards, in this order, and drop all shards that are not named."""
@@ -162,21 +147,8 @@ class _Reader:
             self._held.pop(shard).cancel()
         for shard in wanted:
             if shard not in self._held:
-                self._held[shard] = Future()
-                self._asked.put((shard, self._held[shard]))
+                self._held[shard] = self._threads.ask(shard)
 
     def get(self, shard: int) -> np.ndarray:
         """Samples of a held shard; waits until it has been read."""
         return self._held[shard].result()
-
-
-def _serve(asked: _Asked, read: Callable[[int], np.ndarray]) -> None:
-    """Read requested shards until the reader is gone."""
-    while (job := asked.get()) is not None:
-        shard, future = job
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(read(shard))
-        except Exception as error:
-            future.set_exception(error)

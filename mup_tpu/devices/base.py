@@ -1,15 +1,17 @@
-"""The device protocol, and a device by its name."""
+"""Devices of the training loop, and a device by its name."""
 
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mup_tpu.config import DEVICES
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
 
@@ -24,74 +26,25 @@ Repeated = Callable[[Any, Any, Any, int], Tensor]
 """Repeated step: takes stacks of items and a number of steps; returns a stack of results."""
 
 
-class Device(Protocol):
-    """Interface of a device for the training loop."""
+class Device(ABC):
+    """Interface of a device for the training loop; its defaults hold every pack whole, and run it eagerly."""
 
     name: str
     """Name in the store: "cpu", or the accelerator's model."""
     torch_device: torch.device
     execution: Execution
     """Faster execution on this kind of device, as measured."""
-    mesh: MeshShape
-    reads_cheaply: bool
+    mesh: MeshShape = ONE_DEVICE
+    reads_cheaply: bool = True
     """Whether losses are read at every log point; otherwise, at evaluations."""
     compiles: bool
     """Whether the step of each shape is compiled before its first run."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`."""
-
-    def place_members(self, tensor: Tensor) -> Tensor:
-        """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
-
-    def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once, by a batch's bytes; losses are read between stretches only."""
-
-    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
-
-        `stack` is on the CPU, `axis` is "trial" or "data". `repeated` has room for `length` items: missing
-        ones may be made up.
-        """
-
-    def repeated(self, step: Step) -> Repeated:
-        """A step, repeated for one item of the stacks after the other."""
-
-    def read(self, tensor: Tensor) -> Tensor:
-        """A tensor's values on the CPU, whole; waits for them."""
-
-    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of stacks (K, ...) and a batch, last, run by every device on its part of them.
-
-        Its results (tensors (K, ...) that are means over the batch) are put together again.
-        """
-
-    def end_step(self) -> None:
-        """All operations of a step have been called."""
-
-    def synchronize(self) -> None:
-        """Wait until all work handed to the device is done."""
-
-    def free_memory_bytes(self) -> int:
-        """Free memory for a pack on each device; on a CPU, the share of this process's threads."""
-
-    def peak_memory_bytes(self) -> int:
-        """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
-
-
-class OneDevice:
-    """Methods of a device that holds every pack whole, and runs operations as they are called."""
-
-    name: str
-    torch_device: torch.device
-    mesh = ONE_DEVICE
-    reads_cheaply = True
-
-    def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Self:
-        """Itself.
+        """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`.
 
         Raises:
-            ConfigError: a mesh of more than one device is asked for.
+            ConfigError: the mesh does not fit the device.
         """
         if mesh != "auto" and MeshShape.parse(mesh) != ONE_DEVICE:
             kind = self.torch_device.type
@@ -99,19 +52,52 @@ class OneDevice:
         return self
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """The tensor on this device."""
+        """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
         return tensor.to(self.torch_device)
 
+    def longest_stretch(self, batch_bytes: int) -> int:
+        """Most steps to hand over at once, by a batch's bytes; losses are read between stretches only.
+
+        By default 1, so that an interrupt takes effect after each step.
+        """
+        return 1
+
+    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
+        """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
+
+        `stack` is on the CPU, `axis` is "trial" or "data". `repeated` has room for `length` items: missing
+        ones may be made up.
+        """
+        return stack.to(self.torch_device)
+
+    def repeated(self, step: Step) -> Repeated:
+        """A step, repeated for one item of the stacks after the other."""
+        return one_by_one(step)
+
     def read(self, tensor: Tensor) -> Tensor:
-        """A tensor's values on the CPU."""
+        """A tensor's values on the CPU, whole; waits for them."""
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself: there is one shard."""
+        """A function of stacks (K, ...) and a batch, last, run by every device on its part of them.
+
+        Its results (tensors (K, ...) that are means over the batch) are put together again.
+        """
         return function
 
-    def end_step(self) -> None:
-        """Nothing."""
+    def end_step(self) -> None:  # noqa: B027 (nothing to do where operations run at once)
+        """All operations of a step have been called."""
+
+    def synchronize(self) -> None:  # noqa: B027 (likewise)
+        """Wait until all work handed to the device is done."""
+
+    @abstractmethod
+    def free_memory_bytes(self) -> int:
+        """Free memory for a pack on each device; on a CPU, the share of this process's threads."""
+
+    @abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
 
 
 def one_by_one(step: Step) -> Repeated:
@@ -129,9 +115,8 @@ def get_device(name: str = "auto") -> Device:
     Raises:
         ConfigError: no such device, or none here.
     """
+    require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in DEVICES:
-        raise ConfigError(f"device {name!r} is not one of {', '.join(map(repr, ('auto', *DEVICES)))}")
     device: Device = importlib.import_module(f"mup_tpu.devices.{name}").create()
     return device

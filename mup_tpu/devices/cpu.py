@@ -13,35 +13,19 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from mup_tpu.devices import control_groups
-from mup_tpu.devices.base import Execution, OneDevice, Repeated, Step, one_by_one
+from mup_tpu.devices.base import Device, Execution
 
 
 @dataclass(frozen=True)
-class CpuDevice(OneDevice):
+class CpuDevice(Device):
     """All cores of this process, as many as `torch.set_num_threads` says."""
 
     name: str = "cpu"
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     execution: Execution = "loop"
     compiles: bool = False
-
-    def longest_stretch(self, batch_bytes: int) -> int:
-        """1, so that an interrupt takes effect after each step."""
-        return 1
-
-    def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """The stack, as it is."""
-        return stack.to(self.torch_device)
-
-    def repeated(self, step: Step) -> Repeated:
-        """The step, called once an item."""
-        return one_by_one(step)
-
-    def synchronize(self) -> None:
-        """Nothing: CPU operations return when they are done."""
 
     def free_memory_bytes(self) -> int:
         """Memory available to this process and its control groups, by the share of the cores that it uses.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Execution, OneDevice, Repeated, Step
+from mup_tpu.devices.base import Device, Execution, Repeated, Step
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor
 from mup_tpu.errors import ConfigError
 
@@ -19,7 +19,7 @@ _STRETCH_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class CudaDevice(OneDevice):
+class CudaDevice(Device):
     """The current CUDA device."""
 
     name: str

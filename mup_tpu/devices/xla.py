@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Execution, Repeated, Step
+from mup_tpu.devices.base import Device, Execution, Repeated, Step
 from mup_tpu.devices.cpu import CpuDevice
 from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape, choose_mesh
 from mup_tpu.devices.tpus import device_files
@@ -39,7 +39,7 @@ _STRETCH_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class XlaDevice:
+class XlaDevice(Device):
     """All XLA devices of this process."""
 
     name: str

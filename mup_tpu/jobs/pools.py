@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 
@@ -33,7 +33,7 @@ class Place:
 
 
 class Pools:
-    """The open pool of a run, replaced if another is needed; it ends with the `with` block.
+    """The open pool of a run, replaced if another is needed.
 
     `results` is the folder or fsspec URL of the workers' logs; None keeps none.
     """
@@ -44,10 +44,8 @@ class Pools:
         self._pool, self._cluster = contextlib.ExitStack(), contextlib.ExitStack()
         self._open: Pool[Any] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End the pool, and the cluster if it was started here."""
         with self._cluster, self._pool:
             self._open = None
 

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import ModelConfig, Trial
-from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
+from mup_tpu.models.base import Declaration, Fold, Forms, Parameter
 from mup_tpu.models.gpt2 import GPT2
 from mup_tpu.models.llama import Llama
 from mup_tpu.models.moe import MoE
+from mup_tpu.models.transformer import Architecture
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 

@@ -5,17 +5,11 @@ Plain values, without torch: drivers count, compare and plan trials without impo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mup_tpu.config import ModelConfig
 from mup_tpu.rules.parameter import Parameter, Slice
-from mup_tpu.rules.parametrization import ForwardScaling
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -126,35 +120,3 @@ class Forms:
     """Whether residual branches have a factor; a factor of 1 needs none."""
     scanned: bool = False
     """Blocks as one loop of the compiler, for XLA under vmap."""
-
-
-class Architecture(ABC):
-    """One architecture. `mup_tpu.models.transformer` implements most of it for decoder-only transformers."""
-
-    name: str
-    """Value of `ModelConfig.architecture`."""
-
-    @abstractmethod
-    def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Parameters and what follows from the size."""
-
-    @abstractmethod
-    def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Value of each buffer of the network: the rule's factors times the configuration's alphas."""
-
-    @abstractmethod
-    def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
-    ) -> nn.Module:
-        """Module without weights (meta device), tokens_BT to logits_BTV; parameters as declared.
-
-        Its second argument, a list, takes terms that training adds to the loss.
-        """
-
-    @abstractmethod
-    def folds(self, config: ModelConfig, scaling: ForwardScaling) -> list[Fold]:
-        """Factors on trained parameters for the stock class, which has no factors of its own."""
-
-    @abstractmethod
-    def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A model of the stock class of transformers, of the same shape."""

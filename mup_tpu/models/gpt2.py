@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Forms, Parameter, Slice
-from mup_tpu.models.transformer import Transformer
-
-if TYPE_CHECKING:
-    from torch import nn
-
+from mup_tpu.models.base import ActivationMemory, Parameter, Slice
+from mup_tpu.models.transformer import Architecture
 
 ACTIVATIONS = ActivationMemory(
     # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
@@ -32,7 +28,7 @@ ACTIVATIONS = ActivationMemory(
 )
 
 
-class GPT2(Transformer):
+class GPT2(Architecture):
     """GPT-2, whose hidden matrices are stored (inputs, outputs)."""
 
     name = "gpt2"
@@ -76,14 +72,6 @@ class GPT2(Transformer):
     def activations(self, config: ModelConfig) -> ActivationMemory:
         """Numbers measured with GPT-2's layers."""
         return ACTIVATIONS
-
-    def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
-    ) -> nn.Module:
-        """Module without weights (meta device)."""
-        from mup_tpu.models.gpt2_network import build
-
-        return build(config, vocab_size, sequence_length, forms)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A `GPT2LMHeadModel` of the same shape."""

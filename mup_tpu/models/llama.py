@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Forms, Parameter
+from mup_tpu.models.base import ActivationMemory, Parameter
 from mup_tpu.models.gpt2 import ACTIVATIONS
 from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE, mlp_width
-from mup_tpu.models.transformer import Transformer
-
-if TYPE_CHECKING:
-    from torch import nn
+from mup_tpu.models.transformer import Architecture
 
 
-class Llama(Transformer):
+class Llama(Architecture):
     """Llama, whose matrices are stored (outputs, inputs); with QK norms, Qwen3.
 
     RMS norms, rotary positions, SwiGLU, no biases; grouped key-value heads as an option.
@@ -68,14 +65,6 @@ class Llama(Transformer):
             return replace(ACTIVATIONS, vectors={"loop": 34, "vmap": 78})
         vectors, xla_vectors = {"loop": 36, "vmap": 97}, {"matmul": 25, "recomputed": 20}
         return replace(ACTIVATIONS, vectors=vectors, xla_vectors=xla_vectors)
-
-    def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
-    ) -> nn.Module:
-        """Module without weights (meta device)."""
-        from mup_tpu.models.llama_network import build
-
-        return build(config, vocab_size, forms)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""

@@ -143,10 +143,14 @@ def dense(config: ModelConfig, parts: Parts) -> nn.Module:
 def build(
     config: ModelConfig,
     vocab_size: int,
+    sequence_length: int,
     forms: Forms,
     mlp: Callable[[ModelConfig, Parts], nn.Module] = dense,
 ) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`."""
+    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+
+    It takes sequences of any length: positions are rotary.
+    """
     attention, through = ATTENTION[forms.attention], scan_blocks if forms.scanned else through_blocks
     if forms.in_blocks:
         parts = Parts(mlp, attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)

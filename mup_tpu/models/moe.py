@@ -7,15 +7,12 @@ Mixtral (Jiang et al. 2024, arXiv:2401.04088); with QK norms Qwen3-MoE, with sha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Declaration, Forms, Parameter, Slice
+from mup_tpu.models.base import ActivationMemory, Declaration, Parameter, Slice
 from mup_tpu.models.llama import Llama, gated, stock, weights
 from mup_tpu.rules.parametrization import ForwardScaling
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class MoE(Llama):
@@ -65,14 +62,6 @@ class MoE(Llama):
             "vmap": llama.vectors["vmap"] + 14 * of_all * config.expert_width / config.width,
         }
         return replace(llama, vectors=vectors)
-
-    def network(
-        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
-    ) -> nn.Module:
-        """Module without weights (meta device)."""
-        from mup_tpu.models.moe_network import build
-
-        return build(config, vocab_size, forms)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""

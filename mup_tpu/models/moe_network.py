@@ -87,10 +87,11 @@ class _Mixture(nn.Module):
         return out_ND
 
 
-def build(config: ModelConfig, vocab_size: int, forms: Forms) -> ScaledNetwork:
+def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
     """The module without weights (meta device), to be called through `torch.func.functional_call`.
 
     Blocks are never one loop of XLA's compiler: it would lose the terms that they add to the loss.
     """
     mixture = functools.partial(_Mixture, gathered=forms.in_blocks)
-    return llama_network.build(config, vocab_size, dataclasses.replace(forms, scanned=False), mixture)
+    unscanned = dataclasses.replace(forms, scanned=False)
+    return llama_network.build(config, vocab_size, sequence_length, unscanned, mixture)

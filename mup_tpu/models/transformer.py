@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Architecture, Declaration, Fold, Parameter
+from mup_tpu.models.base import ActivationMemory, Declaration, Fold, Forms, Parameter
 from mup_tpu.rules.parametrization import ForwardScaling
+
+if TYPE_CHECKING:
+    from torch import nn
 
 READOUT = "lm_head.weight"
 
 
-class Transformer(Architecture):
-    """Architecture whose blocks are attention and MLP, each behind a norm, under transformers' names."""
+class Architecture(ABC):
+    """Decoder-only transformer whose blocks are attention and MLP, each behind a norm.
 
+    Names are those of transformers.
+    """
+
+    name: str
+    """Value of `ModelConfig.architecture`."""
     embedding_scale: str
     """Module that multiplies the embeddings by their factor."""
     blocks: str
@@ -44,8 +53,24 @@ class Transformer(Architecture):
     def activations(self, config: ModelConfig) -> ActivationMemory:
         """Numbers that a layer keeps, as measured."""
 
+    @abstractmethod
+    def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
+        """A model of the stock class of transformers, of the same shape."""
+
+    def network(
+        self, config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms = Forms()
+    ) -> nn.Module:
+        """Module without weights (meta device), tokens_BT to logits_BTV; parameters as declared.
+
+        It is built by the file beside the architecture's, NAME_network.py. Its second argument, a list, takes
+        terms that training adds to the loss.
+        """
+        beside = importlib.import_module(f"{type(self).__module__}_network")
+        network: nn.Module = beside.build(config, vocab_size, sequence_length, forms)
+        return network
+
     def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Parameters, probes and sizes of the model."""
+        """Parameters, and what follows from the size."""
         width = config.width
         blocks = tuple(f"{self.blocks}.{i}" for i in range(config.depth))
         parameters = self.embeddings(width, vocab_size, sequence_length)
@@ -70,16 +95,16 @@ class Transformer(Architecture):
         )
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Buffers of factors: α of the configuration times the rule's."""
+        """Value of each buffer of the network: the rule's factors times the configuration's alphas."""
         return {
-            f"{self.embedding_scale}.factor": config.alpha_in * scaling.embeddings,
+            f"{self.embedding_scale}.factor": config.alpha_in,
             "attention_factor": config.alpha_attn * scaling.attention,
             "residual_factor": scaling.residual,
             "logit_factor": config.alpha_out * scaling.logits,
         }
 
     def folds(self, config: ModelConfig, scaling: ForwardScaling) -> list[Fold]:
-        """Each factor as a factor of parameters.
+        """Factors on trained parameters for the stock class, which has no factors of its own.
 
         The embeddings' folds into the embedding tables; attention's into the queries; the residual branches'
         into their last layers; the logits' into the final norm, divided by the embeddings' if the readout is

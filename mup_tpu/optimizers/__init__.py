@@ -12,7 +12,6 @@ from mup_tpu.optimizers.hyperball import Hyperball
 from mup_tpu.optimizers.muon import Muon
 from mup_tpu.optimizers.sgd import SGD
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 __all__ = ["UPDATE_RULES", "Group", "StackedParameter", "UpdateRule", "constants", "update_rule_of"]
 
@@ -31,6 +30,5 @@ def update_rule_of(config: OptimizerConfig, parameter: Parameter) -> UpdateRule:
 
 def constants(trial: Trial, rules: Iterable[UpdateRule]) -> dict[str, Any]:
     """Constants of each update rule in a trial, by the rule's name, with all factors."""
-    own = PARAMETRIZATIONS[trial.model.parametrization].moments(trial.growth)
-    moments = trial.optimizer.rules.moments(own, trial.growth)
+    moments = trial.optimizer.rules.moments(trial.growth)
     return {rule.name: rule.constants(trial.optimizer, moments) for rule in rules}

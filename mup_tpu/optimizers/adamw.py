@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
-from mup_tpu.rules.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parametrization import Scaling
 
 
 class Betas(NamedTuple):
@@ -32,9 +32,9 @@ class AdamW(UpdateRule):
         ratio = 1.0 if config.optimizer == self.name else config.adamw_lr_ratio
         return config.learning_rate * ratio
 
-    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Betas:
+    def constants(self, config: OptimizerConfig, moments: float) -> Betas:
         """β₁ and β₂ with the rule's factors."""
-        return Betas(_scaled(config, "beta1", moments.beta1), _scaled(config, "beta2", moments.beta2))
+        return Betas(_scaled(config, "beta1", moments), _scaled(config, "beta2", moments))
 
     def applied(self, config: OptimizerConfig, constants: Betas, scaling: Scaling) -> dict[str, float]:
         """β₁, β₂ and ε."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parametrization import Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,8 +87,8 @@ class UpdateRule(ABC):
         return config.weight_decay / self.learning_rate(config) * (1 / scaling.learning_rate)
 
     @abstractmethod
-    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:
-        """Numbers that are part of its program, equal for all members of a pack."""
+    def constants(self, config: OptimizerConfig, moments: float) -> Any:
+        """Numbers of its program, equal for all members of a pack; `moments` multiplies 1 - β of averages."""
 
     def applied(self, config: OptimizerConfig, constants: Any, scaling: Scaling) -> dict[str, float]:
         """Scaled hyperparameters other than learning rate and decay, as applied to a parameter."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, matrices_of
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parametrization import Scaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Hyperball(UpdateRule):
         """0: the norm is constant."""
         return 0.0
 
-    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> Any:
+    def constants(self, config: OptimizerConfig, moments: float) -> Any:
         """The inner rule's."""
         return self._inner.constants(config, moments)
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule, matrices_of
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import MomentScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +67,7 @@ class Muon(UpdateRule):
         """Whether the parameter is a hidden matrix; AdamW trains the others."""
         return parameter.role == "hidden"
 
-    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> MuonConstants:
+    def constants(self, config: OptimizerConfig, moments: float) -> MuonConstants:
         """Momentum and Newton-Schulz steps. Rules for Adam's β do not change the momentum."""
         return MuonConstants(
             float(config.muon_momentum),

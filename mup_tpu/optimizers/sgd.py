@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from mup_tpu.config import OptimizerConfig
 from mup_tpu.optimizers.base import Group, StackedParameter, UpdateRule
-from mup_tpu.rules.parametrization import MomentScaling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +20,7 @@ class SGD(UpdateRule):
         """The momentum's buffer; none without momentum."""
         return ("momentum_buffer",) if config.momentum else ()
 
-    def constants(self, config: OptimizerConfig, moments: MomentScaling) -> float:
+    def constants(self, config: OptimizerConfig, moments: float) -> float:
         """The momentum."""
         return config.momentum
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize.module import ModuleParametrization
@@ -73,8 +74,7 @@ def from_config(
             f"config {shown(type(config).__name__)} has no hidden_size and num_attention_heads: give a "
             "configuration of a language model of transformers"
         )
-    if heads not in ("number", "size"):
-        raise ConfigError(f"heads {shown(heads)} is not one of 'number', 'size'")
+    require_one_of("heads", heads, ("number", "size"))
     names = [*_SIZES, *(_NUMBERS if heads == "number" else ["head_dim"])]
     sizes = {name: size for name in names if isinstance(size := getattr(config, name, None), int)}
 

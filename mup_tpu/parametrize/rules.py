@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from mup_tpu.config import OptimizerConfig
+from mup_tpu.config.fields import require_above_zero, require_one_of
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize.forward import ForwardFactor, attention_factors, branch_factors, readout_factors
@@ -106,15 +107,14 @@ class _Derivation:
             raise ConfigError("depth and base_depth go together: give both, or none to leave depth as it is")
         for name in ("width", "base_width", "depth", "base_depth"):
             size = getattr(self, name)
-            if size is not None and size <= 0:
-                raise ConfigError(f"{name} {size} is not allowed: it must be above 0")
+            if size is not None:
+                require_above_zero(name, size)
         if self.optimizer not in _OPTIMIZERS:
             raise ConfigError(
                 f"optimizer {self.optimizer!r} is not one of {', '.join(_OPTIMIZERS)}: the groups are for "
                 "one optimizer of torch"
             )
-        if self.rule not in PARAMETRIZATIONS:
-            raise ConfigError(f"rule {self.rule!r} is not one of {', '.join(PARAMETRIZATIONS)}")
+        require_one_of("rule", self.rule, tuple(PARAMETRIZATIONS))
         if self.depth is None and "depth" in PARAMETRIZATIONS[self.rule].follows:
             raise ConfigError(
                 f"rule {self.rule!r} follows depth: give depth and base_depth, and build(width, depth)"

@@ -34,8 +34,7 @@ def law_figure(laws: Sequence[PowerLaw]) -> Figure:
     axes = style.panels(len(laws), 5.4, 4.4)
     for ax, law in zip(axes, laws, strict=True):
         _draw(ax, law, colors)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel(names.title(laws[0].scales[1]))
+    style.label_rows(axes, names.title(laws[0].scales[1]))
     shown = matplotlib.cm.ScalarMappable(colors, "viridis")
     bar = style.figure_of(axes).colorbar(shown, ax=axes, pad=0.02, aspect=25)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: names.power(x)))

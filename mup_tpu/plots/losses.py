@@ -158,8 +158,7 @@ def learning_curves_figure(analysis: TransferAnalysis, *, ax: style.Given = None
         panel.set_xlabel("step")
     for panel in axes if ax is not None else axes[:1]:
         ticks.loss_axis(panel, shown)
-    for panel in style.first_of_rows(axes):
-        panel.set_ylabel("training loss (nat per token)")
+    style.label_rows(axes, "training loss (nat per token)")
     return style.with_key(axes, *_curve_key(results, scales, analysis), ax=ax)
 
 

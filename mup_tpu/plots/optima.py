@@ -41,8 +41,7 @@ def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
         panel.set_ylim(*height.limits)
         panel.yaxis.set_major_formatter(ticks.PlainTicks())
         ticks.log2_axis(panel, zero_x)
-    for panel in axes if not share_y else style.first_of_rows(axes):
-        panel.set_ylabel(LOSS)
+    style.label_rows(axes, LOSS, each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
 
@@ -253,9 +252,8 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
         ticks.log2_axis(panel)
     for panel in axes:
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
-    for panel in style.first_of_rows(axes):
-        panel.set_ylabel("loss above the best (nat per token)")
         panel.yaxis.set_major_formatter(ticks.PlainTicks())
+    style.label_rows(axes, "loss above the best (nat per token)")
     return style.with_key(axes, _lines_of(axes), ax=ax)
 
 

@@ -42,8 +42,7 @@ def prediction_figure(predictions: Predictions) -> Figure:
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in found)})
         ticks.scale_axis(ax, predictions.scale, scales, 4.6)
         ticks.log2_heights(ax)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"best {names.title(predictions.hyperparameter)}")
+    style.label_rows(axes, f"best {names.title(predictions.hyperparameter)}")
     return style.with_key(axes, _key(predictions))
 
 

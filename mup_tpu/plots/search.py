@@ -46,8 +46,7 @@ def search_figure(trials: pd.DataFrame) -> Figure:
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
         ax.set_xlabel(names.title(name))
         ax.yaxis.set_major_formatter(ticks.PlainTicks())
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel(LOSS)
+    style.label_rows(axes, LOSS)
     marks = (
         (finished[:1], "*", "best", {"ms": 12}),
         (finished, "o", f"finished ({len(finished)})", whole),

@@ -186,10 +186,12 @@ def panels(
     return shown
 
 
-def first_of_rows(axes: Sequence[Axes]) -> list[Axes]:
-    """The panels at the left, and those that stand in no grid."""
-    specs = [ax.get_subplotspec() for ax in axes]
-    return [ax for ax, spec in zip(axes, specs, strict=True) if spec is None or spec.colspan.start == 0]
+def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
+    """Label heights at the left of each row, and of panels in no grid; with `each`, of each panel."""
+    for ax in axes:
+        spec = ax.get_subplotspec()
+        if each or spec is None or spec.colspan.start == 0:
+            ax.set_ylabel(text)
 
 
 def figure_of(axes: Sequence[Axes]) -> Figure:

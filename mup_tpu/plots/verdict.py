@@ -66,8 +66,7 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_xlabel(f"trained at {names.column_label(analysis.scale)}")
         ax.set_title(names.label(result.compared, analysis.compares))
         ax.grid(False)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"tuned at {names.column_label(analysis.scale)}")
+    style.label_rows(axes, f"tuned at {names.column_label(analysis.scale)}")
     _draw_bar(axes, image, analysis.epsilon)
     used = {r.status for r in regrets}
     said = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
@@ -147,8 +146,7 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
         ax.set_title(f"{names.label(result.compared, analysis.compares)}: {result.verdict.decision}")
     for ax in axes:
         ax.set_xlim(left=0)
-    for ax in style.first_of_rows(axes):
-        ax.set_ylabel(f"α, exponent of {names.column_label(analysis.scale)} (95 %)")
+    style.label_rows(axes, f"α, exponent of {names.column_label(analysis.scale)} (95 %)")
     settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
     color = style.categorical(0)
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mup_tpu import plots
+from mup_tpu.analysis.ingest.trackers import package
 from mup_tpu.config.table import Table
 from mup_tpu.config.visible import visible
-from mup_tpu.errors import TableError, reason
 from mup_tpu.plots.markup import powers
 
 if TYPE_CHECKING:
@@ -146,13 +146,7 @@ def interactive() -> Any:
     Raises:
         TableError: Bokeh is not installed.
     """
-    try:
-        from mup_tpu.plots import interactive
-    except ImportError as error:
-        raise TableError(
-            f"this report needs the package bokeh ({reason(error)}): pip install 'mup_tpu[report]'"
-        ) from None
-    return interactive
+    return package("this report", "bokeh", "mup_tpu.plots.interactive", extra="report")
 
 
 def _embedded(shown: Sequence[Panels]) -> tuple[str, str, dict[str, str]]:

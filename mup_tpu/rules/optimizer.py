@@ -10,11 +10,12 @@ A rule is one entry of `BATCH_RULES`, `TOKEN_RULES` or `DECAY_RULES`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import Growth, MomentScaling, Scaling
+from mup_tpu.rules.parametrization import Growth, Scaling
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,9 @@ class Choice:
                 decay *= ratio**rule.weight_decay
         return dataclasses.replace(scaling, weight_decay=decay)
 
-    def moments(self, parametrization: MomentScaling, growth: Growth) -> MomentScaling:
-        """Factors on 1 - β: the parametrization's times these rules'."""
-        factor = 1.0
-        for rule, ratio in self._powers(growth):
-            factor *= ratio**rule.moments
-        return MomentScaling(parametrization.beta1 * factor, parametrization.beta2 * factor)
+    def moments(self, growth: Growth) -> float:
+        """Factor on 1 - β of running averages."""
+        return float(math.prod(ratio**rule.moments for rule, ratio in self._powers(growth)))
 
     def _powers(self, growth: Growth) -> tuple[tuple[PowerRule, float], tuple[PowerRule, float]]:
         return (BATCH_RULES[self.batch], growth.batch_size), (TOKEN_RULES[self.tokens], growth.tokens)

@@ -57,24 +57,12 @@ class Scaling:
 class ForwardScaling:
     """Factors in the forward pass, all 1 at the base; times the alphas of `ModelConfig`."""
 
-    embeddings: float = 1.0
-    """× sum of the embeddings."""
     attention: float = 1.0
     """× q·k/√d_head."""
     residual: float = 1.0
     """× output of each residual branch, before it joins the stream."""
     logits: float = 1.0
     """× logits."""
-
-
-@dataclass(frozen=True)
-class MomentScaling:
-    """Factors on the decay of an update rule's running averages; both are 1 at the base."""
-
-    beta1: float = 1.0
-    """× (1 - β₁)."""
-    beta2: float = 1.0
-    """× (1 - β₂)."""
 
 
 Rule = Callable[[Parameter, "InfShape", Growth], Scaling]
@@ -90,8 +78,6 @@ class Parametrization:
     """Rules by the scaling name of the update rule (`UpdateRule.scaled_as`)."""
     forward: Callable[[Growth], ForwardScaling] = lambda growth: ForwardScaling()
     """Factors of the forward pass."""
-    moments: Callable[[Growth], MomentScaling] = lambda growth: MomentScaling()
-    """Factors of the update rule's own constants."""
     transfers: tuple[str, ...] = ()
     """Scales (fields of `Growth`) along which, by the source, the best hyperparameters stay."""
     follows: tuple[str, ...] = ("width", "head_size")
@@ -242,30 +228,32 @@ def _mup_forward(growth: Growth) -> ForwardScaling:
     return ForwardScaling(attention=growth.head_size**-0.5, logits=1 / growth.width)
 
 
-def _completep_forward(alpha: float) -> Callable[[Growth], ForwardScaling]:
-    """μP's, and residual branches × m_L^-α."""
-    return lambda growth: dataclasses.replace(_mup_forward(growth), residual=growth.depth**-alpha)
+_WIDTH = ("width", "head_size")
+_WITH_DEPTH = (*_WIDTH, "depth")
 
 
-def _completep(alpha: float, transfers: tuple[str, ...] = ("width", "head_size")) -> Parametrization:
+def _completep(alpha: float, transfers: tuple[str, ...] = _WIDTH) -> Parametrization:
     return Parametrization(
         source="Dey et al. 2025 (arXiv:2505.01618), Table 1",
         parameters={
             "adamw": _in_blocks(_mup_adamw, alpha),
             **_by_norm(lambda grown: _in_blocks(_mup_by_norm(grown), alpha)),
         },
-        forward=_completep_forward(alpha),
+        # Residual branches × m_L^-α.
+        forward=lambda growth: dataclasses.replace(_mup_forward(growth), residual=growth.depth**-alpha),
         transfers=transfers,
-        follows=("width", "head_size", "depth"),
+        follows=_WITH_DEPTH,
     )
 
+
+_COMPLETEP = _completep(1.0, _WITH_DEPTH)
 
 PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     "mup": Parametrization(
         source="Yang et al. 2022, Table 8",
         parameters=_MUP,
         forward=_mup_forward,
-        transfers=("width", "head_size"),
+        transfers=_WIDTH,
     ),
     "sp": Parametrization(source="Radford et al. 2019, section 2.3", parameters=_SP, follows=()),
     "sp_embedding": Parametrization(
@@ -276,25 +264,18 @@ PARAMETRIZATIONS: Mapping[str, Parametrization] = {
     ),
     # α: exponent at which residual branches shrink with depth. The source advises 1. For comparison: 1/2 is
     # Yang et al.'s 2023 (Tensor Programs VI), and 0 leaves all to the learning rates.
-    "completep": _completep(1.0, transfers=("width", "head_size", "depth")),
+    "completep": _COMPLETEP,
     "completep_half": _completep(0.5),
     "completep_zero": _completep(0.0),
-    "completedp": Parametrization(
+    "completedp": dataclasses.replace(
+        _COMPLETEP,
         source="Mlodozeniec et al. 2025 (arXiv:2512.22382), Table 1, width and depth",
-        parameters={
-            "adamw": _completedp_adamw,
-            **_by_norm(lambda grown: _in_blocks(_mup_by_norm(grown), 1.0)),
-        },
-        forward=_completep_forward(1.0),
-        transfers=("width", "head_size", "depth"),
-        follows=("width", "head_size", "depth"),
+        parameters={**_COMPLETEP.parameters, "adamw": _completedp_adamw},
     ),
-    "umup": Parametrization(
+    "umup": dataclasses.replace(
+        _completep(0.5, _WITH_DEPTH),
         source="Blake et al. 2024 (arXiv:2407.17465), Table 2; factors of growth, without unit scales",
         parameters={"adamw": _umup_adamw},
-        forward=_completep_forward(0.5),
-        transfers=("width", "head_size", "depth"),
-        follows=("width", "head_size", "depth"),
     ),
     # Common mistakes, to measure their cost.
     "mup_sqrt_attention": Parametrization(

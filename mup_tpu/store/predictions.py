@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mup_tpu.errors import StoreError, raised_as
+from mup_tpu.config.fields import require_valid
+from mup_tpu.config.toml import from_dict
+from mup_tpu.errors import ConfigError, StoreError, raised_as
 from mup_tpu.files import short_hash
 from mup_tpu.store.access import read_if_there, results_folder, write_whole
 
 FILE = "predictions.json"
 _MOST_BYTES = 2**24
-_MISFITS = (ValueError, TypeError, KeyError, RecursionError)
+_MISFITS = (ConfigError, ValueError, TypeError, KeyError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,16 @@ class KeptPrediction:
         """Prediction from a JSON object; entries of later versions are left out.
 
         Raises:
-            TypeError, KeyError, ValueError: it is none.
+            ConfigError, TypeError, KeyError, ValueError: it is none.
         """
-        own = {f.name: found[f.name] for f in fields(cls)}
-        for name in ("made_at", "fingerprint", "compared", "scale_column", "hyperparameter"):
-            if not isinstance(own[name], str):
-                raise ValueError(f"{name} is no text")
-        for name, count in (("scales", None), ("half", 2), ("interval", 2), ("loss", 3)):
-            if own[name] is not None or name != "loss":
-                own[name] = tuple(float(value) for value in own[name])
-                if count not in (None, len(own[name])):
-                    raise ValueError(f"{name} has not {count} numbers")
-        own["scale"], own["x"], own["rows"] = float(own["scale"]), float(own["x"]), int(own["rows"])
-        if own["expected_cost"] is not None:
-            own["expected_cost"] = float(own["expected_cost"])
-        return cls(**own)
+        made = from_dict(cls, {f.name: found[f.name] for f in fields(cls)}, "prediction")
+        require_valid(made)
+        for name, values, count in (
+            ("half", made.half, 2), ("interval", made.interval, 2), ("loss", made.loss, 3),
+        ):  # fmt: skip
+            if values is not None and len(values) != count:
+                raise ValueError(f"{name} has not {count} numbers")
+        return made
 
     @property
     def _subject(self) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.config import Trial
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.errors import ConfigError
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.tpu_compiler.compiled import Compiled
@@ -52,8 +53,7 @@ TARGETS = {
 
 def target(accelerator_type: str) -> Target:
     """The chips of a type such as v4-8."""
-    if accelerator_type not in TARGETS:
-        raise ConfigError(f"TPU type {accelerator_type!r} is not one of {', '.join(TARGETS)}")
+    require_one_of("TPU type", accelerator_type, tuple(TARGETS))
     return TARGETS[accelerator_type]
 
 
@@ -94,21 +94,26 @@ def hand_over(
             command = [sys.executable, "-m", "mup_tpu.tpu_compiler.program"]
             process = subprocess.Popen(command, stdin=pack, stderr=errors, stdout=errors, env=environment)
             try:
-                deadline = time.monotonic() + _TIMEOUT_S
-                while time.monotonic() < deadline:
-                    ended = process.poll() is not None
-                    for path in folder.glob("*.before_optimizations.txt"):
-                        text = path.read_text()
-                        if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:
-                            return text
-                    if ended:
-                        why = _why((folder / "errors").read_text())
-                        raise ConfigError(f"the pack's program could not be made: {why}")
-                    time.sleep(0.2)
-                raise ConfigError(f"the pack's program was not made within {_TIMEOUT_S:.0f} s")
+                return _dumped(folder, process)
             finally:
                 process.kill()
                 process.wait()
+
+
+def _dumped(folder: Path, process: subprocess.Popen[bytes]) -> str:
+    """The program of a loop that XLA dumps into a folder, once it is whole."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        for path in folder.glob("*.before_optimizations.txt"):
+            text = path.read_text()
+            if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:
+                return text
+        if ended:
+            why = _why((folder / "errors").read_text())
+            raise ConfigError(f"the pack's program could not be made: {why}")
+        time.sleep(0.2)
+    raise ConfigError(f"the pack's program was not made within {_TIMEOUT_S:.0f} s")
 
 
 def compile_program(program: str, chips: Target) -> Compiled:

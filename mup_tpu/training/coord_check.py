@@ -11,6 +11,7 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,47 +73,62 @@ def measure(
     table = stored if stored is not None else pd.DataFrame()
     if len(table):
         _check_stored(table, trial, scale, setting)
-    cell = (*CELL, scale.column)
-    done = set(zip(*(table[c] for c in cell), strict=True)) if len(table) else set()
     yield table
-    packs = []
-    for point in scale.points:
+    packs = _missing(trial, scale, parametrizations, num_seeds, table)
+    total, done, last_rate, began = sum(pack.flop for pack in packs), 0.0, 0.0, time.monotonic()
+    for value, group in itertools.groupby(packs, lambda pack: pack.value):
+        point, point_began = [*group], time.monotonic()
+        wanted = sum(pack.flop for pack in point)
+        is_late = last_rate and point_began - began + wanted * last_rate > seconds
+        if is_late and table[table["setting"] == setting][scale.column].nunique() >= _FEWEST:
+            return
+        for pack in point:
+
+            def told(share: float, pack: _Missing = pack, done: float = done) -> None:
+                name = f"{scale.field} {pack.value}, {pack.parametrization}"
+                say(name, (done + share * pack.flop) / total)
+
+            measured = _measure_pack(pack.members, trial.train.steps, scale.field == "depth", told)
+            about = {
+                "setting": setting,
+                "parametrization": pack.parametrization,
+                "optimizer": trial.optimizer.optimizer,
+                "tied": trial.model.tied,
+                scale.column: value,
+            }
+            table = pd.concat([table, pd.DataFrame([about | p for p in measured])], ignore_index=True)
+            yield table
+            done += pack.flop
+        last_rate = (time.monotonic() - point_began) / wanted
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Trials of one point and parametrization that are not measured yet."""
+
+    value: Any
+    parametrization: str
+    members: list[Trial]
+    flop: float
+
+
+def _missing(
+    trial: Trial, scale: Axis, parametrizations: Sequence[str], num_seeds: int, stored: pd.DataFrame
+) -> list[_Missing]:
+    vocab_size, setting = data.load(trial.data).vocab_size, _setting(trial, scale)
+    done = set(zip(*(stored[c] for c in (*CELL, scale.column)), strict=True)) if len(stored) else set()
+    found = []
+    for point, rule in itertools.product(scale.points, parametrizations):
         (value,) = point.values()
-        for parametrization in parametrizations:
-            members = [
-                trial.replace(**point, parametrization=parametrization, seed=seed)
-                for seed in range(num_seeds)
-                if (setting, parametrization, seed, value) not in done
-            ]
-            if members:
-                packs.append((value, parametrization, members))
-    vocab_size = data.load(trial.data).vocab_size
-    flop = [len(members) * training_flops(members[0], vocab_size) for _, _, members in packs]
-    began = point_began = time.monotonic()
-    point_flop = 0.0
-    for i, (value, parametrization, members) in enumerate(packs):
-        if point_flop and value != packs[i - 1][0]:
-            now = time.monotonic()
-            wanted = sum(f for f, (other, *_) in zip(flop, packs, strict=True) if other == value)
-            ends = now - began + (now - point_began) * wanted / point_flop
-            if ends > seconds and table[table["setting"] == setting][scale.column].nunique() >= _FEWEST:
-                return
-            point_began, point_flop = now, 0.0
-        point_flop += flop[i]
-
-        def told(share: float, i: int = i, name: str = f"{scale.field} {value}, {parametrization}") -> None:
-            say(name, (sum(flop[:i]) + share * flop[i]) / sum(flop))
-
-        shared = {
-            "setting": setting,
-            "parametrization": parametrization,
-            "optimizer": trial.optimizer.optimizer,
-            "tied": trial.model.tied,
-            scale.column: value,
-        }
-        measured = _measure_pack(members, trial.train.steps, scale.field == "depth", told)
-        table = pd.concat([table, pd.DataFrame([shared | p for p in measured])], ignore_index=True)
-        yield table
+        members = [
+            trial.replace(**point, parametrization=rule, seed=seed)
+            for seed in range(num_seeds)
+            if (setting, rule, seed, value) not in done
+        ]
+        if members:
+            flop = len(members) * training_flops(members[0], vocab_size)
+            found.append(_Missing(value, rule, members, flop))
+    return found
 
 
 def _with_base(trial: Trial, scale: Axis) -> Trial:

@@ -122,20 +122,12 @@ class PackRun:
                 self._checkpoints.close()
 
     def _steps(self) -> Iterator[Report | PackResult]:
-        start = epoch_began = self.pack.steps_done
+        self._epoch_began = self.pack.steps_done
         self._log_begin()
         meter = start_meter(self.pack, self.dataset.tokens_per_step)
         pending: list[tuple[torch.Tensor, int]] = []
-        stretches = self._stretches(start, meter)
-        room = max(map(len, stretches), default=1)
-
-        def make(i: int) -> torch.Tensor:
-            if i == 0:  # read here: an evaluation that waits for them would not heed SIGTERM
-                self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
-            tokens_SBT1 = torch.from_numpy(np.stack([*map(self.dataset.train_batch, stretches[i])]))
-            return self.device.place_stack(tokens_SBT1, "data", room)  # one program serves all stretches
-
-        with prefetch(make, 0, len(stretches), gives_up=lambda: self._preempted) as batches:
+        stretches = self._stretches(self.pack.steps_done, meter)
+        with self._batches(stretches) as batches:
             for stretch in stretches:
                 if not any(self.pack.live):
                     break
@@ -149,20 +141,8 @@ class PackRun:
                 done, preempted = self.pack.steps_done, self._preempted
                 if not (self._looks.falls_on(done) or preempted):
                     continue
+                yield self._look(pending, meter)
                 before_end = done < self.total
-                steps, live = self._take_losses(pending)
-                if done in self._rungs and before_end:
-                    tuned = self.options.tuned
-                    self.pack.end(*self.records.end_hopeless(done, self._rungs[done], tuned))
-                evaluates = falls_on(self.options.eval_every, done) and before_end
-                validation = self._evaluate(done) if evaluates else None
-                self.wall_time += meter.lap(steps, live)
-                report = self._report(meter.rates(self.total - done), validation)
-                _log.info("%s", report)
-                if self._epoch(done) > self._epoch(epoch_began) and any(self.pack.live):
-                    self._log_epoch(epoch_began, meter.overall())
-                    epoch_began = done
-                yield report
                 if falls_on(self.options.checkpoint_every, done) and before_end or done == self._open_until:
                     self._save()
                 if preempted and before_end:
@@ -172,6 +152,36 @@ class PackRun:
         if self._checkpoints is not None:
             self._checkpoints.close()  # before the result: its receiver may drop the folder
         yield result
+
+    def _batches(
+        self, stretches: Sequence[range]
+    ) -> contextlib.AbstractContextManager[Iterator[torch.Tensor]]:
+        """Batches of each stretch on the device, made by a thread."""
+        room = max(map(len, stretches), default=1)
+
+        def make(i: int) -> torch.Tensor:
+            if i == 0:  # read here: an evaluation that waits for them would not heed SIGTERM
+                self.dataset.validation_batches(self.pack.trials[0].train.eval_batches)
+            tokens_SBT1 = torch.from_numpy(np.stack([*map(self.dataset.train_batch, stretches[i])]))
+            return self.device.place_stack(tokens_SBT1, "data", room)  # one program serves all stretches
+
+        return prefetch(make, 0, len(stretches), gives_up=lambda: self._preempted)
+
+    def _look(self, pending: list[tuple[torch.Tensor, int]], meter: Meter) -> Report:
+        """Read losses, end members that diverged or are hopeless, evaluate if it is time, and log."""
+        done, before_end = self.pack.steps_done, self.pack.steps_done < self.total
+        steps, live = self._take_losses(pending)
+        if done in self._rungs and before_end:
+            self.pack.end(*self.records.end_hopeless(done, self._rungs[done], self.options.tuned))
+        evaluates = falls_on(self.options.eval_every, done) and before_end
+        validation = self._evaluate(done) if evaluates else None
+        self.wall_time += meter.lap(steps, live)
+        report = self._report(meter.rates(self.total - done), validation)
+        _log.info("%s", report)
+        if self._epoch(done) > self._epoch(self._epoch_began) and any(self.pack.live):
+            self._log_epoch(self._epoch_began, meter.overall())
+            self._epoch_began = done
+        return report
 
     def _stretches(self, start: int, meter: Meter) -> list[range]:
         data = self.dataset.config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import format_learning_rate
-from mup_tpu.config.values import counted
+from mup_tpu.config.values import counted, write_time
 
 if TYPE_CHECKING:
     from mup_tpu.training.pack import Pack
@@ -41,7 +41,7 @@ class Rates:
             f"{rate:,.0f} tokens/s" + (f" ({', '.join(details)})" if details else ""),
             *([] if math.isnan(self.mfu) else [f"MFU {self.mfu:.1%}"]),
             f"input wait {self.input_wait:.1%}",
-            *([f"{format_seconds(self.seconds_left)} left"] if self.seconds_left else []),
+            *([f"{write_time(self.seconds_left)} left"] if self.seconds_left else []),
         ]
         return " · ".join(parts)
 
@@ -101,8 +101,3 @@ def summary(rows: Sequence[Mapping[str, Any]], rates: Rates) -> str:
         parts.append(f"best loss {min(losses):.4f}")
     parts.append(f"{sum(row['tokens'] for row in rows):,} tokens")
     return " · ".join([*parts, str(rates)])
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds, or whole minutes from a minute and a half on."""
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -84,14 +84,10 @@ def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
     return {f"applied_{name}": value for name, value in values.items()}
 
 
-def failed_row(
-    trial: Trial, dataset: TokenDataset, reason: str, device: str, pack_size: int = 1, steps_done: int = 0
-) -> dict[str, Any]:
+def failed_row(trial: Trial, dataset: TokenDataset, reason: str, **outcome: Any) -> dict[str, Any]:
     """Row of a trial without a result, with the reason; the next call tries it again."""
-    return run_row(
-        trial, dataset, steps_done=steps_done, loss=math.nan, status="failed", reason=reason, device=device,
-        pack_size=pack_size,
-    )  # fmt: skip
+    usual = {"steps_done": 0, "loss": math.nan, "pack_size": 1}
+    return run_row(trial, dataset, status="failed", reason=reason, **usual | outcome)
 
 
 def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:

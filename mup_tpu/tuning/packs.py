@@ -54,7 +54,7 @@ class Packs(TrialKind[Trial]):
         self.kept = "its checkpoint is kept" if run.checkpoint_every else "without --checkpoint-every"
 
     def __exit__(self, *error: object) -> None:
-        self._pools.__exit__(*error)
+        self._pools.close()
 
     def trial_id(self, trial: Trial) -> str:
         """Name of a trial in the store."""
@@ -106,8 +106,8 @@ class Packs(TrialKind[Trial]):
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
         """Rows and curves of a pack; of a failed one, a row a trial with the reason."""
         if isinstance(ended, Failed):
-            of, device = self._corpora.of, self._run.device
-            return [failed_row(t, of(t), ended.reason, device, len(job.trials)) for t in job.trials], []
+            of, outcome = self._corpora.of, {"device": self._run.device, "pack_size": len(job.trials)}
+            return [failed_row(t, of(t), ended.reason, **outcome) for t in job.trials], []
         result: PackResult = ended.result
         self._rates += [result.rates] if result.rates else []
         return result.rows, result.curves

@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from mup_tpu.config.values import counted
-from mup_tpu.training.report import count_statuses, format_seconds
+from mup_tpu.config.values import counted, write_time
+from mup_tpu.training.report import count_statuses
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class TrialProgress(Generic[T]):
             stored=f"{ended.total()}/{total} trials",
             note=" · ".join(notes),
         )
-        share, took = self._share_done(), format_seconds(time.monotonic() - self._began)
+        share, took = self._share_done(), write_time(time.monotonic() - self._began)
         self._bars.update(
             self._all,
             completed=share,
@@ -178,4 +178,4 @@ class TrialProgress(Generic[T]):
         share = self._share_done()
         if share <= 0:
             return None
-        return format_seconds((time.monotonic() - self._began) * (1 - share) / share)
+        return write_time((time.monotonic() - self._began) * (1 - share) / share)

@@ -139,7 +139,9 @@ class _Keeper(LiveCallback):
         trained = self._tuned.search.trial(point_of(trial.config))
         dataset = data.load(trained.data, progress=False)
         steps_done = int((trial.last_result or {}).get("train_step", 0))
-        row = failed_row(trained, dataset, _reason(trial), self._tuned.run.device, steps_done=steps_done)
+        row = failed_row(
+            trained, dataset, _reason(trial), device=self._tuned.run.device, steps_done=steps_done
+        )
         self._keep(trial, row, [], 2 * math.log(dataset.vocab_size))
 
     def _keep(self, trial: TuneTrial, row: dict[str, Any], curves: list, loss: float) -> None:

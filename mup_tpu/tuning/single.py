@@ -119,8 +119,6 @@ def _train(
 ) -> PackResult:
     """Train under a live line of progress, and store the row."""
     with console.status("importing torch"):
-        import torch
-
         from mup_tpu import data
         from mup_tpu.store import Store
         from mup_tpu.training.loop import PackRun, run_to_end
@@ -129,8 +127,6 @@ def _train(
         run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
     store = None if kept.results is None else Store(kept.results, "train")
     dataset = data.load(trial.data)
-    if run.threads:
-        torch.set_num_threads(run.threads)
     with console.status("initialising parameters") as status, _log_lines(console, kept.results):
         training = PackRun([trial], dataset, run, checkpoints)
         status.update(training.first_report_waits_for)

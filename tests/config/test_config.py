@@ -29,7 +29,7 @@ from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES, update_rule_of
 from mup_tpu.rules.parameter import Parameter
-from mup_tpu.rules.parametrization import MomentScaling, Scaling
+from mup_tpu.rules.parametrization import Scaling
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_fields_of_update_rules_are_those_that_they_read(rule):
     seen = Seen(Trial().replace(optimizer=rule).optimizer)
     for parameter in (hidden, other):
         used = update_rule_of(seen, parameter)
-        used.applied(seen, used.constants(seen, MomentScaling()), Scaling())
+        used.applied(seen, used.constants(seen, 1.0), Scaling())
         used.learning_rate(seen), used.slots(seen), used.scaled_as(seen)
     declared = [f for f in dataclasses.fields(OptimizerConfig) if "optimizer" in about(f).only]
     assert {f.name for f in declared if rule in about(f).only["optimizer"]} == (

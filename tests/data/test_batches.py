@@ -107,4 +107,7 @@ def test_errors_reach_the_step_that_needs_the_batch_and_the_thread_ends():
         list(batches)
     with prefetch(lambda step: np.array(step), 0, 10**9) as batches:
         next(batches)
-    assert not [t for t in threading.enumerate() if t.name == "prefetch"]
+    threads = [t for t in threading.enumerate() if t.name == "prefetch"]
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)

@@ -134,7 +134,7 @@ def test_donated_parameters_are_read_from_the_header():
 
 
 def test_a_type_that_is_not_known_is_a_sentence(capsys):
-    with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of v4-8, v4-16, v5litepod-1"):
+    with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of 'v4-8', 'v4-16', 'v5litepod-1'"):
         target("v9-8")
     with pytest.raises(SystemExit, match="^2$"):
         main(["doctor", "--tpu", "v9-8"])

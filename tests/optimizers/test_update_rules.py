@@ -10,7 +10,8 @@ from mup_tpu.config import Trial
 from mup_tpu.models import Parameter, declare, parameter_scalings
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules import parametrization
-from mup_tpu.rules.parametrization import MomentScaling, Parametrization, Scaling
+from mup_tpu.rules.optimizer import BATCH_RULES, PowerRule
+from mup_tpu.rules.parametrization import Parametrization, Scaling
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_slots
 from mup_tpu.training.schedule import schedule_factor
 
@@ -76,15 +77,14 @@ OWN: dict[str, dict] = {
 
 @pytest.fixture
 def trial(monkeypatch) -> Trial:
-    rule = Parametrization(
-        "a rule of this test",
-        {name: by_role for name in (*UPDATE_RULES, "muon_match_rms_adamw")},
-        moments=lambda growth: MomentScaling(beta1=growth.batch_size, beta2=growth.batch_size / 2),
-    )
+    rules = {name: by_role for name in (*UPDATE_RULES, "muon_match_rms_adamw")}
+    rule = Parametrization("a rule of this test", rules)
+    monkeypatch.setitem(BATCH_RULES, "moments", PowerRule("a rule of this test", moments=1))
     monkeypatch.setitem(parametrization.PARAMETRIZATIONS, "by_role", rule)  # type: ignore[arg-type]
     return Trial().replace(
         parametrization="by_role", width=32, base_width=32, head_size=16, tied=False, batch_size=4,
-        base_batch_size=2, steps=STEPS, warmup=2.0, weight_decay=0.3, learning_rate=0.02,
+        base_batch_size=2, batch_rule="moments", steps=STEPS, warmup=2.0, weight_decay=0.3,
+        learning_rate=0.02,
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def torchs(trial: Trial, values: dict[str, list[torch.Tensor]]) -> list[torch.op
         decay = 0.0 if p.role in ("norm", "bias") else o.weight_decay * scaling.weight_decay
         group = {"params": values[name], "lr": peak * scaling.learning_rate, "weight_decay": decay}
         if rule in ("adamw", "adamh"):
-            group |= {"eps": o.eps * scaling.eps, "betas": (1 - (1 - o.beta1) * 2, 1 - (1 - o.beta2) * 1)}
+            group |= {"eps": o.eps * scaling.eps, "betas": (1 - (1 - o.beta1) * 2, 1 - (1 - o.beta2) * 2)}
         else:
             group |= {"momentum": 0.8}
         group |= {"adjust_lr_fn": "match_rms_adamw"} if rule == "muon" else {}

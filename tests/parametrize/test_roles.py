@@ -193,7 +193,7 @@ def deep(width, depth):
         (deep, {"rule": "completep", "depth": 4, "base_depth": 2}, "multiplies residual branches by 0.5"),
         (deep, {"depth": 4, "base_depth": 2, "branches": ["no.*"]}, "branches has 'no.*', but the module"),
         (lambda w, d: Custom(w, (3,)), {"depth": 4, "base_depth": 2}, "gets longer with it"),
-        (Custom, {"rule": "mu"}, "rule 'mu' is not one of mup, sp"),
+        (Custom, {"rule": "mu"}, "rule 'mu' is not one of 'mup', 'sp'"),
         (Custom, {"optimizer": "muon"}, "optimizer 'muon' is not one of adamw, sgd: the groups"),
         (Custom, {"width": 0}, "width 0 is not allowed"),
         (Custom, {"optimizer": "adam", "roles": {"own": "norm"}}, "optimizer 'adam'"),

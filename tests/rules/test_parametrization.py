@@ -24,7 +24,6 @@ from mup_tpu.rules.parametrization import (
     PARAMETRIZATIONS,
     ForwardScaling,
     Growth,
-    MomentScaling,
     Scaling,
     infer_infshapes,
 )
@@ -168,7 +167,6 @@ def test_at_the_base_every_factor_of_every_rule_is_one(name, architecture, optim
     assert trial.growth == Growth()
     assert set(parameter_scalings(trial, VOCAB, T).values()) == {Scaling()}
     assert forward_scaling(trial) == ForwardScaling()
-    assert PARAMETRIZATIONS[name].moments(trial.growth) == MomentScaling()
 
 
 @pytest.mark.parametrize("tied", [True, False])

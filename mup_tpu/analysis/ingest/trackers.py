@@ -133,10 +133,8 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
             events = accumulators.EventAccumulator(os.fspath(inside), size_guidance={"scalars": 0})
             if all(file.is_file() for file in inside.glob(f"*{_EVENTS}*")):  # a pipe would never end
                 events.Reload()
-            settings, scalars = (
-                _settings(events, hparams),
-                [_scalar(events, tag) for tag in events.Tags()["scalars"]],
-            )
+            settings = _settings(events, hparams)
+            scalars = [_scalar(events, tag) for tag in events.Tags()["scalars"]]
             parent = runs.get(inside.parent)
             if settings and parent and not parent[0]:
                 parent[0].update(settings)

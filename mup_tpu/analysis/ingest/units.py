@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mup_tpu.analysis.ingest.table_columns import plain_name
+from mup_tpu.analysis.run_table import require_above_zero
 from mup_tpu.errors import TableError
 
 UnitName = Literal["auto", "nat", "bit", "bpb"]
@@ -28,9 +29,8 @@ class LossUnit:
     def __post_init__(self) -> None:
         if self.name not in get_args(UnitName):
             raise TableError(f"loss_unit {self.name!r} is not one of {', '.join(get_args(UnitName))}")
-        given = self.bytes_per_token
-        if given is not None and not (given > 0 and math.isfinite(given)):
-            raise TableError(f"bytes_per_token {given:g} is not allowed: it must be a finite number above 0")
+        if self.bytes_per_token is not None:
+            require_above_zero("bytes_per_token", self.bytes_per_token)
 
     def factor(self, column: str) -> tuple[float, str]:
         """Nat per token in one unit of a column, and a note where that is not 1.

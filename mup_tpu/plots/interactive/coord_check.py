@@ -11,7 +11,7 @@ from mup_tpu.analysis.coord_check import scale_of, slopes
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.coord_check import CHECKED
-from mup_tpu.plots.interactive.panel import MARKERS, Entry, Panel, Panels, named_ticks, power_ticks
+from mup_tpu.plots.interactive.panel import MARKERS, Entry, Mark, Panel, Panels, named_ticks, power_ticks
 from mup_tpu.plots.interactive.tooltips import about
 
 _LINES = ("-", "--", ":")
@@ -25,7 +25,8 @@ def coordinate_check_panels(table: pd.DataFrame) -> Panels:
     parametrizations = names.ordered(table["parametrization"].unique())
     panels = Panels(across=len(parametrizations))
     for i, layer in enumerate(dict.fromkeys(table["layer"])):
-        panels.entry(layer, style.categorical(i), MARKERS[i % len(MARKERS)], _LINES[i // 8 % len(_LINES)])
+        mark, dash = Mark(MARKERS[i % len(MARKERS)]), _LINES[i // 8 % len(_LINES)]
+        panels.entry(layer, style.categorical(i), mark, dash)
     for quantity in (q for q in CHECKED if (last["quantity"] == q).any()):
         title, size = CHECKED[quantity]
         measured = last[(last["quantity"] == quantity) & (last["rms"] > 0)]
@@ -37,10 +38,10 @@ def coordinate_check_panels(table: pd.DataFrame) -> Panels:
                 f"{size} after {last['step'].max()} steps", (low - 0.3, high + 0.3),
             )  # fmt: skip
             own = measured[measured["parametrization"] == parametrization]
-            for i, (layer, entry) in enumerate(panels.entries.items()):
+            for layer, entry in panels.entries.items():
                 key = (parametrization, quantity, layer)
                 slope = _slope(fitted[key], scale) if key in fitted else ""
-                _draw_layer(panel, entry, own[own["layer"] == layer], scale, slope, i)
+                _draw_layer(panel, entry, own[own["layer"] == layer], scale, slope)
             points = sorted(table[scale].unique())
             named_ticks(panel.figure.xaxis, {float(np.log2(p)): columns.write(scale, p) for p in points})
             power_ticks(panel.figure.yaxis, low - 0.3, high + 0.3)
@@ -55,7 +56,7 @@ def _slope(fit: dict[Any, Any], scale: str) -> str:
     return f"grows as {columns.label(scale)}^{fit['slope']:.2f}{interval}"
 
 
-def _draw_layer(panel: Panel, entry: Entry, own: pd.DataFrame, scale: str, slope: str, index: int) -> None:
+def _draw_layer(panel: Panel, entry: Entry, own: pd.DataFrame, scale: str, slope: str) -> None:
     """A line through the means over seeds."""
     points, heights, texts = [], [], []
     for point in sorted(own[scale].unique().tolist()):
@@ -67,6 +68,6 @@ def _draw_layer(panel: Panel, entry: Entry, own: pd.DataFrame, scale: str, slope
         heights.append(float(np.log2(mean)))
         texts.append(about(f"{entry.name}, {names.point(scale, point)}", f"rms {mean:.4g}", slope, *runs))
     if points:
-        panel.line(entry, points, heights, dash=_LINES[index // 8 % len(_LINES)])
-        panel.marks(entry, points, heights, MARKERS[index % len(MARKERS)])
+        panel.line(entry, points, heights)
+        panel.marks(entry, points, heights)
         panel.tell(entry, points, heights, texts)

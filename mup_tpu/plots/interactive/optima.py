@@ -13,13 +13,16 @@ from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style
 from mup_tpu.plots.heights import Heights, heights_of, zero_place
-from mup_tpu.plots.interactive.panel import Entry, Panel, Panels, power_ticks, room_for
+from mup_tpu.plots.interactive.panel import Entry, Mark, Panel, Panels, power_ticks, room_for
 from mup_tpu.plots.interactive.tooltips import about, loss_text, run_lines
 from mup_tpu.plots.markup import power
 from mup_tpu.plots.optima import ON_THE_RAIL, bar_of
 
-_LOST = (("x", "diverged"), ("square", "stopped early"), ("triangle", "above the axis"))
-"""Marker and name of each kind of `Heights.lost_points`."""
+_LOST = tuple(
+    (Mark(shape, 7, hollow=True), name)
+    for shape, name in (("x", "diverged"), ("square", "stopped early"), ("triangle", "above the axis"))
+)
+"""Mark and name of each kind of `Heights.lost_points`."""
 
 
 def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
@@ -35,7 +38,7 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
     low, high = min(ends), max(ends)
     x_range = room_for((low if zero_x is None else zero_x, high))
     for scale in scales:
-        panels.entry(names.point(analysis.scale, scale), style.sequential(scales, scale), "circle", "-")
+        panels.entry(names.point(analysis.scale, scale), style.sequential(scales, scale), Mark("circle"), "-")
     for result, height in zip(results, heights, strict=True):
         panel = Panel(
             panels, names.verdict(result, analysis), columns.title(analysis.hyperparameter), style.LOSS,
@@ -64,7 +67,7 @@ class _Valleys:
         panel, result = self.panel, self.result
         if self.heights.needs_rail(result):
             panel.level(self.heights.rail)
-            panel.panels.entry(ON_THE_RAIL, style.INK, "", "-")
+            panel.panels.entry(ON_THE_RAIL, style.INK, dash="-")
         for curve in result.curves:
             self._draw_curve(curve, runs[runs["scale"] == curve.scale])
             if self.zero_x is not None:
@@ -74,7 +77,7 @@ class _Valleys:
                 self._draw_optimum(curve, optimum)
         if (first := names.smallest_known(result)) is not None:
             panel.upright(first.x)
-            panel.panels.entry("the smallest's optimum", style.INK, "", ":")
+            panel.panels.entry("the smallest's optimum", style.INK, dash=":")
         if self.zero_x is not None:
             panel.upright(self.zero_x + 0.5, "dashed")
 
@@ -87,11 +90,11 @@ class _Valleys:
         x_G, y_G, error_G = curve.x_G, curve.mean_G, self.result.noise.errors_G(curve)
         panel.band(entry, x_G[shown], (y_G - 2 * error_G)[shown], (y_G + 2 * error_G)[shown])
         panel.line(entry, x_G[shown], y_G[shown])
-        panel.marks(entry, x_G[shown], y_G[shown], "circle")
-        for lost, (marker, text) in zip(self.heights.lost_points(curve), _LOST, strict=True):
+        panel.marks(entry, x_G[shown], y_G[shown])
+        for lost, (mark, text) in zip(self.heights.lost_points(curve), _LOST, strict=True):
             if lost.any():
-                panel.marks(entry, x_G[lost], np.full(lost.sum(), self.heights.rail), marker, 7, hollow=True)
-                panel.panels.entry(text, style.INK, marker, None, hollow=True)
+                panel.marks(entry, x_G[lost], np.full(lost.sum(), self.heights.rail), mark)
+                panel.panels.entry(text, style.INK, mark)
         for x, y, error, is_shown in zip(x_G, y_G, error_G, shown, strict=True):
             loss = loss_text(y, error) if np.isfinite(y) else "no loss: half of its runs were lost"
             lines = run_lines(runs[np.isclose(runs["x"], x)])
@@ -104,8 +107,8 @@ class _Valleys:
         for zero in (z for z in self.result.at_zero if z.scale == curve.scale):
             is_shown = zero.loss <= self.heights.top
             y = zero.loss if is_shown else self.heights.rail
-            panel.marks(entry, [x], [y], "diamond" if is_shown else "triangle", 8, hollow=True)
-            panel.panels.entry("at 0", style.INK, "diamond", None, hollow=True)
+            panel.marks(entry, [x], [y], Mark("diamond" if is_shown else "triangle", 8, hollow=True))
+            panel.panels.entry("at 0", style.INK, Mark("diamond", hollow=True))
             loss = f"{loss_text(zero.loss, zero.error)}, {zero.runs} runs"
             panel.tell(entry, [x], [y], [about(f"{entry.name}, {self.tuned} 0", loss)])
 
@@ -122,7 +125,8 @@ class _Valleys:
             for end in caps:
                 panel.line(entry, [end] * 2, [loss + 0.7 * raised, loss + 1.3 * raised], 2)
             text = f"{power(x)} (95 %: {power(optimum.low)} to {power(optimum.high)})"
-        panel.marks(entry, [x], [loss], "star", 16, hollow=not is_sure)
+        star = Mark("star", 16, hollow=not is_sure)
+        panel.marks(entry, [x], [loss], star)
         panel.tell(entry, [x], [loss], [about(f"{entry.name}: best {self.tuned}", text, loss_text(loss))])
         said = "optimum, below its 95 % interval" if is_sure else "at the grid's edge, or fit off its runs"
-        panel.panels.entry(said, style.INK, "star", "-" if is_sure else None, hollow=not is_sure)
+        panel.panels.entry(said, style.INK, star, "-" if is_sure else None)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.models import (
@@ -50,16 +50,41 @@ MARKERS = ("circle", "square", "diamond", "triangle", "inverted_triangle")
 """Markers of unordered curves."""
 
 
+class Mark(NamedTuple):
+    """Form of points."""
+
+    shape: str = ""
+    """Bokeh's name of it; "" for none."""
+    size: float = 6
+    hollow: bool = False
+
+
+_NO_MARK = Mark()
+
+
 @dataclass
 class Entry:
     """One entry of a key; a click on it hides its marks."""
 
     name: str
     color: str
-    swatch: str
-    """Drawing, as SVG."""
+    mark: Mark
+    dash: str | None
+    """"-", "--" or ":" where it has a line."""
     renderers: list[GlyphRenderer[Any]] = field(default_factory=list)
     """Marks of the entry in all panels; none for a mark that cannot be hidden."""
+
+    @property
+    def swatch(self) -> str:
+        """Drawing, as SVG."""
+        line = ""
+        if self.dash is not None:
+            line = f'<path d="M1 7h26" stroke-dasharray="{_DASHES[self.dash]}" fill="none"/>'
+        fill = "none" if self.mark.hollow else self.color
+        return (
+            f'<svg width="28" height="14" aria-hidden="true" fill="{fill}" stroke="{self.color}" '
+            f'stroke-width="1.6">{line}{_SHAPES[self.mark.shape]}</svg>'
+        )
 
 
 @dataclass
@@ -74,12 +99,9 @@ class Panels:
     targets: list[GlyphRenderer[Any]] = field(default_factory=list)
     """Points of each panel that the pointer finds; column `curve` of their source names their entry."""
 
-    def entry(
-        self, name: str, color: Any, marker: str = "", dash: str | None = None, hollow: bool = False
-    ) -> Entry:
-        """Entry of the key by its name, made if new; `dash` is "-", "--" or ":" where it has a line."""
-        color = to_hex(color)
-        return self.entries.setdefault(name, Entry(name, color, _swatch(color, marker, dash, hollow)))
+    def entry(self, name: str, color: Any, mark: Mark = _NO_MARK, dash: str | None = None) -> Entry:
+        """Entry of the key by its name, made if new."""
+        return self.entries.setdefault(name, Entry(name, to_hex(color), mark, dash))
 
 
 class Panel:
@@ -111,11 +133,11 @@ class Panel:
         panels.titles.append(title)
         panels.figures.append(self.figure)
 
-    def line(self, entry: Entry, x: Any, y: Any, width: float = 1.6, dash: str = "-") -> None:
+    def line(self, entry: Entry, x: Any, y: Any, width: float = 1.6) -> None:
         """Draw a line that an entry of the key hides."""
         drawn = self.figure.line(
             np.asarray(x, float), np.asarray(y, float), color=entry.color, line_width=width,
-            line_dash=[int(n) for n in _DASHES[dash].split()],
+            line_dash=[int(n) for n in _DASHES[entry.dash or "-"].split()],
         )  # fmt: skip
         entry.renderers.append(drawn)
 
@@ -126,28 +148,19 @@ class Panel:
         )
         entry.renderers.append(drawn)
 
-    def marks(self, entry: Entry, x: Any, y: Any, marker: str, size: float = 6, hollow: bool = False) -> None:
-        """Draw points that an entry of the key hides."""
+    def marks(self, entry: Entry, x: Any, y: Any, mark: Mark | None = None) -> None:
+        """Draw points that an entry of the key hides, by default with the entry's mark."""
         source = ColumnDataSource({"x": np.asarray(x, float), "y": np.asarray(y, float)})
-        self.marks_of(source, entry, "x", CDSView(), marker, size, hollow)
+        self.marks_of(source, entry, "x", CDSView(), mark or entry.mark)
 
-    def marks_of(
-        self,
-        source: ColumnDataSource,
-        entry: Entry,
-        x: str,
-        view: CDSView,
-        marker: str,
-        size: float,
-        hollow: bool,
-    ) -> None:
+    def marks_of(self, source: ColumnDataSource, entry: Entry, x: str, view: CDSView, mark: Mark) -> None:
         """Draw the points in a view of a source, at its columns x and "y"."""
         drawn = self.figure.scatter(
-            x, "y", source=source, view=view, marker=marker, size=size,
+            x, "y", source=source, view=view, marker=mark.shape, size=mark.size,
             # A white edge sets a star off from curves.
-            line_color="white" if marker == "star" and not hollow else entry.color,
-            line_width=1.5 if hollow or marker == "x" else 0.5,
-            fill_color=None if hollow else entry.color,
+            line_color="white" if mark.shape == "star" and not mark.hollow else entry.color,
+            line_width=1.5 if mark.hollow or mark.shape == "x" else 0.5,
+            fill_color=None if mark.hollow else entry.color,
             nonselection_alpha=0.25,
         )  # fmt: skip
         entry.renderers.append(drawn)
@@ -210,15 +223,6 @@ def named_ticks(axis: Any, names: Mapping[float, str]) -> None:
     """Set the ticks of an axis, by place and name."""
     axis.ticker = FixedTicker(ticks=list(names))
     axis.major_label_overrides = dict(names)
-
-
-def _swatch(color: str, marker: str, dash: str | None, hollow: bool) -> str:
-    line = "" if dash is None else f'<path d="M1 7h26" stroke-dasharray="{_DASHES[dash]}" fill="none"/>'
-    fill = "none" if hollow else color
-    return (
-        f'<svg width="28" height="14" aria-hidden="true" fill="{fill}" stroke="{color}" stroke-width="1.6">'
-        f"{line}{_SHAPES[marker]}</svg>"
-    )
 
 
 def _look(panel: figure) -> None:

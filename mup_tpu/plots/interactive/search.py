@@ -10,16 +10,16 @@ from bokeh.models import CDSView, ColumnDataSource, IndexFilter
 
 from mup_tpu.config import columns
 from mup_tpu.plots import style, ticks
-from mup_tpu.plots.interactive.panel import Panel, Panels, named_ticks, power_ticks, room_for
+from mup_tpu.plots.interactive.panel import Mark, Panel, Panels, named_ticks, power_ticks, room_for
 from mup_tpu.plots.interactive.tooltips import about, loss_text
 from mup_tpu.plots.search import is_logarithmic
 
 _KINDS = (
-    ("finished", "finished", "circle", 0, False),
-    ("stopped", "stopped early, loss at its last step", "square", 1, True),
-    ("diverged", "diverged", "x", 1, False),
+    ("finished", "finished", Mark("circle", 7), 0),
+    ("stopped", "stopped early, loss at its last step", Mark("square", 7, hollow=True), 1),
+    ("diverged", "diverged", Mark("x", 7), 1),
 )
-"""Status, its name in the key, marker, colour, whether it is hollow."""
+"""Status, its name in the key, mark, colour."""
 
 
 def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
@@ -46,18 +46,17 @@ def search_panels(trials: pd.DataFrame, varied: list[str]) -> Panels:
     source = ColumnDataSource({**places, "y": heights, "curve": np.array(curves), "about": np.array(texts)})
     for column in varied:
         panel = Panel(panels, "", columns.title(column), style.LOSS, (low, top))
-        for status, name, marker, color, hollow in _KINDS:
+        for status, name, mark, color in _KINDS:
             chosen = np.flatnonzero(shown["status"] == status)
             if not len(chosen):
                 continue
-            entry = panels.entry(f"{name} ({len(chosen)})", style.categorical(color), marker, None, hollow)
+            entry = panels.entry(f"{name} ({len(chosen)})", style.categorical(color), mark)
             view = CDSView(filter=IndexFilter(indices=chosen.tolist()))
-            panel.marks_of(source, entry, column, view, marker, 7, hollow)
+            panel.marks_of(source, entry, column, view, mark)
         best = np.flatnonzero(shown["status"] == "finished")[:1]
         if len(best):
-            panel.marks(
-                panels.entry("best", style.INK, "star"), places[column][best], heights[best], "star", 18
-            )
+            star = panels.entry("best", style.INK, Mark("star", 18))
+            panel.marks(star, places[column][best], heights[best])
         if top > high:
             panel.level(rail)
         _ticks(panel, shown[column], column)
