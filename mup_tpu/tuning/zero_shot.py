@@ -19,10 +19,11 @@ import pandas as pd
 from mup_tpu.analysis import analyze
 from mup_tpu.analysis.scores import Score, score
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, field_column
+from mup_tpu.config.columns import label
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import is_search, load_axes, load_runs
+from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction, keep_predictions
 from mup_tpu.tuning.choice import Choice, choices
 from mup_tpu.tuning.corpora import Corpora
@@ -137,12 +138,22 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 def best_of_sweep(sweep: str) -> pd.Series:
     """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
-    known, axes = load_runs(sweep), load_axes(sweep)
+    known, axes = load_runs(sweep), _axes(sweep)
     cell = ["parametrization", axes.scale.column]
     finished = known[known["status"] == "finished"]
     if finished.empty:
         raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
     return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
+
+
+def _axes(path: str) -> StoredAxes:
+    axes = load_axes(path)
+    if axes.scale.is_study:
+        raise StoreError(
+            f"results folder {path} holds a study, whose training is your own: mup-tpu predict says the "
+            f"value to train with at a larger {label(axes.scale.column)}"
+        )
+    return axes
 
 
 class Transfer:
@@ -161,7 +172,7 @@ class Transfer:
     def __init__(self, path: str, target: Target, sweep: str | None = None) -> None:
         self.sweep, self._fields = sweep, target.fields
         self._name = f"{Path(path).name}_transfer"
-        self.tuned = load_axes(path).tune.column
+        self.tuned = _axes(path).tune.column
         self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
             found = best_trials(path, target.top)
