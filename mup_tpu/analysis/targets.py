@@ -46,7 +46,7 @@ def read_targets(table: RunTable, at: Sequence[str]) -> tuple[Target, ...]:
     if not at:
         raise TableError(f"a prediction needs a target: give --at {table.columns.scale}=VALUE")
     for text in at:
-        if not all("=" in part for part in text.split(",")):
+        if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",")):
             raise TableError(f"at {on_one_line(text)} is not NAME=VALUE; write for example width=4096")
     return tuple(_read(table, part.strip()) for text in at for part in text.split(","))
 
@@ -60,8 +60,9 @@ def _read(table: RunTable, text: str) -> Target:
     if not (value > 0 and math.isfinite(value)):
         raise TableError(f"at {on_one_line(text)} is not allowed: its value must be a finite number above 0")
     own, largest = table.columns.scale, float(table.runs["scale"].max())
-    names = {own, short_name(own), *(c.field for c in CONFIGURED.values() if c.name == own)}
-    is_own = name in names or (means(name) != "" and means(name) == means(own))
+    if table.stored is not None:
+        name = next((c.name for c in CONFIGURED.values() if c.field == name), name)
+    is_own = name in {own, short_name(own)} or (means(name) != "" and means(name) == means(own))
     scale = value if is_own else _inverse(table, name, value)
     if abs(math.log2(scale / largest)) > _FARTHEST:
         raise TableError(

@@ -105,4 +105,6 @@ def _peak(on: str | None, base: Trial) -> float:
             return int(count or 1) * peak
     from mup_tpu.tpu_compiler import target as tpu
 
+    if count:
+        raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
     return forecast.tpu(tpu(on)).flops

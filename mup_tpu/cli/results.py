@@ -29,7 +29,7 @@ from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted
-from mup_tpu.errors import ConfigError
+from mup_tpu.errors import ConfigError, MupTpuError
 from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
@@ -227,18 +227,35 @@ class SeveralSweeps(Results):
     """Several sweeps, each in a folder of the path."""
 
     is_folder, other = True, "several sweeps"
+    left_out: tuple[str, ...] = ()
+    """Folders that cannot be compared, with their reasons."""
 
     @cached_property
     def compared(self) -> pd.DataFrame:
-        """A row for each sweep and parametrization."""
+        """A row for each sweep and parametrization.
+
+        Raises:
+            ConfigError: no folder can be compared.
+        """
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
-        found = zip(names, self._paths, strict=True)
-        return compare({name: Results(path).analysis for name, path in found}, plots.name)
+        found: dict[str, TransferAnalysis] = {}
+        for name, path in zip(names, self._paths, strict=True):
+            try:
+                if is_search(path):
+                    raise ConfigError("it holds a search")
+                found[name] = Results(path, self.options).analysis
+            except MupTpuError as error:
+                self.left_out += (f"{name} is left out: {error}",)
+        if not found:
+            raise ConfigError(f"{self.path} has no sweep to compare; {self.left_out[0]}")
+        return compare(found, plots.name)
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
         title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
+        for note in self.left_out:
+            console.print(f"note: {note}", style="yellow")
         console.print(rendering.sweeps_table(self.compared, title))
 
     def figures(self) -> Mapping[str, Figure]:
@@ -252,7 +269,7 @@ class SeveralSweeps(Results):
 
     def page(self) -> rendering.Page:
         """Report of all sweeps."""
-        return rendering.ablations_page(self.name, self.compared)
+        return rendering.ablations_page(self.name, self.compared, self.left_out)
 
 
 class SearchResults(Results):

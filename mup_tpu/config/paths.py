@@ -16,6 +16,8 @@ def _named(kind: type) -> Any:
     def read(tokens: list[str]) -> Any:
         if not tokens[0]:
             raise ConfigError("a path '' is not allowed: it must name a file or folder")
+        if kind is Path and "://" in tokens[0]:
+            raise ConfigError(f"a path {tokens[0]!r} is not allowed: it must be local, not a URL")
         return kind(tokens[0])
 
     return tyro.constructors.PrimitiveConstructorSpec(

@@ -111,14 +111,14 @@ def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
     return blocks
 
 
-def ablations_page(name: str, table: pd.DataFrame) -> Page:
+def ablations_page(name: str, table: pd.DataFrame, notes: Sequence[str] = ()) -> Page:
     """Report of several sweeps beside each other; `table` is from `mup_tpu.analysis.ablations.compare`."""
     counts = table["verdict"].value_counts()
     summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
     title = "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter"
     return Page(
         f"{name}: what each change does to transfer",
-        [Box(f"{len(table)} sweeps: {summary}")],
+        [Box(f"{len(table)} sweeps: {summary}", notes)],
         [
             Section("Figure", [Picture.of(title, partial(plots.ablations_figure, table))]),
             Section("Sweeps, the worst regret first", [sweeps_table(table)]),

@@ -32,8 +32,10 @@ class Choice:
     source: Found
     said: str
     """Sentence on where its value comes from."""
+    is_predicted: bool = False
+    """Whether its value is its rule's predicted optimum at the target; else it is its own best value."""
     prediction: KeptPrediction | None = None
-    """The prediction of its value; None where its own best value is taken."""
+    """The prediction, where a run of the trial scores it: not with other steps or another batch size."""
 
 
 def choices(path: str, target: Target) -> list[Choice]:
@@ -119,10 +121,12 @@ def _predicted(
             why = str(error).partition("no prediction: ")[2] or str(error)
         else:
             (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
+            own = source.trial.flat()
+            is_scored = all(own[n] == v for n, v in changes.items() if n not in axes.scale.fields)
             (field,) = axes.tune.fields
             trial = source.trial.replace(**{field: made.value})
             said = "\n  ".join([predictions.sentence(made), *predictions.details(made)])
-            return Choice(Found(trial, source.loss), said, kept)
+            return Choice(Found(trial, source.loss), said, True, kept if is_scored else None)
     return Choice(source, _best_said(source, axes, why))
 
 

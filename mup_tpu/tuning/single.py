@@ -40,11 +40,14 @@ class Kept:
     """File for a trace of two log intervals, after two for warming up; Perfetto opens it."""
 
     def prepare(self) -> None:
-        """Make folders for export and profile, so that a bad path ends the command before training.
+        """Make folders, so that a bad path ends the command before training.
 
         Raises:
             ConfigError: a folder cannot be written.
         """
+        if self.checkpoints is not None and "://" not in self.checkpoints:
+            with raised_as(ConfigError, f"checkpoint folder {self.checkpoints} cannot be written"):
+                Path(self.checkpoints).mkdir(parents=True, exist_ok=True)
         for name, path in (("export", self.export), ("profile", self.profile and self.profile.parent)):
             if path is not None:
                 with raised_as(ConfigError, f"{name} {path} cannot be written"):

@@ -54,6 +54,10 @@ class Target:
             name, equals, value = text.partition("=")
             if not equals:
                 raise ConfigError(f"to {text!r} is not FIELD=VALUE; write for example depth=8")
+            if name in found or self.changes.get(name) is not None:
+                raise ConfigError(
+                    f"to {text!r} and another value of {name} were both given: give one of them"
+                )
             found[name] = parse_value(name, value, "to")
         if not found:
             raise ConfigError(

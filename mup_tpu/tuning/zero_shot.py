@@ -19,13 +19,14 @@ import pandas as pd
 from mup_tpu.analysis import analyze
 from mup_tpu.analysis.scores import Score, score
 from mup_tpu.config import MOST_TRIALS, RunOptions, SweepOptions, Trial, field_column
-from mup_tpu.config.columns import configured
+from mup_tpu.config.columns import label
 from mup_tpu.errors import ConfigError, StoreError, TableError
 from mup_tpu.jobs.plan import describe
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
-from mup_tpu.store import is_search, load_axes, load_runs
+from mup_tpu.store import StoredAxes, is_search, load_axes, load_runs
 from mup_tpu.store.predictions import KeptPrediction, keep_predictions
 from mup_tpu.tuning.choice import Choice, choices
+from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.found import Found, best_trials
 from mup_tpu.tuning.target import Target
 
@@ -95,11 +96,14 @@ def _bases(source: Trial, parametrization: str) -> dict[str, int]:
     return {base: fields[own[base]] for base, has in follows.items() if has and not fields[base]}
 
 
-def transfer_warnings(source: Trial, target: Trial) -> list[str]:
-    """Sentences about changes from source to target that the parametrization does not cover."""
+def transfer_warnings(source: Trial, target: Trial, is_predicted: bool = False) -> list[str]:
+    """Sentences about changes from source to target that the parametrization does not cover.
+
+    Where the source is a prediction, its rule need not keep the optimum in place.
+    """
     warnings = []
     rule = PARAMETRIZATIONS[source.model.parametrization]
-    if not rule.transfers:
+    if not rule.transfers and not is_predicted:
         warnings.append(
             f"the search was in {source.model.parametrization}: only μP keeps the optimum in place"
         )
@@ -134,12 +138,22 @@ def regret_against_sweep(runs: pd.DataFrame, sweep: str) -> list[dict[Any, Any]]
 
 def best_of_sweep(sweep: str) -> pd.Series:
     """Mean loss at the best tuned value of a sweep (nat per token), by parametrization and scale."""
-    known, axes = load_runs(sweep), load_axes(sweep)
+    known, axes = load_runs(sweep), _axes(sweep)
     cell = ["parametrization", axes.scale.column]
     finished = known[known["status"] == "finished"]
     if finished.empty:
         raise StoreError(f"results folder {sweep} holds no finished trial to compare with")
     return finished.groupby([*cell, axes.tune.column])["loss"].mean().groupby(cell).min()
+
+
+def _axes(path: str) -> StoredAxes:
+    axes = load_axes(path)
+    if axes.scale.is_study:
+        raise StoreError(
+            f"results folder {path} holds a study, whose training is your own: mup-tpu predict says the "
+            f"value to train with at a larger {label(axes.scale.column)}"
+        )
+    return axes
 
 
 class Transfer:
@@ -158,7 +172,7 @@ class Transfer:
     def __init__(self, path: str, target: Target, sweep: str | None = None) -> None:
         self.sweep, self._fields = sweep, target.fields
         self._name = f"{Path(path).name}_transfer"
-        self.tuned = load_axes(path).tune.column
+        self.tuned = _axes(path).tune.column
         self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
             found = best_trials(path, target.top)
@@ -184,8 +198,11 @@ class Transfer:
 
     @property
     def warnings(self) -> list[str]:
-        """Changes that the parametrization does not cover."""
-        return transfer_warnings(self.source.trial, self.trials[0])
+        """Changes that neither the parametrization nor the prediction covers."""
+        source, is_predicted = self.source.trial, bool(self.chosen) and self.chosen[0].is_predicted
+        if is_predicted:
+            source = source.replace(**self._fields)
+        return transfer_warnings(source, self.trials[0], is_predicted)
 
     @property
     def sizes(self) -> tuple[str, str]:
@@ -210,11 +227,10 @@ class Transfer:
         return run_trials(self._name, self.trials, tuple(self._fields), results, where, run, console)
 
     def reached(self, results: str) -> pd.DataFrame:
-        """Rows at the target, the least loss first."""
-        runs, own = load_runs(results), configured(self.trials[0])
-        for column in map(field_column, self._fields):
-            runs = runs[runs[column] == own[column]]
-        return runs.sort_values("loss")
+        """Rows of the trials at the target, the least loss first."""
+        own = map(Corpora(self.trials).trial_id, self.trials)
+        runs = load_runs(results)
+        return runs[runs["trial_id"].isin([*own])].sort_values("loss")
 
     def outcomes(self, runs: pd.DataFrame) -> list[str]:
         """Sentences on each prediction: the expectation at the target, and the result.

@@ -76,6 +76,18 @@ def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, st
     assert pd.read_csv(figures / "ablations.csv")["name"].tolist() == ["one", "two"]
 
 
+def test_a_folder_that_cannot_be_compared_is_named_and_the_others_are_shown(tmp_path, capsys, stored_sweep):
+    several = tmp_path / "several"
+    Store(several / "empty", "empty")
+    with pytest.raises(SystemExit):
+        main(["analyze", str(several)])
+    assert "empty is left out: results folder" in capsys.readouterr().err
+    stored_sweep(several / "one", "one")
+    main(["analyze", str(several), "--where", "width>=128"])
+    out = capsys.readouterr().out
+    assert "1 sweeps" in out and "empty is left out" in out and "INCONCLUSIVE" in out, "two widths of three"
+
+
 @pytest.fixture
 def stored_sweep():
     """Makes a results folder of a sweep that was never trained."""

@@ -242,6 +242,7 @@ def test_flops_that_rows_lack_are_those_of_the_parameters_that_a_token_uses():
     [
         ([], "a prediction needs a target: give --at width=VALUE"),
         ("4096", "at 4096 is not NAME=VALUE; write for example width=4096"),
+        ("=3", "at =3 is not NAME=VALUE; write for example width=4096"),
         ("width=", "at width= is not allowed: its value must be a finite number above 0"),
         ("width=-2", "must be a finite number above 0"),
         ("width=nan", "must be a finite number above 0"),

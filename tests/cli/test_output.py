@@ -130,6 +130,17 @@ def test_an_empty_path_is_refused(words, outcome, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words", [["train", "--export"], ["plot", "x", "--out"], ["runs", "x", "--csv"]], ids=lambda w: w[0]
+)
+def test_a_url_is_refused_where_only_a_local_path_is_written(words, outcome, tmp_path, monkeypatch):
+    """It would become a folder named gs:."""
+    monkeypatch.chdir(tmp_path)
+    code, _, error = outcome(*words, "gs://bucket/x")
+    assert code == 2 and error == "error: a path 'gs://bucket/x' is not allowed: it must be local, not a URL"
+    assert not list(tmp_path.iterdir())
+
+
 ESCAPES = "\x1b[2J\x1b]0;title\x07", "\x9b31m\u202e", "back\r\x08"
 
 

@@ -59,6 +59,11 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     assert (tmp_path / "plan.toml").read_text() == "mine"
     for option, value, sentence in (
         ("--on", "v9-9", "v9-9"),
+        (
+            "--on",
+            "8xZ100",
+            "on '8xZ100' is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8",
+        ),
         ("--mfu", "2", "mfu 2 is not allowed"),
     ):
         code, _, err = outcome("plan", "--target", "width=4096", "--budget", "1h", option, value)

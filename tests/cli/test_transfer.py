@@ -91,6 +91,8 @@ def searched(tmp_path):
             ["--num-seeds", 10**9],
             "num_seeds 1000000000 makes 1,000,000,000 trials; at most 100,000 are planned",
         ),
+        (["--to", "width=256"], "to 'width=256' and another value of width were both given"),
+        (["--to", "steps=9", "--steps", 7], "to 'steps=9' and another value of steps were both given"),
         (["--top", 0], "top 0 is not allowed: it must be above 0"),
         (["--parametrizations", "foo"], "parametrizations 'foo' is not one of 'mup', 'sp'"),
         (["--parametrizations"], "parametrizations is empty: give at least one"),

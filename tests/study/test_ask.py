@@ -12,6 +12,8 @@ from mup_tpu import Study, octaves
 from mup_tpu.cli import main
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_runs
+from mup_tpu.tuning.target import Target
+from mup_tpu.tuning.zero_shot import Transfer
 
 
 def study_in(folder, **changes):
@@ -55,6 +57,14 @@ def test_a_run_leaves_alone_what_was_asked_for_elsewhere(tmp_path, capsys):
     assert "1 asked for elsewhere" in " ".join(capsys.readouterr().out.split())
     study.tell(asked, math.inf)
     assert load_runs(tmp_path)["status"].value_counts().to_dict() == {"finished": 5, "diverged": 1}
+
+
+def test_a_study_is_not_transferred_and_no_reference_of_a_transfer(tmp_path, two_rules):
+    study = study_in(tmp_path)
+    study.tell(*study.ask(1), 2.5)
+    for path, sweep in ((study.folder, None), (two_rules, study.folder)):
+        with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
+            Transfer(path, Target(width=1024), sweep)
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):

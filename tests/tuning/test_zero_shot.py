@@ -142,6 +142,21 @@ def test_along_another_scale_than_the_sweep_s_nothing_is_predicted(two_rules):
     assert "the sweep's scale is width, not depth" in moved.origin[0]
 
 
+def test_what_a_prediction_covers_is_no_warning(two_rules):
+    moved = Transfer(two_rules, Target(width=1024, parametrizations=("sp",)))
+    assert "predicted" not in moved.origin[0] and moved.warnings == []
+    longer = Transfer(two_rules, Target(width=1024, steps=700, parametrizations=("sp",)))
+    (warning,) = longer.warnings
+    assert "became 700" in warning
+    assert longer.chosen[0].prediction is None, "a run of other steps does not score it"
+
+
+def test_only_the_transfer_s_own_trials_are_its_rows(small):
+    (row,) = Transfer(small[32], Target(width=64)).reached(small[64]).to_dict("records")
+    assert row["parametrization"] == "mup"
+    assert Transfer(small[32], Target(width=64, steps=9)).reached(small[64]).empty
+
+
 def test_a_rule_that_a_sweep_lacks_takes_mup_s_value(two_rules):
     moved = Transfer(two_rules, Target(width=1024, parametrizations=("completep",)))
     (trial,) = moved.trials
