@@ -15,7 +15,7 @@ _FIRST_LOOK = (-2, -1, 0, 1, 2)
 """Octaves from a new scale's predicted optimum, a seed each: a pack."""
 PACK = len(_FIRST_LOOK)
 """Runs of a first look."""
-_REACH = 2.3
+REACH = 2.3
 """Octaves from an optimum within which a run tells where it lies."""
 _EDGE_STEP = 0.3
 """Octaves between an optimum and lost runs below which no value in between is bought."""
@@ -28,7 +28,7 @@ def replicates(estimate: Estimate, runs: int) -> list[Cell]:
     before: dict[float, int] = {}
     for at in (optimum.best_x + k * step for k in range(-3, 4)):
         there = np.flatnonzero(np.abs(curve.x_G - at) < 1e-6)
-        if abs(at - optimum.x) > max(_REACH, step):
+        if abs(at - optimum.x) > max(REACH, step):
             continue
         if not len(there):
             before[at] = 0
@@ -61,6 +61,11 @@ def first_look(beside: Estimate, scale: float, x: float) -> list[Cell]:
     step = max(1.0, beside.curve.step)
     origin = beside.optimum.best_x
     centre = origin + round((x - origin) / step) * step
+    return look_around(scale, centre, step)
+
+
+def look_around(scale: float, centre: float, step: float = 1.0) -> list[Cell]:
+    """Cells of a first look around a value, some octaves apart."""
     return [Cell(scale, centre + k * step, 1, 1) for k in _FIRST_LOOK]
 
 
@@ -96,7 +101,7 @@ def beyond(estimate: Estimate) -> list[Cell]:
 def runs_beside(estimate: Estimate) -> int:
     """Number of finite runs near an optimum."""
     curve = estimate.curve
-    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= _REACH)
+    beside_G = np.isfinite(curve.mean_G) & (np.abs(curve.x_G - estimate.optimum.x) <= REACH)
     return int(curve.count_G[beside_G].sum())
 
 

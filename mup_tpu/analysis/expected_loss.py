@@ -38,7 +38,7 @@ _LOG_PRIOR_K = -0.5 * (
     + (np.log(_GRID_K3[:, 1] / 0.015) / 0.8) ** 2
     + np.log(_GRID_K3[:, 2] / 0.0015) ** 2
 )
-"""Chosen by the coverage of losses one and two octaves ahead in half of the sweeps."""
+"""Chosen by the coverage of losses one and two octaves ahead, with all sweeps in view."""
 
 
 def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction:

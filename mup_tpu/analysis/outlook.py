@@ -11,23 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mup_tpu.analysis.batch import Cell
+from mup_tpu.analysis.cells import REACH
 from mup_tpu.analysis.curvature import valley_at
 from mup_tpu.analysis.line import expected_variance, fit_line
 from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
 
-PACK = 8
-"""Runs of a first look at a scale: five values an octave apart, the inner three twice."""
 _PER_RUN = 0.1
-"""Squared standard error of an optimum times runs within 2.3 octaves, octaves²: median of 162 sweeps."""
+"""Squared standard error of an optimum times runs within reach, octaves²: median of 162 sweeps."""
 _FLOOR = 0.04**2
 """Squared standard error that no seed takes away, octaves²: the valley's unknown shape."""
 _CURVATURES = {"width": 0.065, "depth": 0.14, "batch size": 0.047, "tokens": 0.026, "size": 0.036}
 _USUAL_CURVATURE = 0.05
 """Mean curvatures of valleys in the stored and public sweeps, nat per octave²."""
-_NEAR = 2.3
-"""Octaves from an optimum within which a run tells where it lies."""
+
+
+def runs_within_reach(cells: Sequence[Cell]) -> float:
+    """Mean number of runs within reach of an optimum up to half an octave from the cells' middle."""
+    middle = (cells[0].x + cells[-1].x) / 2
+    return sum(c.runs * min(1.0, max(0.0, REACH + 0.5 - abs(c.x - middle))) for c in cells)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Assumed:
         bend = usual.bend * math.sqrt(float((line.factor_R**2).mean()))
         scatter = math.sqrt(float((line.tau_R**2).mean()))
         told = [
-            o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= _NEAR].sum())
+            o.se**2 * float(c.count_G[np.abs(c.x_G - o.x) <= REACH].sum())
             for o in line.known
             for c in result.curves
             if c.scale == o.scale
@@ -82,7 +86,7 @@ class Assumed:
         return cls(priors, float(slope_R.mean()), valley.curvature, float(np.median(told)), source)
 
     def error(self, runs: float) -> float:
-        """Squared standard error of an optimum from some runs, octaves²."""
+        """Squared standard error of an optimum from some runs within reach of it, octaves²."""
         return max(self.per_run / runs, _FLOOR)
 
     def variance(self, octaves_S: Sequence[float], runs_S: Sequence[float]) -> float:
@@ -90,7 +94,7 @@ class Assumed:
 
         Args:
             octaves_S: distances of the proxies from the target, below 0, ascending.
-            runs_S: runs at each.
+            runs_S: runs within reach of the optimum of each.
         """
         at_S, variance_S = np.array(octaves_S), np.array([self.error(runs) for runs in runs_S])
         return expected_variance(at_S - at_S[-1], variance_S, -float(at_S[-1]), self.priors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mup_tpu.analysis.outlook import PACK, Assumed
+from mup_tpu.analysis.outlook import Assumed, runs_within_reach
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.toml import write_sweep
 from mup_tpu.config.values import write_time
@@ -62,8 +62,8 @@ class Plan:
     @property
     def copied(self) -> float:
         """Expected regret of the smallest proxy's optimum, copied, nat."""
-        smallest = self.chosen.rungs[0]
-        return self.assumed.copied(self.chosen.ray.octaves[smallest], PACK * self.chosen.packs[0])
+        octaves = self.chosen.ray.octaves[self.chosen.rungs[0]]
+        return self.assumed.copied(octaves, runs_within_reach(self.chosen.looks[0]))
 
     @property
     def with_larger(self) -> Candidate | None:
@@ -71,7 +71,7 @@ class Plan:
         top = self.chosen.rungs[-1] + 1
         if top >= len(self.chosen.ray.trials):
             return None
-        return replace(self.chosen, rungs=(*self.chosen.rungs, top), packs=(*self.chosen.packs, 1))
+        return replace(self.chosen, rungs=(*self.chosen.rungs, top))
 
     @property
     def larger(self) -> str:
@@ -89,16 +89,18 @@ class Plan:
     @property
     def at_target(self) -> str:
         """Sentence on a sweep of the target itself; "" where the budget does not pay it."""
-        cost = PACK * self.target_flops
+        look = [replace(cell, runs=1) for cell in self.chosen.looks[0]]
+        cost = len(look) * self.target_flops
         if cost > self.budget:
             return ""
-        regret = self.assumed.regret(self.assumed.error(PACK))
+        regret = self.assumed.regret(self.assumed.error(runs_within_reach(look)))
         with_target = self.flops + self.target_flops
         saved, price = self.regret - regret, WORTH * (cost - with_target) / self.target_flops
         advice = "sweep it rather than proxies" if saved >= price else "the plan costs less"
         return (
-            f"{PACK} runs of the target itself, the best of which is kept: expected regret {regret:.4f} nat, "
-            f"for {self.cost(cost)}; the plan and one run of it: {self.cost(with_target)}; {advice}"
+            f"{len(look)} runs of the target itself, the best of which is kept: expected regret "
+            f"{regret:.4f} nat, for {self.cost(cost)}; the plan and one run of it: "
+            f"{self.cost(with_target)}; {advice}"
         )
 
     @property
@@ -112,7 +114,7 @@ class Plan:
         times = rest / self.target_flops
         return (
             f"left of the budget: {self.cost(rest)}, {times:.3g} times the target's own run; "
-            + ("more proxies or seeds save less than they cost, " if is_larger_paid else "")
+            + ("a larger proxy saves less than it costs, " if is_larger_paid else "")
             + f"a longer or larger run of the target saves {WORTH:g} nat for each e times the compute"
         )
 
@@ -156,6 +158,7 @@ class Plan:
             *numbered,
             f"with the plan: learning rate within ×{2**self.half_width:.2g} (95 %), expected regret "
             f"{self.regret:.4f} nat, for {self.cost(self.flops)} ({share})",
+            "then --until-settled buys seeds for the verdict; the target's rate gains little by them",
             f"without: the smallest proxy's best, copied, expected regret {self.copied:.4f} nat",
             *(
                 f"under {name} the same runs would leave {value:.4f} nat: its optimum moves more"

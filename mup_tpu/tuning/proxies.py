@@ -1,7 +1,7 @@
-"""Proxies of a target: the sizes below it, the rungs and seeds that a budget pays, and what they would tell.
+"""Proxies of a target: the sizes below it, the rungs that a budget pays, and what they would tell.
 
 Every proxy has some of the target's growing fields smaller, down a ray to the least useful size, and the
-others as the target has them.
+others as the target has them. A sequence's first purchases (`analysis/design.py`) are a proxy's runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mup_tpu.analysis import TransferAnalysis
+from mup_tpu.analysis.cells import look_around
+from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.outlook import PACK, Assumed
+from mup_tpu.analysis.outlook import Assumed, runs_within_reach
 from mup_tpu.config import Axis, Ladder, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.models import training_flops
@@ -23,7 +25,9 @@ WORTH = 0.1
 """Loss that e times the compute saves, nat, by L(N, D) of Hoffmann et al. 2022 at 1e19 to 1e23 FLOP."""
 _LEAST = {"width": 64, "depth": 2, "batch_size": 8, "steps": 100}
 """Least useful sizes of a proxy, unless the base has smaller ones."""
-_MOST_RUNGS, _MOST_LEVELS, _MOST_PACKS = 5, 12, 24
+_MOST_RUNGS, _MOST_LEVELS = 5, 12
+_USUAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
+"""Best learning rates at the smallest scale of stored sweeps: medians, to an octave."""
 
 
 def least_of(base: Trial) -> dict[str, int]:
@@ -69,6 +73,8 @@ class Ray:
     """Value of the sweep's scale."""
     octaves: tuple[float, ...]
     """Distance from the target along the scale, below 0."""
+    starts: tuple[tuple[Cell, ...], ...]
+    """Cells that a sequence starts with, from each size on."""
     rule: str
     assumed: Assumed
 
@@ -80,8 +86,18 @@ class Ray:
         rule: str,
         vocab_size: int,
         analysis: TransferAnalysis | None,
+        rates: Sequence[float],
     ) -> Ray:
         """The ray through some sizes.
+
+        Args:
+            levels: fields that grow, at each size.
+            goal: the target.
+            rule: name of the rule.
+            vocab_size: tokens of the corpus.
+            analysis: a table of one's own.
+            rates: learning rates to start from; where there are none, the table, the trial or what is usual
+                gives one.
 
         Raises:
             ConfigError: a size is not allowed.
@@ -103,60 +119,76 @@ class Ray:
         elif analysis is not None:
             source = f"{assumed.source}; {analysis.name} is along {analysis.scale}: only its rates are taken"
             assumed = replace(assumed, source=source)
-        return cls(points, trials, costs, tuple(at), octaves, rule, assumed)
+        above_0 = [rate for rate in rates if rate > 0]
+        guesses = [above_0 or [_guess(goal, rule, scale, analysis)] for scale in at]
+        starts = tuple(
+            first_batch(rule, scale, [math.log2(rate) for rate in guess]).cells
+            for scale, guess in zip(at, guesses, strict=True)
+        )
+        return cls(points, trials, costs, tuple(at), octaves, starts, rule, assumed)
 
     def candidates(self, budget: float) -> Iterator[Candidate]:
-        """Every choice of evenly spaced rungs, a pack each, that the budget pays."""
+        """Every choice of evenly spaced rungs that the budget pays."""
         for count, space, first in itertools.product(
             range(NEEDED, _MOST_RUNGS + 1), (1, 2, 3), range(len(self.trials))
         ):
             rungs = tuple(range(first, first + count * space, space))
             if rungs[-1] < len(self.trials) and self.octaves[rungs[-1]] < 0:
-                candidate = Candidate(self, rungs, (1,) * count)
+                candidate = Candidate(self, rungs)
                 if candidate.flops <= budget:
                     yield candidate
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Rungs of a ray, and the packs of runs at each."""
+    """Rungs of a ray."""
 
     ray: Ray
     rungs: tuple[int, ...]
-    packs: tuple[int, ...]
+
+    @property
+    def looks(self) -> list[Sequence[Cell]]:
+        """Cells that a sequence buys first at each rung, around its guess."""
+        first, *wider = self.rungs
+        start = self.ray.starts[first]
+        return [start, *(look_around(self.ray.scales[i], start[len(start) // 2].x) for i in wider)]
+
+    @property
+    def runs(self) -> list[int]:
+        """Runs at each rung."""
+        return [sum(cell.runs for cell in look) for look in self.looks]
 
     @property
     def flops(self) -> float:
         """Cost of all runs."""
-        return sum(PACK * n * self.ray.costs[i] for i, n in zip(self.rungs, self.packs, strict=True))
+        return sum(n * self.ray.costs[i] for i, n in zip(self.rungs, self.runs, strict=True))
 
     @property
     def variance(self) -> float:
         """Variance of the prediction at the target, octaves²."""
         at = [self.ray.octaves[i] for i in self.rungs]
-        return self.ray.assumed.variance(at, [PACK * n for n in self.packs])
+        return self.ray.assumed.variance(at, [runs_within_reach(look) for look in self.looks])
 
     @property
     def regret(self) -> float:
         """Expected regret at the target, nat."""
         return self.ray.assumed.regret(self.variance)
 
-    def seeded(self, budget: float, whole: float) -> Candidate:
-        """This candidate with further packs, as long as each pays."""
-        now = self
-        for _ in range(_MOST_PACKS):
-            packs = [
-                replace(now, packs=(*now.packs[:i], now.packs[i] + 1, *now.packs[i + 1 :]))
-                for i in range(len(now.packs))
-            ]
-            packs = [more for more in packs if more.flops <= budget]
-            if not packs:
-                return now
-            best = min(packs, key=lambda more: more.regret + WORTH * more.flops / whole)
-            if best.regret + WORTH * best.flops / whole >= now.regret + WORTH * now.flops / whole:
-                return now
-            now = best
-        return now
+    def score(self, whole: float) -> float:
+        """Expected regret and price, nat, where a run of the target costs `whole`."""
+        return self.regret + WORTH * self.flops / whole
+
+
+def _guess(goal: Trial, rule: str, scale: float, analysis: TransferAnalysis | None) -> float:
+    """A learning rate: the optimum of the table's nearest scale, the trial's own rate, or a usual one."""
+    if analysis is not None and analysis.hyperparameter == "lr":
+        results = {result.compared: result for result in analysis.results}
+        known = [o for o in results.get(rule, analysis.results[0]).optima if o.is_bracketed]
+        if known:
+            return 2.0 ** round(min(known, key=lambda o: abs(math.log2(o.scale / scale))).x)
+    usual, rate = type(goal.optimizer)().learning_rate, goal.optimizer.learning_rate
+    rate = _USUAL_RATES.get(goal.optimizer.optimizer, rate) if rate == usual else rate
+    return 2.0 ** round(math.log2(rate))
 
 
 def axis_of(points: Sequence[dict[str, int]]) -> Axis | Ladder:

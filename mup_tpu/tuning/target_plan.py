@@ -1,6 +1,6 @@
 """Plans: the proxies to run, for a budget, to know a target's learning rate, and the expected regret.
 
-Of all proxies and seeds that the budget allows (`proxies.py`), the plan takes those of the least expected
+Of all proxies that the budget allows (`proxies.py`), the plan takes those of the least expected
 regret plus price; a run's price is the loss that its share of the target's compute is worth.
 """
 
@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from mup_tpu.analysis import RunTable, TransferAnalysis, analyze
+from mup_tpu.analysis import RunTable, analyze
+from mup_tpu.analysis.design import Cell
 from mup_tpu.analysis.drift import NEEDED
-from mup_tpu.analysis.outlook import PACK, Assumed
+from mup_tpu.analysis.outlook import Assumed
 from mup_tpu.config import Sweep, Trial, require_above_zero
 from mup_tpu.config.columns import write
 from mup_tpu.config.toml import parse_value
@@ -27,10 +29,7 @@ from mup_tpu.models import training_flops
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, require_rule
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.planned import Plan, Step, cost_in_words
-from mup_tpu.tuning.proxies import GROWING, WORTH, Candidate, Ray, axis_of, least_of, levels_of
-
-_USUAL_RATES = {"adamw": 2.0**-6, "muon": 2.0**-5}
-"""Best learning rates at the smallest scale of stored sweeps: medians, to an octave."""
+from mup_tpu.tuning.proxies import GROWING, Candidate, Ray, axis_of, least_of, levels_of
 
 
 def plan(
@@ -68,18 +67,17 @@ def plan(
     whole = training_flops(goal, vocab_size)
     paid = _flops(budget, flops_per_second)
     analysis = None if table is None else analyze(table)
-    best: tuple[float, Candidate] | None = None
-    for rule in _rules(sweep, fields):
-        for levels in levels_of(goal, sweep.base, fields):
-            ray = Ray.of(levels, goal.replace(parametrization=rule), rule, vocab_size, analysis)
-            for candidate in ray.candidates(paid):
-                score = candidate.regret + WORTH * candidate.flops / whole
-                if best is None or score < best[0]:
-                    best = score, candidate
-    if best is None:
-        raise ConfigError(_too_little(paid, flops_per_second, goal, sweep.base, fields, vocab_size))
-    found = best[1].seeded(paid, whole)
-    planned, steps = _planned(found, sweep, fields, analysis)
+    rates = sweep.tune_axis.values if sweep.learning_rates or sweep.tune else ()
+    rays = [
+        Ray.of(levels, goal.replace(parametrization=rule), rule, vocab_size, analysis, rates)
+        for rule in _rules(sweep, fields)
+        for levels in levels_of(goal, sweep.base, fields)
+    ]
+    candidates = [candidate for ray in rays for candidate in ray.candidates(paid)]
+    if not candidates:
+        raise ConfigError(_too_little(paid, flops_per_second, rays, sweep.base, fields))
+    found = min(candidates, key=lambda candidate: candidate.score(whole))
+    planned, steps = _planned(found, sweep, fields, rates)
     return Plan(
         target=planned.base.replace(**fields),
         target_flops=whole,
@@ -167,59 +165,55 @@ def _has_rule(rule: str, optimizer: str) -> bool:
 def _too_little(
     budget: float,
     flops_per_second: float | None,
-    goal: Trial,
+    rays: Sequence[Ray],
     base: Trial,
     fields: Mapping[str, int],
-    vocab_size: int,
 ) -> str:
     """Why nothing can be planned, in a sentence."""
-    costs = [
-        PACK * sum(sorted(training_flops(goal.replace(**level), vocab_size) for level in levels)[:NEEDED])
-        for levels in levels_of(goal, base, fields)
-        if len(levels) >= NEEDED
-    ]
-    if not costs:
+    smallest = [Candidate(ray, tuple(range(NEEDED))) for ray in rays if len(ray.trials) >= NEEDED]
+    if not smallest:
         at = ", ".join(f"{name}={value}" for name, value in fields.items())
         least = ", ".join(f"{name} {least_of(base)[name]}" for name in fields)
         return f"target {at} has not {NEEDED} smaller proxies, from {least} on: sweep it itself"
-    least, given = (cost_in_words(cost, flops_per_second) for cost in (min(costs), budget))
+    cheapest = min(smallest, key=lambda candidate: candidate.flops)
+    least, given = (cost_in_words(cost, flops_per_second) for cost in (cheapest.flops, budget))
+    runs = " + ".join(map(str, cheapest.runs))
     return (
-        f"budget ({given}) does not pay three proxies of {PACK} runs, which cost at the least {least}: "
+        f"budget ({given}) does not pay three proxies ({runs} runs), which cost at the least {least}: "
         "give a larger one"
     )
 
 
 def _planned(
-    found: Candidate, given: Sweep, fields: Mapping[str, int], analysis: TransferAnalysis | None
+    found: Candidate, given: Sweep, fields: Mapping[str, int], rates: Sequence[Any]
 ) -> tuple[Sweep, tuple[Step, ...]]:
     """A candidate as a sweep, and in steps."""
-    ray = found.ray
+    ray, start = found.ray, found.looks[0]
     points = tuple(ray.points[i] for i in found.rungs)
     fixed = {name: value for name, value in fields.items() if name not in points[0]}
     bases = {f"base_{name}": points[0][name] for name in ("width", "depth") if name in points[0]}
     base = given.base.replace(**fixed, **bases, parametrization=ray.rule)
-    rates = given.learning_rates or (given.tune.values if given.tune else _rates(base, found, analysis))
-    seeds = max(found.packs) + 1
-    planned = Sweep(given.experiment, base, (ray.rule,), None, tuple(rates), seeds, axis_of(points))
-    steps, packs = list[Step](), [0] * len(points)
-    extra = [i for i, n in enumerate(found.packs) if n > 1]
-    for number, i in enumerate([*range(len(points)), *extra]):
-        added = 1 if number < len(points) else found.packs[i] - 1
-        packs[i] += added
-        variance = replace(
-            found, rungs=found.rungs[: number + 1], packs=tuple(n for n in packs if n)
-        ).variance
-        says = f"{PACK * added} more runs, as seeds beside its optimum"
-        if number == 0:
-            ends = f"{write('lr', rates[0])} to {write('lr', rates[-1])}"
-            says = f"{PACK} runs, {ends}, a seed each, and beyond an end where the loss still falls"
-        elif number < len(points):
-            says = f"{PACK} runs, within 2 octaves of the optimum so far, the inner three with 2 seeds"
-        trial, runs = ray.trials[found.rungs[i]], PACK * added
+    values = tuple(rates or (2.0**cell.x for cell in start))
+    seeds = max(cell.seeds for cell in start)
+    planned = Sweep(given.experiment, base, (ray.rule,), None, values, seeds, axis_of(points))
+    steps = list[Step]()
+    for number, (i, look) in enumerate(zip(found.rungs, found.looks, strict=True)):
+        variance = replace(found, rungs=found.rungs[: number + 1]).variance
+        trial, runs = ray.trials[i], sum(cell.runs for cell in look)
         half_width, regret = 1.96 * math.sqrt(variance), ray.assumed.regret(variance)
-        cost = runs * ray.costs[found.rungs[i]]
-        steps.append(Step(describe(trial, tuple(points[0])), trial, runs, says, cost, half_width, regret))
+        says, size = f"{runs} runs, {_in_words(look, number == 0)}", describe(trial, tuple(points[0]))
+        steps.append(Step(size, trial, runs, says, runs * ray.costs[i], half_width, regret))
     return planned, tuple(steps)
+
+
+def _in_words(look: Sequence[Cell], is_first: bool) -> str:
+    """Learning rates and seeds of a first look."""
+    ends = [write("lr", 2.0**cell.x) for cell in (look[0], look[-1])]
+    counts = sorted({cell.seeds for cell in look})
+    seeds = "a seed each" if counts == [1] else f"{' or '.join(map(str, counts))} seeds each"
+    if is_first:
+        return f"{ends[0]} to {ends[1]}, {seeds}, and beyond an end where the loss still falls"
+    return f"within {(look[-1].x - look[0].x) / 2:g} octaves of the optimum so far, {seeds}"
 
 
 def _in_sp(found: Candidate, column: str) -> dict[str, float]:
@@ -228,20 +222,3 @@ def _in_sp(found: Candidate, column: str) -> dict[str, float]:
     if found.ray.rule == "sp" or sp.priors == found.ray.assumed.priors:
         return {}
     return {"sp": replace(found, ray=replace(found.ray, assumed=sp)).regret}
-
-
-def _rates(base: Trial, found: Candidate, analysis: TransferAnalysis | None) -> tuple[float, ...]:
-    """Eight learning rates an octave apart, around the table's optimum, the trial's own rate, or a usual one.
-
-    The table's optimum is its rule's, at the scale nearest to the smallest proxy.
-    """
-    usual, rate = type(base.optimizer)().learning_rate, base.optimizer.learning_rate
-    centre = _USUAL_RATES.get(base.optimizer.optimizer, rate) if rate == usual else rate
-    if analysis is not None and analysis.hyperparameter == "lr":
-        results = {result.compared: result for result in analysis.results}
-        result = results.get(found.ray.rule, analysis.results[0])
-        smallest = found.ray.scales[found.rungs[0]]
-        known = [o for o in result.optima if o.is_bracketed]
-        nearest = min(known, key=lambda o: abs(math.log2(o.scale / smallest)), default=None)
-        centre = 2.0**nearest.x if nearest else centre
-    return tuple(2.0 ** (round(math.log2(centre)) + k) for k in range(-PACK // 2, PACK // 2))
