@@ -47,6 +47,11 @@ class Batch:
     spent: float
     costs: Cost
 
+    @property
+    def adds_seeds(self) -> bool:
+        """Whether values that were run get further seeds, which verdicts need more than predictions do."""
+        return any(cell.seeds > cell.runs for cell in self.cells)
+
     def commands(self, columns: Columns, command: str | None) -> tuple[str, ...]:
         """Command lines that run it where the experiment is ours, else sentences.
 

@@ -28,7 +28,7 @@ def plan(
 ) -> None:
     """Plan the runs, for a budget, that tell the learning rate of a model that cannot be swept.
 
-    Writes the plan as a sweep for `mup-tpu sweep FILE --until-settled`.
+    Writes the plan as a sweep for `mup-tpu sweep FILE --until-settled --first-looks`.
 
     Args:
         file: TOML file of a sweep, with its model under [base.model] and so on; its parametrizations are the
@@ -66,7 +66,7 @@ def plan(
     results = f"results/{found.sweep.experiment}"
     limit = f" --budget {paid}" if is_time and on is None else ""
     console.print(f"wrote {written}; next:", wrap=False)
-    console.print(f"  mup-tpu sweep {written} --until-settled{limit}", wrap=False)
+    console.print(f"  mup-tpu sweep {written} --until-settled --first-looks{limit}", wrap=False)
     console.print(f"  mup-tpu transfer {results} --to {found.transfer}", wrap=False)
 
 

@@ -97,9 +97,13 @@ class SequenceOptions:
     expected cost."""
     budget: str | None = None
     """Longest time of this call with --until-settled, as 90s, 30m or 2h; the same command goes on."""
+    first_looks: bool = False
+    """End --until-settled before it adds seeds for a verdict: a prediction needs but a look at each scale."""
 
     def __post_init__(self) -> None:
         require_valid(self)
+        if self.first_looks and not self.until_settled:
+            raise ConfigError("first_looks requires until_settled: give both")
         if self.budget is not None and not self.until_settled:
             raise ConfigError(f"budget {shown(self.budget)} requires until_settled: give both")
         self.seconds  # noqa: B018 (checks budget)

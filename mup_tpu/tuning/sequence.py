@@ -82,7 +82,7 @@ def run_until_settled(
         def run_batch(trials: list[Trial], purchase: Callable[[Trial], int]) -> Counter[str]:
             return runner.run(trials, purchase, deadline)
 
-        outcome = buy(grid, store, run_batch, run.halving, deadline, console)
+        outcome = buy(grid, store, run_batch, run.halving, deadline, console, until.first_looks)
     if time.monotonic() >= deadline:
         console.print(f"the budget of {until.budget} is used up; the same command goes on")
     return outcome
@@ -161,6 +161,7 @@ def buy(
     halving: bool,
     deadline: float,
     console: Console,
+    first_looks: bool = False,
 ) -> Counter[str]:
     """Buy batch after batch until each verdict is settled, is not worth its cost, or the time is up.
 
@@ -171,8 +172,9 @@ def buy(
         halving: whether stopped trials count as run.
         deadline: end by `time.monotonic`.
         console: for the table of looks and the next purchase.
+        first_looks: whether to end before seeds are added for a verdict.
     """
-    buyer = Buyer(grid, store, halving, deadline)
+    buyer = Buyer(grid, store, halving, deadline, first_looks)
     outcome: Counter[str] = Counter()
     while True:
         plans = buyer.plans()
@@ -205,9 +207,14 @@ class Buyer(Generic[T]):
     """Planner of purchases, from the rows of a store. Arguments as for `buy`."""
 
     def __init__(
-        self, grid: Grid[T], store: Store, halving: bool = False, deadline: float = math.inf
+        self,
+        grid: Grid[T],
+        store: Store,
+        halving: bool = False,
+        deadline: float = math.inf,
+        first_looks: bool = False,
     ) -> None:
-        self._grid, self._store, self._halving = grid, store, halving
+        self._grid, self._store, self._halving, self._first_looks = grid, store, halving, first_looks
         self._known = np.empty(0)
         """Values of the hyperparameter above 0, from the grid and the rows."""
         self._began, self._deadline, self._before = time.monotonic(), deadline, store.done()
@@ -236,6 +243,8 @@ class Buyer(Generic[T]):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
         stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
+        if batch and batch.adds_seeds and self._first_looks:
+            stops = "every scale had its first look; without first_looks it buys on for the verdict"
         return self._bought(name, looks, batch, stops, last + 1)
 
     def _first(self, name: str) -> Batch:

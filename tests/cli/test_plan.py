@@ -29,7 +29,6 @@ eval_batches = 1
 @pytest.mark.slow
 def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mup_tpu.analysis.design.MOST_LOOKS", 1)  # not to buy runs until it is settled
     (tmp_path / "model.toml").write_text(MODEL)
     code, out, err = outcome("plan", "model.toml")
     assert code == 0, err

@@ -148,6 +148,8 @@ def test_scales_outside_the_plan_are_left_out_of_the_analysis(sweep, tmp_path):
 
 
 def test_impossible_sequences_are_refused_in_a_sentence(sweep, tiny, tmp_path):
+    with pytest.raises(ConfigError, match="first_looks requires until_settled"):
+        SequenceOptions(first_looks=True)
     with pytest.raises(ConfigError, match="budget '2h' requires until_settled"):
         SequenceOptions(budget="2h")
     with pytest.raises(ConfigError, match="budget 'soon' is not a time; write 90s, 30m or 2h"):

@@ -121,8 +121,9 @@ def test_an_optimum_three_octaves_from_the_usual_rate_is_bracketed_at_the_smalle
     assert len(larger) <= 8 * 2 * (len(result.optima) - 1)
 
 
-def _bought(planned, best, folder):
+def _bought(planned, best, folder, noise=0.0, first_looks=False):
     """Rows that a sequence buys of a planned sweep whose valleys are parabolas around one optimum."""
+    generator = np.random.default_rng(0)
     corpora, widths = Corpora(), tuple(map(float, planned.scale_axis.values))
     store = Store(folder, planned.experiment, StoredAxes.of(planned), widths)
 
@@ -130,13 +131,27 @@ def _bought(planned, best, folder):
         store.append(
             configured(trial)
             | {"trial_id": corpora.trial_id(trial), "status": "finished", "purchase": purchase(trial)}
-            | {"loss": 3.0 + 0.05 * (math.log2(trial.optimizer.learning_rate) - best) ** 2}
+            | {
+                "loss": 3.0
+                + 0.05 * (math.log2(trial.optimizer.learning_rate) - best) ** 2
+                + noise * generator.standard_normal()
+            }
             for trial in trials
         )
         return Counter(finished=len(trials))
 
-    buy(_grid_of(planned, corpora), store, run, False, math.inf, Console(quiet=True))
+    buy(_grid_of(planned, corpora), store, run, False, math.inf, Console(quiet=True), first_looks)
     return store.results()
+
+
+def test_a_sequence_of_first_looks_buys_the_plan_s_runs_alone_and_goes_on_without(tmp_path):
+    found = plan("width=4096", "1e17", Sweep("plan"))
+    file = tmp_path / "plan.toml"
+    file.write_text(found.toml())
+    planned, runs = load_sweep(file), sum(step.runs for step in found.steps)
+    best = math.log2(planned.learning_rates[4])
+    assert len(_bought(planned, best, tmp_path / "runs", 0.04, first_looks=True)) == runs
+    assert len(_bought(planned, best, tmp_path / "runs", 0.04)) > runs
 
 
 @pytest.mark.parametrize("rates", [None, tuple(2 ** (-k / 2) for k in range(8, 18))])
