@@ -158,7 +158,7 @@ class Plan:
             *numbered,
             f"with the plan: learning rate within ×{2**self.half_width:.2g} (95 %), expected regret "
             f"{self.regret:.4f} nat, for {self.cost(self.flops)} ({share})",
-            "without --first-looks it also buys seeds for the verdict; the target's rate gains little by them",
+            "without --first-looks seeds for the verdict follow; the target's rate gains little by them",
             f"without: the smallest proxy's best, copied, expected regret {self.copied:.4f} nat",
             *(
                 f"under {name} the same runs would leave {value:.4f} nat: its optimum moves more"
@@ -174,7 +174,7 @@ class Plan:
         return "\n".join(self.lines())
 
     def toml(self) -> str:
-        """TOML of the plan's sweep for `mup-tpu sweep --until-settled --first-looks`, with the lines as comments."""
+        """TOML for `mup-tpu sweep --until-settled --first-looks`; the lines are its comments."""
         comments = "".join(f"# {line}\n" for line in self.lines())
         return f"{comments}{write_sweep(self.sweep)}"
 
