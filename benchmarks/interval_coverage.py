@@ -32,7 +32,7 @@ from mup_tpu.analysis.regret import regret
 
 FAMILIES = (
     "valley", "asymmetric", "wall", "plateau", "half diverged", "noise grows", "near wall", "sharp",
-    "off centre", "packs", "scattered", "three widths", "heavy tails",
+    "off centre", "packs", "scattered", "three widths", "heavy tails", "seeds", "other seeds",
 )  # fmt: skip
 """valley: exponential on one side or straight on both, u²/2 near the optimum. asymmetric: more so than nearly
 all that are stored. wall: runs from one to three steps beyond the optimum on lose 0.1 to 4 nat more. near
@@ -40,7 +40,9 @@ wall: from 0.3 to 2 octaves beyond it on, by 1 nat. plateau: losses level off 0.
 half diverged: the higher the learning rate, the more runs diverge. noise grows: it doubles with each octave
 above the optimum. sharp: a second coefficient of 0.6. off centre: the grid's middle lies two octaves off.
 packs: five runs in a row share an effect of one σ. scattered: optima scatter by 0.2 octave about their line;
-three widths: by 0.1, and there are three. heavy tails: the noise is Student's with 3 degrees of freedom."""
+three widths: by 0.1, and there are three. heavy tails: the noise is Student's with 3 degrees of freedom.
+seeds: all runs of a seed and width share an effect of 2σ, and a fifth of the second and later seeds' runs are
+missing. other seeds: so they do, and three points in ten have seeds of their own."""
 STEPS = (0.5, 1.0, 2.0)
 SIGMAS = (0.003, 0.01, 0.03)
 SEEDS = (1, 2, 3, 5)
@@ -146,13 +148,21 @@ def simulate(
         if family == "packs":
             packs = sigma * generator.standard_normal(loss_GS.size // 5 + 1)
             loss_GS += packs[np.arange(loss_GS.size) // 5].reshape(loss_GS.shape)
+        number_GS = np.broadcast_to(np.arange(seeds), loss_GS.shape)
+        if family in ("seeds", "other seeds"):
+            has_own_G = (generator.random(len(grid)) < 0.3) & (family == "other seeds")
+            number_GS = number_GS + seeds * np.where(has_own_G, np.arange(1, len(grid) + 1), 0)[:, None]
+            loss_GS += 2 * sigma * generator.standard_normal(number_GS.max() + 1)[number_GS]
+            is_missing_GS = (generator.random(loss_GS.shape) < 0.2) & (np.arange(seeds) > 0)
+            loss_GS[is_missing_GS] = np.inf
         if family == "half diverged":
             risk_G = np.clip((grid - valley.optimum) / 6, 0, 1)
             loss_GS[generator.random(loss_GS.shape) < risk_G[:, None]] = np.nan
         rows += [
             {"width": width, "lr": 2.0**x, "seed": seed, "loss": loss}
-            for x, losses in zip(grid, loss_GS, strict=True)
-            for seed, loss in enumerate(losses)
+            for x, losses, numbers in zip(grid, loss_GS, number_GS, strict=True)
+            for seed, loss in zip(numbers, losses, strict=True)
+            if loss != np.inf
         ]
     curves = [loss_curve(group) for _, group in check_table(pd.DataFrame(rows)).runs.groupby("scale")]
     noise = pooled_noise(curves)
