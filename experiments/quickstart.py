@@ -3,7 +3,7 @@
 python experiments/quickstart.py --until-settled     buys runs until both verdicts are settled
 python experiments/quickstart.py                     runs the whole grid
 
-Each trial sees 51,200 bytes of text, and two CPU cores need three to five minutes: enough to see the optimum
+Each trial sees 51,200 bytes of text, and two CPU cores need two to five minutes: enough to see the optimum
 at each width, not to train a good model. Init and multipliers come from lr_transfer.py, the longer form; with
 default ones a few short runs are too noisy to tell.
 """

@@ -190,7 +190,7 @@ def predict(
     Examples:
         >>> found = predict("results/quickstart", "width=768").of("mup")
         >>> print(f"2^{found.x:.1f}, 95 % 2^{found.interval[0]:.1f} to 2^{found.interval[1]:.1f}")
-        2^-6.3, 95 % 2^-6.6 to 2^-5.9
+        2^-6.3, 95 % 2^-6.5 to 2^-6.0
 
     Args:
         table: runs, as for `analyze`.

@@ -200,7 +200,7 @@ def analyze(
     Examples:
         >>> for result in analyze("results/quickstart").results:
         ...     print(result.parametrization, f"{result.drift.alpha:.2f}", result.verdict.decision)
-        mup -0.06 TRANSFERS
+        mup -0.05 TRANSFERS
         sp -0.57 DRIFTS
 
     Args:
