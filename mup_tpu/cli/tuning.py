@@ -71,6 +71,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     outcome = study.run(
         trainer,
         until_settled=how.until.until_settled,
+        first_looks=how.until.first_looks,
         budget=how.until.budget,
         workers=options.workers,
         timeout=options.timeout,

@@ -104,6 +104,7 @@ class Study:
         train: Function | str,
         *,
         until_settled: bool = False,
+        first_looks: bool = False,
         budget: str | None = None,
         workers: int | None = None,
         timeout: str | None = None,
@@ -121,6 +122,7 @@ class Study:
             train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
                 "my_package.my_module:train", or a command line with `{names}` in it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
+            first_looks: with until_settled, end before seeds are added for a verdict: predictions need no more.
             budget: longest time of this call, as 90s, 30m or 2h.
             workers: trials at once on this machine; by default one a GPU, or one a core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.
@@ -143,6 +145,8 @@ class Study:
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
         deadline = time.monotonic() + parse_limit("budget", budget)
+        if first_looks and not until_settled:
+            raise ConfigError("first_looks requires until_settled: give both")
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
         function = trainer_of(train, self.space) if isinstance(train, str) else train
@@ -169,7 +173,7 @@ class Study:
                     return runner.run(trials, of, deadline, asked.awaited())
 
                 if grid is not None:
-                    outcome = buy(grid, store, run, halving, deadline, console)
+                    outcome = buy(grid, store, run, halving, deadline, console, first_looks)
                 else:
                     outcome = run(self.trials(), lambda trial: purchase)
         except KeyboardInterrupt:
