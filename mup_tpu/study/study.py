@@ -122,7 +122,7 @@ class Study:
             train: called as `train(trial, report)`, each time in a process of its own; returns the loss. Or
                 "my_package.my_module:train", or a command line with `{names}` in it.
             until_settled: buy runs where they decide, until each verdict is settled, in place of the grid.
-            first_looks: with until_settled, end before seeds are added for a verdict: predictions need no more.
+            first_looks: with until_settled, end before seeds are added for a verdict.
             budget: longest time of this call, as 90s, 30m or 2h.
             workers: trials at once on this machine; by default one a GPU, or one a core.
             timeout: longest time of a trial, as 90s, 30m or 2h; one that takes longer has failed.

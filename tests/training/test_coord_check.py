@@ -92,7 +92,7 @@ def test_llama_is_flat_along_the_width_under_mup_and_completep_and_not_in_sp(tin
     assert largest["sp"] > 1.5 and largest["sp_embedding"] > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # daily: the rule's factors by closed forms, and a block's measures by the stock model's
 def test_llama_is_flat_along_the_depth_under_completep_and_not_in_mup(tiny):
     """Without a factor L branches' updates add up to L times one, in μP; and blocks do not turn lazy where
     α = 1 as they do where it is ½ (Dey et al. 2025, section 6)."""
