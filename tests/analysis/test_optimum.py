@@ -321,6 +321,14 @@ def test_noise_is_what_seeds_do_not_share(shared):
     assert np.exp(np.log(sigmas).mean()) == pytest.approx(0.003, rel=0.2), "and a little of the usual noise"
 
 
+def test_noise_is_whole_although_effects_of_seeds_take_their_share_of_it():
+    """Of three points, effects of seeds take a third of what differs."""
+    generator = np.random.default_rng(0)
+    tables = [check_table(of_seeds(0.006, 3, generator)).runs for _ in range(60)]
+    curves = [loss_curve(runs[runs["x"].between(-9, -7)]) for runs in tables]
+    assert pooled_noise(curves).sigma == pytest.approx(0.003, rel=0.08)
+
+
 def test_a_run_that_nearly_diverged_is_no_sign_of_a_bad_seed():
     """Of a fresh quickstart, one run of a seed lay 0.2 nat up, and tripled the noise of all others."""
     frame = of_seeds(0.006, 8, np.random.default_rng(0))

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis import analyze
-from mup_tpu.analysis.worth import Interval, Worth, approach, with_penalties
+from mup_tpu.analysis import analyze, check_table
+from mup_tpu.analysis.looks import Question, weigh
+from mup_tpu.analysis.worth import Interval, Worth, _loss_errors, approach, with_penalties
 
 WIDTHS = np.array([64.0, 128.0, 256.0, 512.0, 1024.0])
 
@@ -27,6 +28,16 @@ def runs(optimum, loss, curvature, rule="mup", sigma=1e-4):
         for x in np.round(2 * optimum(width)) / 2 + np.arange(-2.0, 2.1, 0.5)
         for seed, noise in enumerate(generator.standard_normal(3))
     )
+
+
+def test_losses_are_as_uncertain_as_what_runs_of_a_seed_share():
+    frame = runs(lambda w: -7.0, lambda w: 2 + 8 / w**0.5, lambda w: 0.1)
+    shared = 0.02 * np.random.default_rng(0).standard_normal((len(WIDTHS), 3))
+    at = np.searchsorted(WIDTHS, frame["width"])
+    frame["loss"] += shared[at, frame["seed"]]
+    evidence = weigh(check_table(frame).runs, Question())
+    errors = _loss_errors(evidence.estimates)
+    assert errors == pytest.approx(math.sqrt(shared.var(axis=1, ddof=1).mean() / 3), rel=0.1)
 
 
 @pytest.mark.parametrize(
