@@ -113,6 +113,11 @@ def shown(outputs) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_no_warning_of_a_machine_is_committed(name):
+    assert all(output.get("name") != "stderr" for outputs in committed(name) for output in outputs)
+
+
 def test_cells_print_their_committed_output_and_import_no_torch():
     names = [name for name in NOTEBOOKS if name not in (TRAINS, LONG)]
     found, imports_torch = executed_here(*(FOLDER / f"{name}.ipynb" for name in names))
