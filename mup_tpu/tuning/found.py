@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.config import Trial
+from mup_tpu.config import Trial, field_column
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.errors import StoreError, raised_as
 from mup_tpu.store import load_runs
@@ -36,9 +36,11 @@ def finished_runs(results: str) -> pd.DataFrame:
     return finished
 
 
-def best_trials(results: str, count: int = 1) -> list[Found]:
-    """Finished trials of least loss in a results folder."""
-    best = finished_runs(results).nsmallest(count, "loss")
+def best_trials(results: str, count: int = 1, rule: str | None = None) -> list[Found]:
+    """Finished trials of least loss in a results folder, of one rule if the folder has any of it."""
+    finished = finished_runs(results)
+    own = finished[finished[field_column("parametrization")] == rule]
+    best = (finished if own.empty else own).nsmallest(count, "loss")
     return [found_in(row, results) for row in best.to_dict("records")]
 
 

@@ -23,7 +23,7 @@ class Target:
     to: tuple[str, ...] = ()
     """Fields that grow, with their values at the target: --to depth=8, or --to width=512 depth=8."""
     top: int = 1
-    """Number of best trials to transfer; above 1, a sweep is read as a search."""
+    """Number of best trials to transfer; above 1, a sweep gives each rule's own, without a prediction."""
     num_seeds: int = 1
     """Seeds of each trial."""
     steps: int | None = None

@@ -157,7 +157,7 @@ def _axes(path: str) -> StoredAxes:
 
 
 class Transfer:
-    """Trials at a target: of a search its best, of a sweep each rule's predicted optimum.
+    """Trials at a target: of a search its best, of a sweep each rule's predicted optimum or its best few.
 
     Args:
         path: results folder of the search or sweep.
@@ -175,10 +175,13 @@ class Transfer:
         self.tuned = _axes(path).tune.column
         self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
-            found = best_trials(path, target.top)
-            rules = target.rules(("mup", "sp"))
-            self.trials = target_trials(found, self._fields, rules, target.num_seeds, **target.changes)
-            self.source = found[0]
+            found = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
+            self.trials = [
+                trial
+                for rule, best in found.items()
+                for trial in target_trials(best, self._fields, (rule,), target.num_seeds, **target.changes)
+            ]
+            self.source = next(iter(found.values()))[0]
         else:
             self.chosen = choices(path, target)
             self.trials = [

@@ -136,6 +136,14 @@ def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
     assert "nothing predicted" in moved.origin[0]
 
 
+def test_the_best_few_of_a_sweep_are_each_rule_s_own(two_rules):
+    trials = Transfer(two_rules, Target(width=1024, top=2)).trials
+    runs = load_runs(two_rules).set_index("parametrization")
+    for rule in ("mup", "sp"):
+        rates = [t.optimizer.learning_rate for t in trials if t.model.parametrization == rule]
+        assert rates == runs.loc[rule].nsmallest(2, "loss")["lr"].tolist()
+
+
 def test_along_another_scale_than_the_sweep_s_nothing_is_predicted(two_rules):
     moved = Transfer(two_rules, Target(to=("depth=8",)))
     assert moved.trials[0].model.depth == 8 and moved.trials[0].model.width == 512
