@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.config import require_above_zero
+from mup_tpu.config import SequenceOptions, require_above_zero
 from mup_tpu.config.fields import require_count
 from mup_tpu.config.options import TrackerName
 from mup_tpu.config.values import parse_limit
@@ -145,8 +145,7 @@ class Study:
         """
         console = console or Console(markup=False, emoji=False, highlight=False)
         deadline = time.monotonic() + parse_limit("budget", budget)
-        if first_looks and not until_settled:
-            raise ConfigError("first_looks requires until_settled: give both")
+        SequenceOptions(until_settled, first_looks=first_looks)  # checks them
         seconds = parse_limit("timeout", timeout)
         require_above_zero("heartbeat", heartbeat)
         function = trainer_of(train, self.space) if isinstance(train, str) else train
