@@ -271,6 +271,28 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def hollow_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Output of Python with hollow GPUs (`devices/hollow_gpu.py`), by the words after its name."""
+    import hollow_gpu
+
+    if importlib.util.find_spec("triton") is None or shutil.which("cc") is None:
+        pytest.skip("torch for CUDA, or a C compiler, is not here")
+    folder = tmp_path_factory.mktemp("hollow_gpu")
+    hollow_gpu.build(folder)
+
+    def run(*words: object, code: int = 0, **settings: Any) -> str:
+        environment = hollow_gpu.environment(folder, **settings)
+        command = [sys.executable, *map(str, words)]
+        ended = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert ended.returncode == code, ended.stdout
+        return ended.stdout
+
+    return run
+
+
 @pytest.fixture
 def patience() -> int:
     """Factor on time limits: load over cores, at least 1."""

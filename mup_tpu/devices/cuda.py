@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.devices.base import Device, Execution, Repeated, Step
-from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor
+from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
 _LONGEST_STRETCH = 100
@@ -65,6 +65,7 @@ def create() -> CudaDevice:
     """
     if not torch.cuda.is_available():
         raise ConfigError("device 'cuda' is not available: torch sees no CUDA GPU here; use --device cpu")
-    torch.set_float32_matmul_precision("highest")  # no TF32, which NVIDIA's containers switch on for torch
+    with without_advice_on_tf32():
+        torch.set_float32_matmul_precision("highest")  # NVIDIA's containers switch TF32 on
     index = torch.cuda.current_device()
     return CudaDevice(torch.cuda.get_device_name(index), torch.device("cuda", index))

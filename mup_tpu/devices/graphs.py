@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -202,6 +203,18 @@ def inductor() -> Compiler:
     return compiled
 
 
+@contextlib.contextmanager
+def without_advice_on_tf32() -> Iterator[None]:
+    """No warnings of torch in the block that TF32 is off, or is set by a function that will go.
+
+    The new way to set it fails beside TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+        yield
+
+
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
     call: Callable[..., Any] = torch.compile(traced, dynamic=False, fullgraph=True)
@@ -209,7 +222,8 @@ def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     def compiled_or_traced(*given: Tensor) -> Any:
         nonlocal call
         try:
-            return call(*given)
+            with without_advice_on_tf32():
+                return call(*given)
         except compiler_error() as error:  # of the first call, before it has changed a tensor
             _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
             call = traced

@@ -6,7 +6,8 @@ Importing torch takes seconds. This module does not, so the server can start fir
 from __future__ import annotations
 
 import contextlib
-import glob
+import ctypes
+import itertools
 import multiprocessing
 import os
 import time
@@ -46,8 +47,22 @@ def killed_for_memory() -> int:
 
 
 def is_cpu(options: RunOptions) -> bool:
-    """Whether packs train on the CPU, without importing torch: on "auto", no NVIDIA device file."""
-    return options.device == "cpu" or (options.device == "auto" and not glob.glob("/dev/nvidia[0-9]*"))
+    """Whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
+    if options.device != "auto" or not gpus_of_the_machine():
+        return options.device in ("cpu", "auto")
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def gpus_of_the_machine() -> int:
+    """Number of GPUs by NVIDIA's management library, which comes with the driver; no torch is imported."""
+    count = ctypes.c_uint(0)
+    with contextlib.suppress(OSError):  # no driver
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        if library.nvmlInit_v2() == 0:
+            library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    return count.value
 
 
 def execution(options: RunOptions) -> str:
@@ -68,12 +83,14 @@ def execution(options: RunOptions) -> str:
 def visible_gpus() -> list[dict[str, str]]:
     """Environment by which a process sees one GPU, for each GPU of this process; no torch is imported.
 
-    CUDA counts the GPUs of a container from 0, whatever their device files are called.
+    CUDA counts the GPUs of a container from 0, and shows those that CUDA_VISIBLE_DEVICES names before the
+    first that is not there.
     """
-    there = glob.glob("/dev/nvidia[0-9]*")
+    there = list(map(str, range(gpus_of_the_machine())))
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if there and named else map(str, range(len(there)))
-    return [{"CUDA_VISIBLE_DEVICES": name.strip()} for name in names]
+    names = there if named is None or not there else [name.strip() for name in named.split(",")]
+    known = itertools.takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names)
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in known]
 
 
 def gpu(options: RunOptions) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import glob
 import os
 import signal
 import subprocess
@@ -11,12 +10,10 @@ import time
 
 import psutil
 import pytest
-import torch
 from light_jobs import Count, Sees
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions
-from mup_tpu.devices.cuda import CudaDevice
 from mup_tpu.errors import DataError
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.driver import run_jobs
@@ -202,21 +199,25 @@ def _go(folder):
     return on_event
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"), [(None, ["0", "1", "2"]), ("3, 5", ["3", "5"]), ("GPU-8a", ["GPU-8a"])]
-)
-def test_gpus_of_this_machine_are_those_that_cuda_may_see(visible, names, monkeypatch):
-    """Device files and torch's answer are made up: tests run without GPUs."""
-    device = CudaDevice("a GPU", torch.device("cuda", 0))
-    monkeypatch.setattr("mup_tpu.devices.get_device", lambda name: device, raising=False)
-    monkeypatch.setattr(glob, "glob", lambda pattern: [f"/dev/nvidia{i}" for i in (2, 5, 7)])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = this_machine.gpus(RunOptions(device="cuda"))
-    assert [part["CUDA_VISIBLE_DEVICES"] for part in found] == names
-    assert this_machine.room(8, RunOptions(device="cuda", threads=1)) == (len(names), 1)
-    assert this_machine.room(1, RunOptions(device="cuda", threads=1)) == (1, 1)
+def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu, monkeypatch):
+    """And a machine whose GPUs are hidden trains on its cores."""
+    program = (
+        "import os, sys\n"
+        "from mup_tpu.config import RunOptions\n"
+        "from mup_tpu.jobs import this_machine\n"
+        "for visible in sys.argv[1:]:\n"
+        "    os.environ.pop('CUDA_VISIBLE_DEVICES', None)\n"
+        "    if visible != 'all':\n"
+        "        os.environ['CUDA_VISIBLE_DEVICES'] = visible\n"
+        "    options = RunOptions(threads=1)\n"
+        "    names = [part['CUDA_VISIBLE_DEVICES'] for part in this_machine.gpus(options)]\n"
+        "    print(*names, this_machine.is_cpu(options), this_machine.room(8, options)[0])\n"
+    )
+    found = hollow_gpu("-c", program, "all", "2, 0", "GPU-8a", "1,7,2", gpus=3).splitlines()
+    assert found == ["0 1 2 False 3", "2 0 False 2", "GPU-8a False 1", "1 False 1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    packs = this_machine.room(8, RunOptions(device="cpu", threads=1))[0]
+    assert hollow_gpu("-c", program, "-1", gpus=3) == f"True {packs}\n"
     assert this_machine.gpus(RunOptions(device="cpu")) == []
 
 

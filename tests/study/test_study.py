@@ -190,8 +190,7 @@ def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
 
 
 def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
-    """Of a machine that has two by the names of its devices."""
-    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
+    monkeypatch.setattr("mup_tpu.jobs.this_machine.gpus_of_the_machine", lambda: 2)
     study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [1.0]}, seeds=6)
     study.run(trainers.gpu, console=QUIET)
     assert set(load_runs(tmp_path)["loss"]) == {0.0, 1.0}

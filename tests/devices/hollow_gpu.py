@@ -1,0 +1,63 @@
+"""A GPU for machines without one: torch's own CUDA over a driver that stores and computes nothing.
+
+Real are torch's allocator, streams and CUDA graphs, inductor, Triton and ptxas. `hollow_gpu.c` answers in
+place of the driver, CUDA's runtime and cuBLAS. So packs take the memory that they take on an H100, steps are
+captured or refused, and kernels compiled (`test_cuda.py`). Losses mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".c")
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Names by which the driver's libraries are looked for."""
+
+
+def build(folder: Path) -> None:
+    """Compile the libraries into a folder; Triton brings CUDA's headers."""
+    import triton
+
+    headers = Path(triton.__file__).with_name("backends") / "nvidia" / "include"
+    for name in LIBRARIES:
+        words = ("cc", "-shared", "-fPIC", "-O1", "-D__CUDA_API_VERSION_INTERNAL", f"-I{headers}", SOURCE)
+        subprocess.run([*words, f"-Wl,-soname,{name}", "-o", folder / name], check=True)
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")  # as linkers look for it
+
+
+def environment(folder: Path, gpus: int = 1, mib: int = 81920, major: int = 9) -> dict[str, str]:
+    """Environment of a process that sees such GPUs, after `build`.
+
+    Args:
+        folder: the libraries'; what is compiled for GPUs is kept there too.
+        gpus: number of GPUs.
+        mib: memory of each.
+        major: compute capability.
+    """
+    return os.environ | {
+        "LD_PRELOAD": str(folder / "libcuda.so.1"),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
+        "HOLLOW_GPUS": str(gpus),
+        "HOLLOW_GPU_MIB": str(mib),
+        "HOLLOW_GPU_MAJOR": str(major),
+        "TRITON_LIBCUDA_PATH": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+
+def main() -> None:
+    """Run a command with hollow GPUs: python tests/devices/hollow_gpu.py FOLDER COMMAND ..."""
+    folder = Path(sys.argv[1]).resolve()
+    if not (folder / "libcuda.so").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        build(folder)
+    told = {name: int(os.environ[name]) for name in ("gpus", "mib", "major") if name in os.environ}
+    sys.exit(subprocess.run(sys.argv[2:], env=environment(folder, **told), check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
