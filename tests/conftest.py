@@ -50,7 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Device of tests that train on any device; tests of "auto" take a GPU by themselves."""
+    """Device of tests that train on any device; others have no GPU."""
     told = "where packs of tests train; graphs: on the CPU, by what a GPU does with a step"
     parser.addoption("--device", choices=("cpu", "cuda", "graphs"), default="cpu", help=told)
 
@@ -59,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Nightly tests are left out unless -m names them."""
     device = config.getoption("--device")
     os.environ["MUP_TPU_TEST_DEVICE"] = "cuda" if device == "cuda" else "cpu"
+    if device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     if device == "graphs":
         import graphs_on_cpu
 

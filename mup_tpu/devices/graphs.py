@@ -23,7 +23,14 @@ from torch import Tensor
 
 from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
-from mup_tpu.internals.torch import TreeSpec, compiler_error, has_triton, tree_flatten, tree_unflatten
+from mup_tpu.internals.torch import (
+    TreeSpec,
+    compiler_error,
+    end_failed_capture,
+    has_triton,
+    tree_flatten,
+    tree_unflatten,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +79,13 @@ class CudaRecorder(Recorder):
         """Capture the function; other threads may place batches meanwhile."""
         graph = torch.cuda.CUDAGraph()
         captured = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
-        with self._aside(), captured:
-            act()
+        try:
+            with self._aside(), captured:
+                act()
+        except RuntimeError:
+            end_failed_capture(self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
         self._last = graph
         return graph.replay
 

@@ -4,13 +4,32 @@
   module, and optree, the public one, is another dependency.
 - `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
   call.
+- `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
+  refuses each later capture into the same pool of memory ("already recording to mempool_id").
 - `compiler_error`: base class of errors of `torch.compile`; importing it takes seconds.
 """
 
+import contextlib
+
+import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils._triton import has_triton
 
-__all__ = ["TreeSpec", "compiler_error", "has_triton", "tree_flatten", "tree_leaves", "tree_unflatten"]
+__all__ = [
+    "TreeSpec",
+    "compiler_error",
+    "end_failed_capture",
+    "has_triton",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_unflatten",
+]
+
+
+def end_failed_capture(pool: tuple[int, int]) -> None:
+    """End a failed capture on the current GPU; torch 2.11 refuses this pool all the same."""
+    with contextlib.suppress(RuntimeError):  # it had not begun, or torch has ended it
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
 
 
 def compiler_error() -> type[RuntimeError]:

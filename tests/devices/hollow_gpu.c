@@ -15,6 +15,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#if CUDART_VERSION < 13000
+#define cudaGetDeviceProperties cudaGetDeviceProperties_v2
+#endif
+
 #define SHOWN __attribute__((visibility("default")))
 #define RUNTIME SHOWN cudaError_t
 #define DRIVER SHOWN CUresult
@@ -48,6 +52,7 @@ typedef struct { Capture *capture; } Stream, Event;
 
 static Stream default_stream;
 static size_t launched;
+static Capture *global_one; /* the last that forbids unsafe calls to every thread */
 static _Thread_local Capture *begun_here;
 static _Thread_local enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 
@@ -62,10 +67,12 @@ static cudaError_t broken(Capture *capture, cudaError_t error) {
     return fail(error);
 }
 
-/* Refusal of a call that a capture of this thread does not allow. */
+/* Refusal of a call that a capture of this thread, or a global one, does not allow. */
 static cudaError_t unsafe(void) {
-    if (mode == cudaStreamCaptureModeRelaxed || !active(begun_here)) OK;
-    return broken(begun_here, cudaErrorStreamCaptureUnsupported);
+    Capture *capture = active(begun_here);
+    if (!capture && mode == cudaStreamCaptureModeGlobal) capture = active(global_one);
+    if (!capture || mode == cudaStreamCaptureModeRelaxed) OK;
+    return broken(capture, cudaErrorStreamCaptureUnsupported);
 }
 
 static void launch(void *handle) {
@@ -90,6 +97,7 @@ RUNTIME cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode g
     if (capturing(stream)) return fail(cudaErrorIllegalState);
     begun_here = stream_of(stream)->capture = malloc(sizeof(Capture));
     *begun_here = (Capture){1, 0, ++id, calloc(1, sizeof(Graph))};
+    if (given == cudaStreamCaptureModeGlobal) global_one = begun_here;
     OK;
 }
 
@@ -110,10 +118,18 @@ RUNTIME cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus 
     OK;
 }
 
+#if CUDART_VERSION < 13000
 RUNTIME cudaStreamGetCaptureInfo_v2(
     cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
     const cudaGraphNode_t **nodes, size_t *count
 ) {
+#else
+RUNTIME cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
+    const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *count
+) {
+    if (edges) *edges = NULL;
+#endif
     Capture *capture = capturing(stream);
     cudaStreamIsCapturing(stream, status);
     if (id) *id = capture ? capture->id : 0;
@@ -319,7 +335,7 @@ RUNTIME cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; OK; }
 RUNTIME cudaDeviceGetStreamPriorityRange(int *least, int *most) { *least = 0; *most = -5; OK; }
 RUNTIME cudaDeviceCanAccessPeer(int *can, int device, int other) { *can = 0; OK; }
 
-RUNTIME cudaGetDeviceProperties_v2(struct cudaDeviceProp *found, int device) {
+RUNTIME cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     *found = (struct cudaDeviceProp){
         .name = "NVIDIA H100 80GB HBM3",
         .major = setting("HOLLOW_GPU_MAJOR", 9),
@@ -337,8 +353,6 @@ RUNTIME cudaGetDeviceProperties_v2(struct cudaDeviceProp *found, int device) {
         .sharedMemPerBlockOptin = 232448,
         .sharedMemPerMultiprocessor = 233472,
         .l2CacheSize = 50 << 20,
-        .clockRate = 1980000,
-        .memoryClockRate = 2619000,
         .memoryBusWidth = 5120,
         .pciBusID = device,
     };
@@ -347,7 +361,7 @@ RUNTIME cudaGetDeviceProperties_v2(struct cudaDeviceProp *found, int device) {
 
 RUNTIME cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
     struct cudaDeviceProp found;
-    cudaGetDeviceProperties_v2(&found, device);
+    cudaGetDeviceProperties(&found, device);
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = found.major; break;
     case cudaDevAttrMultiProcessorCount: *value = found.multiProcessorCount; break;
@@ -362,8 +376,8 @@ RUNTIME cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int de
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = found.sharedMemPerBlock; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = found.sharedMemPerBlockOptin; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = found.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrClockRate: *value = found.clockRate; break;
-    case cudaDevAttrMemoryClockRate: *value = found.memoryClockRate; break;
+    case cudaDevAttrClockRate: *value = 1980000; break; /* kHz */
+    case cudaDevAttrMemoryClockRate: *value = 2619000; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = found.memoryBusWidth; break;
     default: *value = 0;
     }

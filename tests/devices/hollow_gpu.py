@@ -18,17 +18,28 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def build(folder: Path) -> None:
-    """Compile the libraries into a folder; Triton brings CUDA's headers."""
+    """Compile the libraries into a folder. Triton brings headers of CUDA 12, torch for CUDA 13 its own."""
     import triton
 
-    headers = Path(triton.__file__).with_name("backends") / "nvidia" / "include"
+    packages = Path(triton.__file__).parents[1]
+    headers = (packages / "nvidia/cu13/include", packages / "triton/backends/nvidia/include")
     for name in LIBRARIES:
-        words = ("cc", "-shared", "-fPIC", "-O1", "-D__CUDA_API_VERSION_INTERNAL", f"-I{headers}", SOURCE)
+        words = (
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-D__CUDA_API_VERSION_INTERNAL",
+            *(f"-I{x}" for x in headers),
+            SOURCE,
+        )
         subprocess.run([*words, f"-Wl,-soname,{name}", "-o", folder / name], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # as linkers look for it
 
 
-def environment(folder: Path, gpus: int = 1, mib: int = 81920, major: int = 9) -> dict[str, str]:
+def environment(
+    folder: Path, gpus: int = 1, mib: int = 81920, major: int = 9, visible: str | None = None
+) -> dict[str, str]:
     """Environment of a process that sees such GPUs, after `build`.
 
     Args:
@@ -36,8 +47,11 @@ def environment(folder: Path, gpus: int = 1, mib: int = 81920, major: int = 9) -
         gpus: number of GPUs.
         mib: memory of each.
         major: compute capability.
+        visible: CUDA_VISIBLE_DEVICES.
     """
-    return os.environ | {
+    given = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    given |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return given | {
         "LD_PRELOAD": str(folder / "libcuda.so.1"),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
         "HOLLOW_GPUS": str(gpus),
@@ -56,7 +70,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         build(folder)
     told = {name: int(os.environ[name]) for name in ("gpus", "mib", "major") if name in os.environ}
-    sys.exit(subprocess.run(sys.argv[2:], env=environment(folder, **told), check=False).returncode)
+    given = environment(folder, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), **told)
+    sys.exit(subprocess.run(sys.argv[2:], env=given, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_workers_that_ran_into_a_caller_who_stopped_listening_are_gone(
 
 @LINUX
 def test_each_process_sees_one_gpu_and_the_one_that_replaces_it_the_same(tmp_path):
-    parts = [{"CUDA_VISIBLE_DEVICES": name} for name in ("2", "GPU-8a")]
+    parts, own = [{"CUDA_VISIBLE_DEVICES": name} for name in ("2", "GPU-8a")], dict(os.environ)
     with Forked(2, None, preload=(), parts=parts) as pool:
         both = lasts(
             [Sees(tmp_path, "a", then="wait"), Sees(tmp_path, "b", then="die")], pool, LONG, _go(tmp_path)
@@ -186,7 +186,7 @@ def test_each_process_sees_one_gpu_and_the_one_that_replaces_it_the_same(tmp_pat
         again = lasts([Sees(tmp_path, name) for name in "cdef"], pool)
         assert {ended.result for ended in again.values()} == {"2", "GPU-8a"}
         assert len({pid for name in "cdef" for pid in Sees(tmp_path, name).pids()}) == 2
-    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert dict(os.environ) == own
 
 
 def _go(folder):
@@ -199,7 +199,7 @@ def _go(folder):
     return on_event
 
 
-def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu, monkeypatch):
+def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu):
     """And a machine whose GPUs are hidden trains on its cores."""
     program = (
         "import os, sys\n"
@@ -215,9 +215,8 @@ def test_gpus_of_this_machine_are_those_that_cuda_may_see(hollow_gpu, monkeypatc
     )
     found = hollow_gpu("-c", program, "all", "2, 0", "GPU-8a", "1,7,2", gpus=3).splitlines()
     assert found == ["0 1 2 False 3", "2 0 False 2", "GPU-8a False 1", "1 False 1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     packs = this_machine.room(8, RunOptions(device="cpu", threads=1))[0]
-    assert hollow_gpu("-c", program, "-1", gpus=3) == f"True {packs}\n"
+    assert hollow_gpu("-c", program, "-1", gpus=3, visible="-1") == f"True {packs}\n"
     assert this_machine.gpus(RunOptions(device="cpu")) == []
 
 

@@ -191,6 +191,7 @@ def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
 
 def test_each_gpu_has_a_worker(tmp_path, monkeypatch):
     monkeypatch.setattr("mup_tpu.jobs.this_machine.gpus_of_the_machine", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [1.0]}, seeds=6)
     study.run(trainers.gpu, console=QUIET)
     assert set(load_runs(tmp_path)["loss"]) == {0.0, 1.0}

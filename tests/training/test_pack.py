@@ -114,7 +114,7 @@ def test_member_equals_stock_gpt2_with_torch_optim(execution, tied, optimizer, p
         # Adam turns a gradient of rounding noise (key biases have none in exact arithmetic) into a full step.
         if precision == "float32" and name.endswith("c_attn.bias"):
             continue
-        torch.testing.assert_close(p.cpu(), theirs[name].detach(), rtol=10 * tolerance, atol=10 * tolerance)
+        torch.testing.assert_close(p, theirs[name].detach().cpu(), rtol=10 * tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize(
