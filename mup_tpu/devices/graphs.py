@@ -25,6 +25,7 @@ from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
 from mup_tpu.internals.torch import (
     TreeSpec,
+    compile_function,
     compiler_error,
     end_failed_capture,
     has_triton,
@@ -229,7 +230,7 @@ def without_advice_on_tf32() -> Iterator[None]:
 
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
-    call: Callable[..., Any] = torch.compile(traced, dynamic=False, fullgraph=True)
+    call: Callable[..., Any] = compile_function(traced, whole=True)
 
     def compiled_or_traced(*given: Tensor) -> Any:
         nonlocal call

@@ -6,10 +6,14 @@
   call.
 - `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
   refuses each later capture into the same pool of memory ("already recording to mempool_id").
+- `compile_function`: `torch.compile`, which makes an `UnboundLocalError` of Ctrl-C while it compiles.
 - `compiler_error`: base class of errors of `torch.compile`; importing it takes seconds.
 """
 
 import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -17,6 +21,7 @@ from torch.utils._triton import has_triton
 
 __all__ = [
     "TreeSpec",
+    "compile_function",
     "compiler_error",
     "end_failed_capture",
     "has_triton",
@@ -30,6 +35,22 @@ def end_failed_capture(pool: tuple[int, int]) -> None:
     """End a failed capture on the current GPU; torch 2.11 refuses this pool all the same."""
     with contextlib.suppress(RuntimeError):  # it had not begun, or torch has ended it
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+
+
+def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
+    """The function through torch's compiler, a program each shape; `whole` refuses more than one."""
+    compiled = torch.compile(function, dynamic=False, fullgraph=whole)
+
+    @functools.wraps(function)
+    def call(*given: Any) -> Any:
+        try:
+            return compiled(*given)
+        except UnboundLocalError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+    return call
 
 
 def compiler_error() -> type[RuntimeError]:

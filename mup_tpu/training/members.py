@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device
+from mup_tpu.internals.torch import compile_function
 from mup_tpu.models import Parameter
 from mup_tpu.rules.parametrization import Scaling
 from mup_tpu.training.loss import MemberLoss
@@ -52,7 +52,7 @@ class Members(ABC):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function through torch.compile, if asked for."""
-        return torch.compile(function, dynamic=False) if self.compile else function
+        return compile_function(function) if self.compile else function
 
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:

@@ -164,3 +164,13 @@ def test_where_torchs_compiler_fails_the_traced_step_is_called(caplog, monkeypat
     for _ in range(2):
         assert call(torch.ones(3)) == torch.ones(3).sin().sum()
     assert caplog.text.count("torch's compiler failed") == 1
+
+
+def test_ctrl_c_while_torch_compiles_is_no_other_error(monkeypatch):
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", interrupted)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin().sum())(torch.ones(3))
+    with pytest.raises(KeyboardInterrupt):
+        compiled(traced)(torch.ones(3))
