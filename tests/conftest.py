@@ -51,20 +51,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Device of tests that train on any device; others have no GPU."""
-    told = "where packs of tests train; graphs: on the CPU, by what a GPU does with a step"
-    parser.addoption("--device", choices=("cpu", "cuda", "graphs"), default="cpu", help=told)
+    told = "where packs of tests train; hollow: on a hollow GPU, whose values the CPU computes"
+    parser.addoption("--device", choices=("cpu", "cuda", "hollow"), default="cpu", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nightly tests are left out unless -m names them."""
     device = config.getoption("--device")
-    os.environ["MUP_TPU_TEST_DEVICE"] = "cuda" if device == "cuda" else "cpu"
-    if device != "cuda":
+    os.environ["MUP_TPU_TEST_DEVICE"] = "cpu" if device == "cpu" else "cuda"
+    if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    if device == "graphs":
-        import graphs_on_cpu
-
-        graphs_on_cpu.cpu.create = graphs_on_cpu.GraphsOnCpu
+    if device == "hollow":
+        import filled_gpu  # noqa: F401
     asked = config.option.markexpr
     if "nightly" not in asked:
         config.option.markexpr = f"({asked}) and not nightly" if asked else "not nightly"

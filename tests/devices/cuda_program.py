@@ -1,7 +1,9 @@
 """Run by test_cuda.py in a process with hollow GPUs. Prints what came of it as JSON.
 
-steps PRECISION ARCHITECTURE/OPTIMIZER ...   kernels of a replayed step of each, and what was logged
+steps PRECISION ARCHITECTURE/OPTIMIZER ...   losses of packs on GPU and CPU, kernels of a step, captures
 recorder                                     graphs that have gone, and a step that no graph can have
+
+With "filled", last, the CPU computes what the GPU should.
 """
 
 import ctypes
@@ -10,16 +12,17 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from mup_tpu.config import Trial
-from mup_tpu.devices import get_device
+from mup_tpu.devices import Device, get_device
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps
 from mup_tpu.training.pack import Pack
 
-BATCHES = 4
-
+BATCHES, VOCAB = 3, 64
 LOGGED: list[str] = []
 
 
@@ -37,55 +40,83 @@ def kernels() -> int:
     return int(counted())
 
 
-def steps(precision: str, name: str) -> dict[str, object]:
-    """Two stretches of steps and an evaluation of a pack; kernels of each step of a third stretch."""
+class Counting(CudaRecorder):
+    """Recorder that counts."""
+
+    recorded = 0
+
+    def record(self, act: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        return super().record(act)
+
+
+def trained(device: Device, execution: Any, trials: list[Trial]) -> tuple[list[float], float]:
+    """Losses of the second of three members in four stretches and an evaluation; the others end after two.
+
+    And kernels of each step of the last stretch.
+    """
+    pack = Pack(trials, VOCAB, device, execution)
+    generator = torch.Generator().manual_seed(0)
+
+    def batches() -> torch.Tensor:
+        tokens_SBT1 = torch.randint(0, VOCAB, (BATCHES, 4, 17), generator=generator)
+        return device.place_stack(tokens_SBT1, "data", BATCHES)
+
+    unread = [pack.train(batches(), BATCHES) for _ in range(2)]
+    losses = [pack.read(losses_SR) for losses_SR in unread]
+    pack.end(0, 2)
+    losses.append(pack.read(pack.train(batches(), BATCHES)))
+    placed, began = batches(), kernels()
+    losses.append(pack.read(pack.train(placed, BATCHES)))
+    launched = (kernels() - began) / BATCHES
+    losses.append(pack.read(pack.evaluate(batches()))[None])
+    return torch.cat(losses)[:, 1].tolist(), launched
+
+
+def steps(precision: str, name: str) -> dict[str, Any]:
     architecture, optimizer = name.split("/")
-    trial = Trial().replace(
+    base = Trial().replace(
         architecture=architecture, optimizer=optimizer, precision=precision, width=32, base_width=16,
         head_size=16, depth=1, batch_size=4, sequence_length=16,
     )  # fmt: skip
-    device = get_device("cuda")
-    pack = Pack([trial, trial.replace(seed=1)], 64, device)
-
-    def stretch() -> torch.Tensor:
-        return device.place_stack(torch.zeros(BATCHES, 4, 17, dtype=torch.int64), "data", BATCHES)
-
-    for _ in range(2):
-        pack.read(pack.train(stretch(), BATCHES))
-    pack.read(pack.evaluate(stretch()))
-    placed, began = stretch(), kernels()
-    pack.train(placed, BATCHES)
-    return {"kernels": (kernels() - began) / BATCHES}
+    trials = [base.replace(seed=k, learning_rate=2.0 ** (k - 9)) for k in range(3)]
+    cuda = get_device("cuda")
+    recorder = Counting()
+    object.__setattr__(cuda, "recorder", recorder)
+    losses, launched = trained(cuda, "vmap", trials)
+    expected, _ = trained(get_device("cpu"), "loop", trials)
+    return {"losses": losses, "expected": expected, "kernels": launched, "recorded": recorder.recorded}
 
 
-def recorder() -> dict[str, object]:
-    """Graphs that go before others are recorded in their memory, and a step that waits for the host."""
+def plain(changed: Any, fixed: Any, item: Any) -> torch.Tensor:
+    return changed[0].add_(item[0] * 2).sum()
+
+
+class Waiting(GraphSteps):
+    """Steps that wait for the device, which tracing would leave out."""
+
+    def __init__(self, recorder: CudaRecorder) -> None:
+        def waiting(changed: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+            torch.cuda.current_stream().synchronize()
+            return plain([changed], (), [item])
+
+        super().__init__(plain, recorder, lambda traced: waiting)
+
+
+def recorder() -> dict[str, Any]:
     shared = CudaRecorder()
 
-    def trained(step) -> GraphSteps:
-        steps = GraphSteps(step, shared)
-        steps((torch.zeros(64, device="cuda"),), (), (torch.zeros(8, 64, device="cuda"),), 8)
-        return steps
-
-    def plain(changed, fixed, item):
-        return changed[0].add_(item[0] * 2).sum()
-
-    def waiting(changed, fixed, item):
-        torch.cuda.current_stream().synchronize()
-        return changed[0].add_(item[0]).sum()
-
-    class Waiting(GraphSteps):
-        """Steps that wait for the device, which tracing would leave out."""
-
-        def __init__(self) -> None:
-            super().__init__(plain, shared, lambda traced: lambda *given: waiting([given[0]], (), given[1:]))
+    def summed(make: Callable[[], GraphSteps]) -> float:
+        return make()((torch.zeros(64, device="cuda"),), (), (torch.ones(8, 64, device="cuda"),), 8)[
+            -1
+        ].item()
 
     kept, source = [], torch.zeros(1000, device="cuda")
     for _ in range(3):  # the graph goes, and what it has made stays
         shared.record(lambda: kept.append(source * 2))
         gc.collect()
     before = torch.cuda.current_stream()
-    Waiting()((torch.zeros(64, device="cuda"),), (), (torch.zeros(8, 64, device="cuda"),), 8)
+    sums = [summed(lambda: Waiting(shared))]
     after = torch.cuda.current_stream()
     for gib in (50, 60):  # fits if unused memory is freed, which torch leaves out during a capture
         torch.empty(gib * 2**30, dtype=torch.uint8, device="cuda")
@@ -98,14 +129,16 @@ def recorder() -> dict[str, object]:
 
     other = threading.Thread(target=place)
     other.start()
-    for _ in range(20):
-        trained(plain)
+    sums += [summed(lambda: GraphSteps(plain, shared)) for _ in range(20)]
     ended.set()
     other.join()
-    return {"stream is the caller's": before == after}
+    return {"stream is the caller's": before == after, "sums": sorted({*sums})}
 
 
 def main() -> None:
+    if sys.argv[-1] == "filled":
+        sys.argv.pop()
+        import filled_gpu  # noqa: F401
     logging.getLogger().addHandler(Logged())
     if sys.argv[1] == "recorder":
         found: object = recorder()

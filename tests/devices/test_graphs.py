@@ -159,6 +159,7 @@ def test_the_strict_recorder_refuses_what_cuda_does_not_capture(step):
 def test_where_torchs_compiler_fails_the_traced_step_is_called(caplog, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nowhere/g++",))
     monkeypatch.setattr("torch._inductor.config.fx_graph_cache", False)
+    monkeypatch.setattr("torch._dynamo.config.disable", False)  # TORCH_COMPILE_DISABLE
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin().sum())(torch.ones(3))
     call = compiled(traced)
     for _ in range(2):
@@ -171,6 +172,7 @@ def test_ctrl_c_while_torch_compiles_is_no_other_error(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", interrupted)
+    monkeypatch.setattr("torch._dynamo.config.disable", False)  # TORCH_COMPILE_DISABLE
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin().sum())(torch.ones(3))
     with pytest.raises(KeyboardInterrupt):
         compiled(traced)(torch.ones(3))
