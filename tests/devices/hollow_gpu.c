@@ -408,6 +408,15 @@ RUNTIME cudaLaunchKernel(
     OK;
 }
 
+/* By these CUDA 13 launches a kernel that is called as a function. */
+RUNTIME __cudaGetKernel(cudaKernel_t *kernel, const void *function) { *kernel = (cudaKernel_t)function; OK; }
+
+RUNTIME __cudaLaunchKernel(
+    cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream
+) {
+    return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+}
+
 RUNTIME cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *kernel, void **arguments) {
     launch(how->stream);
     OK;
