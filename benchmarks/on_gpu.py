@@ -26,7 +26,7 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 ON_CUDA = ("-n", "12", "-p", "failing_tests", "--tb", "short", "-o", "timeout=100", "--device", "cuda")
-TESTS = ("tests/devices/test_graphs.py", "tests/training/test_pack.py", "tests/training/test_loop.py")
+TESTS = ("tests/devices/test_cuda.py", "tests/training/test_pack.py", "tests/training/test_loop.py")
 """Tests that train on the GPU; others train on the CPU wherever they run."""
 ONE_TEST = "tests/training/test_pack.py::test_trials_of_different_shape_are_refused"
 TINY = ("--compare", "steps=2", "--tune", "eval_batches=1", "--num-seeds", "1")

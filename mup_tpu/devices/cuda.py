@@ -36,8 +36,7 @@ class CudaDevice(Device):
         """Stack on the device, padded with its last item to `length`: graphs have one shape."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
-        pinned = stack.pin_memory() if self.torch_device.type == "cuda" else stack
-        return pinned.to(self.torch_device, non_blocking=True)
+        return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step) -> Repeated:
         """The step as replays of one graph."""

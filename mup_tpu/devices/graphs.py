@@ -39,23 +39,7 @@ _WARM_UPS = 2
 """Steps before recording: the first may still compile, the next still allocate."""
 
 
-class Recorder:
-    """Recorder of a function; this one repeats the function by calling it again."""
-
-    def warm_up(self, act: Callable[[], None]) -> None:
-        """Call a function before it is recorded."""
-        act()
-
-    def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """A function that repeats the operations of `act` on the same tensors; `act` is not called now.
-
-        Raises:
-            RuntimeError: an operation cannot be recorded.
-        """
-        return act
-
-
-class CudaRecorder(Recorder):
+class CudaRecorder:
     """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere.
 
     Warm-ups and captures share one stream: the workspaces that CUDA's libraries keep for it are then made in
@@ -77,7 +61,11 @@ class CudaRecorder(Recorder):
             act()
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Capture the function; other threads may place batches meanwhile."""
+        """A replay of the captured function, which is not run now; other threads may place batches meanwhile.
+
+        Raises:
+            RuntimeError: an operation cannot be captured.
+        """
         graph = torch.cuda.CUDAGraph()
         captured = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
         try:
@@ -111,7 +99,7 @@ def _as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
 class GraphSteps:
     """A repeated step, as `Device.repeated` returns it; the step itself is called once, to be traced."""
 
-    def __init__(self, step: Step, recorder: Recorder, compile: Compiler = _as_traced) -> None:
+    def __init__(self, step: Step, recorder: CudaRecorder, compile: Compiler = _as_traced) -> None:
         self._step, self._recorder, self._compile = step, recorder, compile
         self._made: _Recording | None = None
 
@@ -135,7 +123,7 @@ class _Recording:
         step: Step,
         tensors: list[list[Tensor]],
         specs: list[TreeSpec],
-        recorder: Recorder,
+        recorder: CudaRecorder,
         compile: Compiler,
     ) -> None:
         changed, fixed, stacks = tensors

@@ -1,9 +1,9 @@
-"""Run by test_cuda.py in a process with hollow GPUs. Prints what came of it as JSON.
+"""Run by test_cuda.py in a process with a GPU, hollow or not. Prints what came of it as JSON.
 
 steps PRECISION ARCHITECTURE/OPTIMIZER ...   losses of packs on GPU and CPU, kernels of a step, captures
 recorder                                     graphs that have gone, and a step that no graph can have
 
-With "filled", last, the CPU computes what the GPU should.
+With "filled", last, the CPU computes what a hollow GPU should.
 """
 
 import ctypes
@@ -34,8 +34,11 @@ class Logged(logging.Handler):
 
 
 def kernels() -> int:
-    """Kernels that the GPU was given so far."""
-    counted = ctypes.CDLL("libcuda.so.1").hollow_gpu_kernels
+    """Kernels that a hollow GPU was given so far."""
+    try:
+        counted = ctypes.CDLL("libcuda.so.1").hollow_gpu_kernels
+    except AttributeError:  # a GPU
+        return 0
     counted.restype = ctypes.c_size_t
     return int(counted())
 
@@ -118,8 +121,9 @@ def recorder() -> dict[str, Any]:
     before = torch.cuda.current_stream()
     sums = [summed(lambda: Waiting(shared))]
     after = torch.cuda.current_stream()
-    for gib in (50, 60):  # fits if unused memory is freed, which torch leaves out during a capture
-        torch.empty(gib * 2**30, dtype=torch.uint8, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    for tenths in (6, 7):  # fits if unused memory is freed, which torch leaves out during a capture
+        torch.empty(free * tenths // 10, dtype=torch.uint8, device="cuda")
     ended = threading.Event()
 
     def place() -> None:
