@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.passes.split_module import split_module
 
 from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
 from mup_tpu.internals.torch import (
     TreeSpec,
+    changed_by,
     compile_function,
     compiler_error,
     end_failed_capture,
@@ -188,12 +190,28 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
         groups = [list(given[end - n : end]) for n, end in zip(counts, ends, strict=True)]
         return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
 
-    # Copies: tracing computes, and the step changes its tensors in place.
-    copies = [tensor.detach().clone() for group in tensors for tensor in group]
-    traced = make_fx(flat, tracing_mode="real")(*copies)
+    # Fake tensors compute nothing and take no memory.
+    traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A traced function in two modules: gradients, and from its first change of an argument on the update.
+
+    Inductor (torch 2.11) frees a result of an argument only after that argument's change: in one piece, all
+    activations would live until the update.
+    """
+    part = 0
+
+    def part_of(node: torch.fx.Node) -> int:
+        nonlocal part
+        if any(argument.op == "placeholder" for argument in changed_by(node)):
+            part = 1
+        return part
+
+    return split_module(traced, traced, part_of)
 
 
 def inductor() -> Compiler:
@@ -218,14 +236,17 @@ def without_advice_on_tf32() -> Iterator[None]:
 
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
     """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
-    call: Callable[..., Any] = compile_function(traced, whole=True)
+    parts = _cut(traced)
+    for part in parts.children():
+        part.forward = compile_function(part.forward, whole=True)
+    call: Callable[..., Any] = parts
 
     def compiled_or_traced(*given: Tensor) -> Any:
         nonlocal call
         try:
             with without_advice_on_tf32():
                 return call(*given)
-        except compiler_error() as error:  # of the first call, before it has changed a tensor
+        except compiler_error() as error:  # before a tensor has been changed
             _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
             call = traced
             return call(*given)

@@ -6,6 +6,7 @@
   call.
 - `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
   refuses each later capture into the same pool of memory ("already recording to mempool_id").
+- `changed_by`: arguments that a traced operation changes, by its schema.
 - `compile_function`: `torch.compile`, which makes an `UnboundLocalError` of Ctrl-C while it compiles.
 - `compiler_error`: base class of errors of `torch.compile`; importing it takes seconds.
 """
@@ -16,11 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils._triton import has_triton
 
 __all__ = [
     "TreeSpec",
+    "changed_by",
     "compile_function",
     "compiler_error",
     "end_failed_capture",
@@ -51,6 +54,14 @@ def compile_function(function: Callable[..., Any], whole: bool = False) -> Calla
             raise
 
     return call
+
+
+def changed_by(node: Node) -> list[Node]:
+    """Tensors that a traced operation changes; none for what is no operation of torch's dispatcher."""
+    schema = getattr(node.target, "_schema", None)
+    places = zip(node.args, schema.arguments if schema else (), strict=False)
+    changed = [given for given, place in places if place.alias_info is not None and place.alias_info.is_write]
+    return [given for given in changed if isinstance(given, Node)]
 
 
 def compiler_error() -> type[RuntimeError]:

@@ -146,13 +146,15 @@ class StackedOptimizer:
         self,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
+        clips_K: Tensor,
         state: Mapping[str, Mapping[str, Tensor]],
         factors_KP3: Tensor,
         numbers_KX: Tensor,
     ) -> None:
-        """Apply stacked gradients in place with the learning rates of one item of `step_numbers`.
+        """Update stacked parameters in place with the learning rates of one item of `step_numbers`.
 
-        `factors_KP3` is `self.factors_KP3`, or its stand-in while a step is traced.
+        `clips_K` are factors on the members' gradients. `factors_KP3` is `self.factors_KP3`, or its stand-in
+        while a step is traced.
         """
         numbers_K = iter(numbers_KX.unbind(1))
         counts = {name: len(numbers) for name, numbers in self._numbers(self._trials[0], 0).items()}
@@ -163,7 +165,7 @@ class StackedOptimizer:
             stack = StackedParameter(
                 self._parameters[name],
                 p,
-                gradients[name],
+                gradients[name] * clips_K.view(over),
                 {slot: tensors[name] for slot, tensors in state.items() if name in tensors},
                 tuple(x_K.view(over) for x_K in numbers[rule.name]),
                 *(x_K.view(over) for x_K in factors_K3.unbind(1)),

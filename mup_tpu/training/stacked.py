@@ -63,10 +63,8 @@ class Stacked(Members):
         with backward_in_this_thread():
             gradients, losses_R = self.gradients_and_losses(parameters, buffers, tokens_BT1)
         with torch.no_grad():
-            factors_R = clip_factors(gradients, clip_limits_R)
-            for g in gradients.values():
-                g.mul_(factors_R.view((-1,) + (1,) * (g.dim() - 1)))
-            self._optimizer.update(parameters, gradients, state, factors_RP3, numbers_RX)
+            clips_R = clip_factors(gradients, clip_limits_R)
+            self._optimizer.update(parameters, gradients, clips_R, state, factors_RP3, numbers_RX)
         return losses_R
 
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:

@@ -6,6 +6,24 @@ import torch
 from mup_tpu.devices.graphs import compiled
 
 
+def test_a_step_is_compiled_as_its_gradients_and_its_update(monkeypatch):
+    """In one piece inductor would keep all activations until the update."""
+    parts = []
+    monkeypatch.setattr(torch, "compile", lambda part, **_: parts.append(part) or part)
+    weights, x = torch.ones(3), torch.arange(3.0)
+
+    def step(weights, x):
+        loss = (weights * x).square()
+        weights.sub_(loss.sum() * x)
+        return loss.mean() + weights.sum()
+
+    traced = torch.fx.experimental.proxy_tensor.make_fx(step)(weights.clone(), x)
+    expected = step(weights.clone(), x)
+    assert compiled(traced)(weights, x) == expected
+    changing = [any("sub_" in str(node.target) for node in part.__self__.graph.nodes) for part in parts]
+    assert changing == [False, True]
+
+
 @pytest.mark.nightly
 def test_where_torchs_compiler_fails_the_traced_step_is_called(caplog, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nowhere/g++",))
