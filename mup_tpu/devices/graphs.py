@@ -25,6 +25,7 @@ from torch.fx.passes.split_module import split_module
 from mup_tpu.devices.base import Step
 from mup_tpu.errors import reason
 from mup_tpu.internals.torch import (
+    GraphMemory,
     TreeSpec,
     changed_by,
     compile_function,
@@ -44,22 +45,21 @@ _WARM_UPS = 2
 class CudaRecorder:
     """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere.
 
-    Warm-ups and captures share one stream: the workspaces that CUDA's libraries keep for it are then made in
-    a warm-up, outside of the graphs' memory. The last graph is kept: torch refuses a capture into memory
-    whose graphs have all gone ("use_count > 0 INTERNAL ASSERT FAILED").
+    Warm-ups and captures share one stream and this memory too, so that a warm-up takes no more beside it, and
+    workspaces that CUDA's libraries keep for the stream are made in a warm-up.
     """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._last: torch.cuda.CUDAGraph | None = None
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream()
 
+    @cached_property
+    def _memory(self) -> GraphMemory:
+        return GraphMemory()
+
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Call the function on the stream of captures."""
-        with self._aside():
+        """Call the function on the stream of captures, in the graphs' memory."""
+        with self._aside(), self._memory.taken():
             act()
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
@@ -69,15 +69,16 @@ class CudaRecorder:
             RuntimeError: an operation cannot be captured.
         """
         graph = torch.cuda.CUDAGraph()
-        captured = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        captured = torch.cuda.graph(
+            graph, self._memory.handle, self._stream, capture_error_mode="thread_local"
+        )
         try:
             with self._aside(), captured:
                 act()
         except RuntimeError:
-            end_failed_capture(self._pool)
-            self._pool = torch.cuda.graph_pool_handle()
+            end_failed_capture(self._memory.handle)
+            del self._memory
             raise
-        self._last = graph
         return graph.replay
 
     @contextlib.contextmanager

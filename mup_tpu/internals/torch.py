@@ -2,6 +2,7 @@
 
 - `_pytree`: nested dicts and tuples of tensors as flat lists. `torch.func` and `torch.compile` go by the same
   module, and optree, the public one, is another dependency.
+- `GraphMemory`: torch's own `MemPool` ends the process if a graph outlives it.
 - `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
   call.
 - `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
@@ -13,7 +14,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from torch.utils._triton import has_triton
 
 __all__ = [
+    "GraphMemory",
     "TreeSpec",
     "changed_by",
     "compile_function",
@@ -54,6 +57,28 @@ def compile_function(function: Callable[..., Any], whole: bool = False) -> Calla
             raise
 
     return call
+
+
+class GraphMemory:
+    """Memory of CUDA graphs on the current device, for allocations outside of captures too."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self._where = torch.cuda.current_device(), self.handle
+        # A first user: torch refuses a capture into memory whose users have all gone.
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._where)
+        torch._C._cuda_endAllocateToPool(*self._where)
+        weakref.finalize(self, torch._C._cuda_releasePool, *self._where)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take this thread's allocations from here in the block."""
+        torch._C._cuda_beginAllocateCurrentThreadToPool(*self._where)
+        try:
+            yield
+        finally:
+            torch._C._cuda_endAllocateToPool(*self._where)
+            torch._C._cuda_releasePool(*self._where)
 
 
 def changed_by(node: Node) -> list[Node]:
