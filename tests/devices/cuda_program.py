@@ -122,8 +122,14 @@ def recorder() -> dict[str, Any]:
     sums = [summed(lambda: Waiting(shared))]
     after = torch.cuda.current_stream()
     free, _ = torch.cuda.mem_get_info()
-    for tenths in (6, 7):  # fits if unused memory is freed, which torch leaves out during a capture
+
+    def take(tenths: int) -> None:
+        """Memory that fits if unused memory is freed, which torch leaves out during a capture."""
         torch.empty(free * tenths // 10, dtype=torch.uint8, device="cuda")
+
+    take(6)
+    take(7)
+    shared.warm_up(lambda: take(6))
     ended = threading.Event()
 
     def place() -> None:
