@@ -80,19 +80,18 @@ def measure_pack(case: Case, seconds: float) -> dict[str, float]:
     import torch
 
     from mup_tpu.config import Trial
-    from mup_tpu.devices import get_device
+    from mup_tpu.devices import Execution, get_device
     from mup_tpu.training.pack import Pack
 
     base = Trial().replace(
         width=case.width, base_width=64, head_size=case.head_size, depth=DEPTH, batch_size=BATCH,
-        sequence_length=LENGTH, precision="bf16", optimizer=case.optimizer,
+        sequence_length=LENGTH, precision="bf16", optimizer=case.optimizer, steps=100,
     )  # fmt: skip
     trials = [base.replace(learning_rate=2**-9 * 2 ** (i / 8)) for i in range(case.members)]
     device = get_device(case.device).arrange(case.members, BATCH)
     stretch = min(20, device.longest_stretch(1))
-    if case.peer == "graph":
-        torch.compiler.set_stance("force_eager")
-    pack = Pack(trials, VOCABULARY, device, "loop" if case.peer == "in turns" else "vmap")
+    execution: Execution = "loop" if case.peer == "in turns" else "vmap"
+    pack = Pack(trials, VOCABULARY, device, execution, compile=case.compile)
     stream = batches("cpu")
 
     def step() -> None:

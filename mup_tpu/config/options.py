@@ -35,7 +35,7 @@ class RunOptions:
     """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
     bf16 rounds each part's gradient."""
     compile: bool = False
-    """Put the step through torch.compile: half a minute at the start of every width."""
+    """Put the step through torch.compile: half a minute at the start of each width; GPUs do where it pays."""
     threads: int = described(0, least=0, most=1024)
     """CPU threads of one pack; 0 shares the cores between the packs that run at once."""
     log_every: int = described(10, above=0)

@@ -38,7 +38,7 @@ class Device(ABC):
     reads_cheaply: bool = True
     """Whether losses are read at every log point; otherwise, at evaluations."""
     compiles: bool
-    """Whether the step of each shape is compiled before its first run."""
+    """Whether `repeated` compiles steps; otherwise, torch.compile may around their parts."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
         """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`.
@@ -70,8 +70,8 @@ class Device(ABC):
         """
         return stack.to(self.torch_device)
 
-    def repeated(self, step: Step) -> Repeated:
-        """A step, repeated for one item of the stacks after the other."""
+    def repeated(self, step: Step, compile: bool = False) -> Repeated:
+        """A step, repeated for one item of the stacks after the other; XLA compiles it in any case."""
         return one_by_one(step)
 
     def read(self, tensor: Tensor) -> Tensor:

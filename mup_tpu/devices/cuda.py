@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.devices.base import Device, Execution, Repeated, Step
-from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, inductor, without_advice_on_tf32
+from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
 _LONGEST_STRETCH = 100
@@ -38,9 +38,9 @@ class CudaDevice(Device):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
-    def repeated(self, step: Step) -> Repeated:
+    def repeated(self, step: Step, compile: bool = False) -> Repeated:
         """The step as replays of one graph."""
-        return GraphSteps(step, self.recorder, inductor())
+        return GraphSteps(step, self.recorder, inductor() if compile else as_traced)
 
     def synchronize(self) -> None:
         """Wait for all streams."""

@@ -96,14 +96,15 @@ Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
 """Compiler of a traced function."""
 
 
-def _as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+def as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The traced function itself."""
     return traced
 
 
 class GraphSteps:
     """A repeated step, as `Device.repeated` returns it; the step itself is called once, to be traced."""
 
-    def __init__(self, step: Step, recorder: CudaRecorder, compile: Compiler = _as_traced) -> None:
+    def __init__(self, step: Step, recorder: CudaRecorder, compile: Compiler = as_traced) -> None:
         self._step, self._recorder, self._compile = step, recorder, compile
         self._made: _Recording | None = None
 
@@ -112,10 +113,8 @@ class GraphSteps:
         groups = [tree_flatten(group) for group in (changed, fixed, stacks)]
         tensors = [tensors for tensors, _ in groups]
         if self._made is None or not self._made.takes(*tensors):
-            # An evaluation changes nothing, and is too rare to be worth a compilation.
-            compile = self._compile if tensors[0] else _as_traced
             specs = [spec for _, spec in groups]
-            self._made = _Recording(self._step, tensors, specs, self._recorder, compile)
+            self._made = _Recording(self._step, tensors, specs, self._recorder, self._compile)
         return self._made.run(tensors[2], count)
 
 
@@ -220,7 +219,7 @@ def inductor() -> Compiler:
     """Torch's compiler; without Triton, none."""
     if not has_triton():
         _log.warning("steps are not compiled: torch finds no Triton for this GPU")
-        return _as_traced
+        return as_traced
     return compiled
 
 

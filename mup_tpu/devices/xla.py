@@ -92,7 +92,7 @@ class XlaDevice(Device):
             stack = stack.int()
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
-    def repeated(self, step: Step) -> Repeated:
+    def repeated(self, step: Step, compile: bool = False) -> Repeated:
         """Step in a loop: one program for any number of items."""
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))
 

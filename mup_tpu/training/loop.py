@@ -109,8 +109,7 @@ class PackRun:
     @property
     def first_report_waits_for(self) -> str:
         """Work between the start of `steps` and its first report, in a few words."""
-        compiles = self.options.compile or self.device.compiles
-        return "compiling, then first steps" if compiles else "first steps"
+        return "compiling, then first steps" if self.pack.compiles else "first steps"
 
     def steps(self) -> Iterator[Report | PackResult]:
         """Train, report, finish. However it ends, no checkpoint is left half-written."""

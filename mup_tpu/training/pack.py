@@ -34,6 +34,7 @@ from mup_tpu.models import (
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
+from mup_tpu.training import compilation
 from mup_tpu.training.in_turns import InTurns
 from mup_tpu.training.loss import member_loss
 from mup_tpu.training.members import Members
@@ -52,7 +53,7 @@ class Pack:
         vocab_size: tokens of the vocabulary.
         device: device to train on.
         execution: "loop" or "vmap"; None takes the device's.
-        compile: put the step through torch.compile (slow to start, worth it on accelerators).
+        compile: put the step through torch.compile; a GPU's stack goes through it anyway where that pays.
         micro_batches: parts of each batch, one after the other through the network.
         forms: fields of `Forms` in place of this device's fast ones.
 
@@ -122,10 +123,24 @@ class Pack:
             }
         )
         self._running = self._execution(
-            self.device, self._loss, self.declaration.parameters, self._compile, self._micro_batches, trials,
-            [self.scalings[k] for k in self._rows], self.parameters, self.state, self.buffers,
-            self.steps_done,
+            self.device, self._loss, self.declaration.parameters, self._is_worth_compiling(),
+            self._micro_batches, trials, [self.scalings[k] for k in self._rows], self.parameters, self.state,
+            self.buffers, self.steps_done,
         )  # fmt: skip
+
+    def _is_worth_compiling(self) -> bool:
+        """Whether torch's compiler has the step: where it was asked for, or pays on a GPU."""
+        if self._compile or not self._execution.is_stacked or self.device.torch_device.type != "cuda":
+            return self._compile
+        first = self.trials[0]
+        tokens = len(self._rows) * first.data.batch_size * first.data.sequence_length
+        steps = first.train.steps - self.steps_done
+        return compilation.pays(self.declaration, self.vocab_size, tokens, steps)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the step is compiled before it runs."""
+        return self._running.compile or self.device.torch_device.type == "xla"
 
     def _place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Stacked tensors on the device, filled up to R rows with copies of the last."""
@@ -220,7 +235,7 @@ def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compi
         "attention": "folded" if is_folded else choose_form(is_stacked, in_blocks, length),
         "one_pass_norms": kind == "xla",
         "in_blocks": in_blocks,
-        "vmapped": is_stacked and not compile,
+        "vmapped": is_stacked and (kind == "cuda" or not compile),
         "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
         "scanned": is_stacked and kind == "xla" and is_deep,
     }

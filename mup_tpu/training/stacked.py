@@ -42,7 +42,7 @@ class Stacked(Members):
             )
             for function in (grad_and_value(self.loss), self.loss)
         )
-        self._steps = device.repeated(self.step)
+        self._steps = device.repeated(self.step, self.compile)
         self._evaluations = device.repeated(self._evaluation)
 
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -53,12 +54,14 @@ class Counting(CudaRecorder):
         return super().record(act)
 
 
-def trained(device: Device, execution: Any, trials: list[Trial]) -> tuple[list[float], float]:
+def trained(
+    device: Device, execution: Any, trials: list[Trial], compile: bool = False
+) -> tuple[list[float], float]:
     """Losses of the second of three members in four stretches and an evaluation; the others end after two.
 
     And kernels of each step of the last stretch.
     """
-    pack = Pack(trials, VOCAB, device, execution)
+    pack = Pack(trials, VOCAB, device, execution, compile)
     generator = torch.Generator().manual_seed(0)
 
     def batches() -> torch.Tensor:
@@ -86,9 +89,16 @@ def steps(precision: str, name: str) -> dict[str, Any]:
     cuda = get_device("cuda")
     recorder = Counting()
     object.__setattr__(cuda, "recorder", recorder)
-    losses, launched = trained(cuda, "vmap", trials)
+    losses, launched = trained(cuda, "vmap", trials, compile=os.environ["TORCH_COMPILE_DISABLE"] == "0")
     expected, _ = trained(get_device("cpu"), "loop", trials)
     return {"losses": losses, "expected": expected, "kernels": launched, "recorded": recorder.recorded}
+
+
+def compiled() -> list[bool]:
+    """Whether packs of a short and a long trial are."""
+    base = Trial().replace(width=32, head_size=16, depth=1, batch_size=4, sequence_length=16)
+    device = get_device("cuda")
+    return [Pack([base.replace(steps=steps)], VOCAB, device).compiles for steps in (500, 500_000)]
 
 
 def plain(changed: Any, fixed: Any, item: Any) -> torch.Tensor:
@@ -142,7 +152,7 @@ def recorder() -> dict[str, Any]:
     sums += [summed(lambda: GraphSteps(plain, shared)) for _ in range(20)]
     ended.set()
     other.join()
-    return {"stream is the caller's": before == after, "sums": sorted({*sums})}
+    return {"stream is the caller's": before == after, "sums": sorted({*sums}), "compiled": compiled()}
 
 
 def main() -> None:
