@@ -12,6 +12,7 @@ Shapes: S steps of a stretch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ from mup_tpu.internals.torch import (
     changed_by,
     compile_function,
     compiler_error,
+    compiler_lacks,
     end_failed_capture,
-    has_triton,
     tree_flatten,
     tree_unflatten,
 )
@@ -49,9 +50,9 @@ class CudaRecorder:
     workspaces that CUDA's libraries keep for the stream are made in a warm-up.
     """
 
-    @cached_property
+    @property
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream()
+        return _stream_of_captures(torch.cuda.current_device())
 
     @cached_property
     def _memory(self) -> GraphMemory:
@@ -90,6 +91,12 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             yield
         own.wait_stream(self._stream)
+
+
+@functools.cache
+def _stream_of_captures(device: int) -> torch.cuda.Stream:
+    """The one stream for all recorders of a process: for each stream cuBLAS keeps a workspace of 32 MiB."""
+    return torch.cuda.Stream(device)
 
 
 Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -215,10 +222,11 @@ def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return split_module(traced, traced, part_of)
 
 
+@functools.cache
 def inductor() -> Compiler:
-    """Torch's compiler; without Triton, none."""
-    if not has_triton():
-        _log.warning("steps are not compiled: torch finds no Triton for this GPU")
+    """Torch's compiler; without the programs that it needs, none."""
+    if lacking := compiler_lacks():
+        _log.warning("steps are not compiled, and slower, without %s", lacking)
         return as_traced
     return compiled
 

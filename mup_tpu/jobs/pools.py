@@ -75,12 +75,16 @@ class Pools:
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
             execution, gpu = this_machine.execution(run), this_machine.gpu(run)
-        parts = this_machine.gpus(run)[:workers] if workers > 1 else []
+        # A GPU that fails is lost to its process, so that even a single pack has one of its own.
+        forks = this_machine.CAN_FORK and (workers > 1 or gpu != "")
 
-        def pool_of_processes() -> Pool[Any]:
-            return Forked(workers, self._results, parts=parts) if workers > 1 else InProcess(self._results)
+        def make() -> Pool[Any]:
+            if note := this_machine.unused_gpus(run):
+                self._console.print(note, style="yellow")
+            parts = this_machine.gpus(run)[:workers]
+            return Forked(workers, self._results, parts=parts) if forks else InProcess(self._results)
 
-        pool = self._kept((workers,), pool_of_processes)
+        pool = self._kept((workers,), make)
         return Place(pool, workers, execution, replace(run, threads=threads), gpu)
 
     def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:
