@@ -68,6 +68,9 @@ class Pools:
         room = cluster.slots(run)
         look = functools.partial(cluster.slots, run)
         pool = self._kept(room.key, lambda: RayActors(room, look, self._results, run.placement))
+        if room.execution == "loop" and run.device == "auto":
+            # Its workers would take a GPU that Ray does not know of, all of them the same one.
+            run = replace(run, device="cpu")
         execution = room.execution if run.execution == "auto" else run.execution
         return Place(pool, room.count, execution, run)
 

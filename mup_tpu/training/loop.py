@@ -128,6 +128,7 @@ class PackRun:
         meter = start_meter(self.pack, self.dataset.tokens_per_step)
         pending: list[tuple[torch.Tensor, int]] = []
         stretches = self._stretches(self.pack.steps_done, meter)
+        prepares = self.pack.compiles or self.device.compiles  # or traces and records, for seconds
         with self._batches(stretches) as batches:
             for stretch in stretches:
                 if not any(self.pack.live):
@@ -139,6 +140,9 @@ class PackRun:
                     yield from self._end_preempted()
                     return
                 pending.append((self.pack.train(tokens_SBT1, len(stretch)), len(stretch)))
+                if prepares:
+                    meter.prepared()
+                    prepares = False
                 done, preempted = self.pack.steps_done, self._preempted
                 if not (self._looks.falls_on(done) or preempted):
                     continue

@@ -28,6 +28,7 @@
 #define DRIVER SHOWN CUresult
 #define BLAS SHOWN int
 #define OK return cudaSuccess
+#define NAME "NVIDIA H100 80GB HBM3"
 
 static int setting(const char *name, int otherwise) {
     const char *given = getenv(name);
@@ -356,7 +357,7 @@ RUNTIME cudaDeviceCanAccessPeer(int *can, int device, int other) { *can = 0; OK;
 
 RUNTIME cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     *found = (struct cudaDeviceProp){
-        .name = "NVIDIA H100 80GB HBM3",
+        .name = NAME,
         .major = setting("HOLLOW_GPU_MAJOR", 9),
         .totalGlobalMem = capacity(),
         .multiProcessorCount = 132,
@@ -405,8 +406,13 @@ RUNTIME cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int de
 
 /* NVML counts all GPUs, whichever CUDA shows. */
 SHOWN int nvmlInit_v2(void) { return 0; }
+SHOWN int nvmlInitWithFlags(unsigned int flags) { return 0; }
 SHOWN int nvmlShutdown(void) { return 0; }
 SHOWN int nvmlDeviceGetCount_v2(unsigned int *count) { *count = setting("HOLLOW_GPUS", 1); return 0; }
+
+/* Ray asks for these. */
+SHOWN int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) { *device = NULL; return 0; }
+SHOWN int nvmlDeviceGetName(void *device, char *name, unsigned int most) { strncpy(name, NAME, most); return 0; }
 
 /* Of these torch needs the names alone, once it is out of memory. */
 SHOWN int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { *device = NULL; return 0; }
