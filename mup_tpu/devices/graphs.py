@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.fx.passes.split_module import split_module
 
 from mup_tpu.devices.base import Step
-from mup_tpu.errors import reason
+from mup_tpu.errors import ConfigError, raised_as, reason
 from mup_tpu.internals.torch import (
     GraphMemory,
     TreeSpec,
@@ -188,7 +188,11 @@ class _Recording:
 
 
 def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
-    """A step as plain operations on flat tensors, without functorch, autograd or autocast."""
+    """A step as plain operations on flat tensors, without functorch, autograd or autocast.
+
+    Raises:
+        ConfigError: torch cannot write its cache folder.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     counts = [len(group) for group in tensors]
@@ -199,7 +203,8 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
         return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
 
     # Fake tensors compute nothing and take no memory.
-    traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
+    with raised_as(ConfigError, "torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written"):
+        traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
@@ -244,7 +249,7 @@ def without_advice_on_tf32() -> Iterator[None]:
 
 
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
+    """A traced function through torch's compiler; itself where that fails: its cache folder may be full."""
     parts = _cut(traced)
     for part in parts.children():
         part.forward = compile_function(part.forward, whole=True)
@@ -255,7 +260,7 @@ def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
         try:
             with without_advice_on_tf32():
                 return call(*given)
-        except compiler_error() as error:  # before a tensor has been changed
+        except (compiler_error(), OSError) as error:  # before a tensor has been changed
             _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
             call = traced
             return call(*given)

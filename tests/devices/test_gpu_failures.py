@@ -71,11 +71,21 @@ def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypat
     assert sum(", starts its 6 steps on NVIDIA H100" in line for line in lines) == 3
 
 
-def test_steps_are_not_compiled_without_a_c_compiler_and_say_so_once(hollow_gpu, monkeypatch, tmp_path):
+def test_a_compiler_or_a_cache_folder_that_is_missing_is_named(hollow_gpu, monkeypatch, tmp_path):
     """Inductor would compile for half a minute before Triton misses the compiler."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    said = hollow_gpu("-c", f"{TRAIN}train(0)", "float32")
+    program = TRAIN + (
+        "import os\n"
+        "folder = os.environ.pop('TORCHINDUCTOR_CACHE_DIR')\n"
+        "for name in ('/proc/none', folder):\n"
+        "    os.environ['TORCHINDUCTOR_CACHE_DIR'] = name\n"
+        "    try: train(0)\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    said = hollow_gpu("-c", program, "float32")
+    assert "ConfigError torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written:" in said
+    assert "1 finished" in said
     assert said.count("steps are not compiled, and slower, without a C compiler (gcc, clang)") == 1
 
 
