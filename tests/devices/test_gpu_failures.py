@@ -108,3 +108,22 @@ def test_trials_of_a_gpu_that_fails_are_tried_again_by_a_new_process(hollow_gpu,
     said = hollow_gpu("-m", "mup_tpu", "sweep", file, "--results", tmp_path / "swept", "--device", "cuda")
     assert "2 trials of width 32 is tried again (the GPU failed (CUDA error: unspecified launch" in said
     assert "2 finished; stored" in said
+
+
+def test_the_time_of_runs_on_a_gpu_of_unknown_speed_is_not_told(hollow_gpu, tmp_path):
+    """Peaks in float64 are not listed: a dry run used to tell of "nan h"."""
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        'experiment = "slow"\ntune = {learning_rate = [0.01, 0.02]}\nscale = {width = [64, 128]}\n'
+        '[base.model]\nbase_width = 64\n[base.train]\nsteps = 10\nprecision = "float64"\n'
+    )
+    program = (
+        "import sys\n"
+        "from mup_tpu.cli import main\n"
+        "main(['sweep', sys.argv[1], '--results', sys.argv[2], '--dry-run'])\n"
+        "main(['plan', sys.argv[1], '--target', 'width=512', '--budget', '2h'])\n"
+    )
+    said = " ".join(hollow_gpu("-c", program, file, tmp_path / "none", code=2).split())
+    assert "the peak of NVIDIA H100 80GB HBM3 in float64 is not known, nor the time" in said
+    assert "error: the peak of NVIDIA H100 80GB HBM3 in float64 is not known: give --budget as FLOP" in said
+    assert "nan" not in said
