@@ -42,6 +42,12 @@ class PackTooLarge(MupTpuError):
         return str(self.args[0])
 
 
+class DeviceFailed(MupTpuError):
+    """A GPU has failed, and is lost to this process; another process may find it well."""
+
+    exit_code = 1
+
+
 class Preempted(MupTpuError):
     """The machine is being taken away (SIGTERM); running trials have checkpointed."""
 

@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mup_tpu.devices.bfloat16 import cpu_units
 from mup_tpu.devices.tpus import device_files
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
 from mup_tpu.jobs.address import check_answers, own_note
-from mup_tpu.jobs.this_machine import cores
+from mup_tpu.jobs.this_machine import cores, gpus_of_the_machine
 
 PACKAGES = (
     "mup_tpu", "torch", "torch_xla", "libtpu", "torchvision", "transformers", "datasets", "mup", "ray",
@@ -183,10 +184,27 @@ def _cuda() -> Finding:
         return Finding("CUDA", "not looked for, as torch is not installed")
     try:
         import torch
+
+        from mup_tpu.devices.gpus import why_no_gpu
+        from mup_tpu.internals.torch import compiler_lacks
     except (ImportError, OSError) as error:
         return Finding("CUDA", "unknown", f"torch cannot be imported ({reason(error)}); reinstall it")
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("CUDA", ", ".join(names) or "no GPU")
+    why, there = why_no_gpu(), gpus_of_the_machine()
+    if why is not None:
+        said = f" ({why})" if why else ""
+        problem = f"torch sees none of {there} GPUs here{said}; --device cuda will not work"
+        return Finding("CUDA", f"no GPU{said}", problem if there else "")
+    found = [_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+    lacking = compiler_lacks()
+    slow = f"steps on GPUs are not compiled, and slower, without {lacking}; install it"
+    return Finding("CUDA", ", ".join(found), slow if lacking else "")
+
+
+def _gpu(properties: Any) -> str:
+    """A GPU in words."""
+    capability = f"{properties.total_memory / 2**30:.0f} GiB, {properties.major}.{properties.minor}"
+    units = "" if properties.major >= 8 else ", no bfloat16 units: precision bf16 is slow"
+    return f"{properties.name} ({capability}{units})"
 
 
 def _ray(note: Path, address: str | None) -> Finding:

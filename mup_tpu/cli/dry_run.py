@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,13 +42,15 @@ def say_what_would_run(sweep: Sweep, folder: str, how: SweepRun) -> None:
         how.run.micro_batches,
     )
     console.print(_table(sizes, machine))
-    seconds = write_time(sum(row.seconds for row in sizes))
+    seconds = sum(row.seconds for row in sizes)
     flops = sum(row.flops * row.trials for row in sizes)
-    console.print(
-        f"in all {len(missing)} trials, {flops:.2g} FLOP: about {seconds} on {machine.name}, at "
-        f"{how.dry.mfu:.0%} of {machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation "
-        "and evaluation"
-    )
+    within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, nor the time"
+    if not math.isnan(seconds):
+        within = (
+            f"about {write_time(seconds)} on {machine.name}, at {how.dry.mfu:.0%} of "
+            f"{machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation and evaluation"
+        )
+    console.print(f"in all {len(missing)} trials, {flops:.2g} FLOP: {within}")
     if how.until.until_settled:
         console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
 
@@ -70,6 +73,7 @@ def _table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
             needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
+        took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
         counts = map(str, (row.size, row.trials, row.packs))
-        rows.append((*counts, f"{row.flops:.2g}", needed, write_time(row.seconds)))
+        rows.append((*counts, f"{row.flops:.2g}", needed, took))
     return Table(headings, rows, left=("size",))

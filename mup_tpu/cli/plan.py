@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -95,7 +96,13 @@ def _peak(on: str | None, base: Trial) -> float:
     if base.train.precision == "auto":
         base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")
     if on is None:
-        return forecast.this_machine([base] * 8, RunOptions()).flops
+        machine = forecast.this_machine([base] * 8, RunOptions())
+        if math.isnan(machine.flops):
+            raise ConfigError(
+                f"the peak of {machine.name} in {base.train.precision} is not known: give --budget as FLOP "
+                "(1e20), or --on with a known machine, as H100"
+            )
+        return machine.flops
     from mup_tpu.devices.peak import gpu_peak_flops
 
     count, _, name = on.rpartition("x")
@@ -105,6 +112,6 @@ def _peak(on: str | None, base: Trial) -> float:
             return int(count or 1) * peak
     from mup_tpu.tpu_compiler import target as tpu
 
-    if count:
+    if not re.match(r"v\d", on):
         raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
     return forecast.tpu(tpu(on)).flops

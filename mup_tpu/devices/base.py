@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mup_tpu.config import DEVICES
 from mup_tpu.config.fields import require_one_of
+from mup_tpu.devices.gpus import why_no_gpu
 from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
 
@@ -117,6 +118,6 @@ def get_device(name: str = "auto") -> Device:
     """
     require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if why_no_gpu() is None else "cpu"
     device: Device = importlib.import_module(f"mup_tpu.devices.{name}").create()
     return device

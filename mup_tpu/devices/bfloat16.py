@@ -30,7 +30,9 @@ def units(device: str) -> tuple[bool, str]:
         return bool(found), f"this CPU has {found}" if found else "this CPU shows no units for bfloat16"
     import torch
 
-    if not torch.cuda.is_available():
+    from mup_tpu.devices.gpus import why_no_gpu
+
+    if why_no_gpu() is not None:
         return False, "torch sees no GPU here"
     has = torch.cuda.get_device_capability() >= (8, 0)
     return has, f"{torch.cuda.get_device_name()} has {'' if has else 'no '}units for bfloat16"

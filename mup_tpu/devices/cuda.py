@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mup_tpu.devices.base import Device, Execution, Repeated, Step
+from mup_tpu.devices.gpus import why_no_gpu
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
@@ -62,8 +63,11 @@ def create() -> CudaDevice:
     Raises:
         ConfigError: torch sees none.
     """
-    if not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' is not available: torch sees no CUDA GPU here; use --device cpu")
+    if (why := why_no_gpu()) is not None:
+        why = f" ({why})" if why else ""
+        raise ConfigError(
+            f"device 'cuda' is not available: torch sees no CUDA GPU here{why}; use --device cpu"
+        )
     with without_advice_on_tf32():
         torch.set_float32_matmul_precision("highest")  # NVIDIA's containers switch TF32 on
     index = torch.cuda.current_device()

@@ -12,6 +12,7 @@ Shapes: S steps of a stretch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,15 +24,15 @@ from torch import Tensor
 from torch.fx.passes.split_module import split_module
 
 from mup_tpu.devices.base import Step
-from mup_tpu.errors import reason
+from mup_tpu.errors import ConfigError, raised_as, reason
 from mup_tpu.internals.torch import (
     GraphMemory,
     TreeSpec,
     changed_by,
     compile_function,
     compiler_error,
+    compiler_lacks,
     end_failed_capture,
-    has_triton,
     tree_flatten,
     tree_unflatten,
 )
@@ -49,9 +50,9 @@ class CudaRecorder:
     workspaces that CUDA's libraries keep for the stream are made in a warm-up.
     """
 
-    @cached_property
+    @property
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream()
+        return _stream_of_captures(torch.cuda.current_device())
 
     @cached_property
     def _memory(self) -> GraphMemory:
@@ -90,6 +91,12 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             yield
         own.wait_stream(self._stream)
+
+
+@functools.cache
+def _stream_of_captures(device: int) -> torch.cuda.Stream:
+    """The one stream for all recorders of a process: for each stream cuBLAS keeps a workspace of 32 MiB."""
+    return torch.cuda.Stream(device)
 
 
 Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -181,7 +188,11 @@ class _Recording:
 
 
 def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
-    """A step as plain operations on flat tensors, without functorch, autograd or autocast."""
+    """A step as plain operations on flat tensors, without functorch, autograd or autocast.
+
+    Raises:
+        ConfigError: torch cannot write its cache folder.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     counts = [len(group) for group in tensors]
@@ -192,7 +203,8 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
         return step(*(tree_unflatten(group, spec) for group, spec in zip(groups, specs, strict=True)))
 
     # Fake tensors compute nothing and take no memory.
-    traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
+    with raised_as(ConfigError, "torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written"):
+        traced = make_fx(flat, tracing_mode="fake")(*(tensor for group in tensors for tensor in group))
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
@@ -215,10 +227,11 @@ def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return split_module(traced, traced, part_of)
 
 
+@functools.cache
 def inductor() -> Compiler:
-    """Torch's compiler; without Triton, none."""
-    if not has_triton():
-        _log.warning("steps are not compiled: torch finds no Triton for this GPU")
+    """Torch's compiler; without the programs that it needs, none."""
+    if lacking := compiler_lacks():
+        _log.warning("steps are not compiled, and slower, without %s", lacking)
         return as_traced
     return compiled
 
@@ -236,7 +249,7 @@ def without_advice_on_tf32() -> Iterator[None]:
 
 
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """A traced function through torch's compiler; itself where that fails (Triton needs a C compiler)."""
+    """A traced function through torch's compiler; itself where that fails: its cache folder may be full."""
     parts = _cut(traced)
     for part in parts.children():
         part.forward = compile_function(part.forward, whole=True)
@@ -247,7 +260,7 @@ def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
         try:
             with without_advice_on_tf32():
                 return call(*given)
-        except compiler_error() as error:  # before a tensor has been changed
+        except (compiler_error(), OSError) as error:  # before a tensor has been changed
             _log.warning("steps are not compiled, since torch's compiler failed: %s", reason(error))
             call = traced
             return call(*given)

@@ -4,7 +4,7 @@
   module, and optree, the public one, is another dependency.
 - `GraphMemory`: torch's own `MemPool` ends the process if a graph outlives it.
 - `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
-  call.
+  call; without the C compiler that Triton looks for, after half a minute.
 - `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
   refuses each later capture into the same pool of memory ("already recording to mempool_id").
 - `changed_by`: arguments that a traced operation changes, by its schema.
@@ -14,6 +14,8 @@
 
 import contextlib
 import functools
+import os
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,8 +31,8 @@ __all__ = [
     "changed_by",
     "compile_function",
     "compiler_error",
+    "compiler_lacks",
     "end_failed_capture",
-    "has_triton",
     "tree_flatten",
     "tree_leaves",
     "tree_unflatten",
@@ -95,3 +97,11 @@ def compiler_error() -> type[RuntimeError]:
 
     base: type[RuntimeError] = TorchDynamoException
     return base
+
+
+def compiler_lacks() -> str:
+    """Program that is missing for inductor to compile for this GPU, in words; "" for none."""
+    if not has_triton():
+        return "Triton for this GPU"
+    has = os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang")))
+    return "" if has else "a C compiler (gcc, clang)"

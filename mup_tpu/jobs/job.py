@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from mup_tpu.errors import MupTpuError, PackTooLarge, first_line
+from mup_tpu.errors import DeviceFailed, MupTpuError, PackTooLarge, first_line
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class Job(ABC):
             PackTooLarge: the job needs more memory than there is; parts of it may fit.
             MupTpuError: an error that the user can mend.
             WorkerLost: a process of the job's own was killed.
+            DeviceFailed: this process can use its GPU no longer.
             Exception: any other error fails this job alone.
         """
 
@@ -139,7 +140,7 @@ def perform(job: Job, here: Surroundings) -> Generator[Any]:
         ended = Finished(result, job.was_preempted(result))
     except PackTooLarge as error:  # only its text: its traceback holds the missing memory
         ended = TooLarge(str(error), error.fits)
-    except WorkerLost as error:
+    except (DeviceFailed, WorkerLost) as error:
         ended = Lost(str(error))
     except MupTpuError as error:
         ended = Refused(error)

@@ -28,14 +28,16 @@ class PackJob(Job):
         self.members, self._folder_of = len(trials), folder_of
 
     def __str__(self) -> str:
-        return f"a pack of {len(self.trials)} trials"
+        return f"a pack of {len(self.trials)} trials of width {self.trials[0].model.width}"
 
     def __getstate__(self) -> dict[str, Any]:
         """State without `folder_of`: only the driver splits, and the function holds all data of a sweep."""
         return {**vars(self), "_folder_of": None}
 
     def split(self, fits: int) -> Sequence[PackJob]:
-        """Parts of at most `fits` members."""
+        """Parts of at most `fits` members; none of a single trial."""
+        if len(self.trials) == 1:
+            return ()
         count = math.ceil(len(self.trials) / fits)
         return [PackJob(self.trials[i::count], self.options, self._folder_of) for i in range(count)]
 
@@ -51,6 +53,7 @@ class PackJob(Job):
 
         Raises:
             PackTooLarge: the pack does not fit in memory; a part of it may.
+            DeviceFailed: the GPU failed.
             DataError: the corpus cannot be used.
         """
         if "torch" not in sys.modules:

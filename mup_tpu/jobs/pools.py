@@ -68,6 +68,9 @@ class Pools:
         room = cluster.slots(run)
         look = functools.partial(cluster.slots, run)
         pool = self._kept(room.key, lambda: RayActors(room, look, self._results, run.placement))
+        if room.execution == "loop" and run.device == "auto":
+            # Its workers would take a GPU that Ray does not know of, all of them the same one.
+            run = replace(run, device="cpu")
         execution = room.execution if run.execution == "auto" else run.execution
         return Place(pool, room.count, execution, run)
 
@@ -75,12 +78,16 @@ class Pools:
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
             execution, gpu = this_machine.execution(run), this_machine.gpu(run)
-        parts = this_machine.gpus(run)[:workers] if workers > 1 else []
+        # A GPU that fails is lost to its process, so that even a single pack has one of its own.
+        forks = this_machine.CAN_FORK and (workers > 1 or gpu != "")
 
-        def pool_of_processes() -> Pool[Any]:
-            return Forked(workers, self._results, parts=parts) if workers > 1 else InProcess(self._results)
+        def make() -> Pool[Any]:
+            if note := this_machine.unused_gpus(run):
+                self._console.print(note, style="yellow")
+            parts = this_machine.gpus(run)[:workers]
+            return Forked(workers, self._results, parts=parts) if forks else InProcess(self._results)
 
-        pool = self._kept((workers,), pool_of_processes)
+        pool = self._kept((workers,), make)
         return Place(pool, workers, execution, replace(run, threads=threads), gpu)
 
     def _kept(self, asked: tuple[Any, ...], make: Callable[[], Pool[Any]]) -> Pool[Any]:

@@ -29,7 +29,7 @@ _STARTS = 3
 _PAUSE_S = 0.5
 """Seconds until a dead server is known to be dead."""
 
-_CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
+CAN_FORK = "forkserver" in multiprocessing.get_all_start_methods()
 
 
 def cores() -> int:
@@ -50,9 +50,9 @@ def is_cpu(options: RunOptions) -> bool:
     """Whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
     if options.device != "auto" or not gpus_of_the_machine():
         return options.device in ("cpu", "auto")
-    import torch
+    from mup_tpu.devices.gpus import why_no_gpu
 
-    return not torch.cuda.is_available()
+    return why_no_gpu() is not None
 
 
 def gpus_of_the_machine() -> int:
@@ -63,6 +63,18 @@ def gpus_of_the_machine() -> int:
         if library.nvmlInit_v2() == 0:
             library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     return count.value
+
+
+def unused_gpus(options: RunOptions) -> str:
+    """Sentence about GPUs of this machine that torch cannot use; "" if it can, or the user hid them."""
+    if options.device != "auto" or "CUDA_VISIBLE_DEVICES" in os.environ or not gpus_of_the_machine():
+        return ""
+    from mup_tpu.devices.gpus import why_no_gpu
+
+    why = why_no_gpu()
+    return (
+        "" if why is None else f"training on the CPU, as torch sees no GPU here ({why or 'reason unknown'})"
+    )
 
 
 def execution(options: RunOptions) -> str:
@@ -113,7 +125,7 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
     A GPU trains one pack at a time.
     """
-    if not _CAN_FORK:
+    if not CAN_FORK:
         return 1, options.threads or cores()
     if not is_cpu(options):
         packs = max(1, min(len(gpus(options)), trials))
@@ -124,7 +136,10 @@ def room(trials: int, options: RunOptions) -> tuple[int, int]:
 
 def start_server(where: SweepOptions, options: RunOptions) -> None:
     """Start the server if a sweep would use it, without waiting for its imports."""
-    if not where.on_ray and is_cpu(options) and room(cores(), options)[0] > 1:
+    if where.on_ray or options.device == "xla" or not CAN_FORK:
+        return
+    # On a machine with GPUs, this process imports torch at the same time to look for them.
+    if (options.device != "cpu" and gpus_of_the_machine()) or room(cores(), options)[0] > 1:
         ensure_server(PACK_MODULES)
 
 

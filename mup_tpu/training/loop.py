@@ -20,11 +20,12 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
+from mup_tpu.devices.bfloat16 import units
 from mup_tpu.errors import StoreError, first_line
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.continuation import open_steps
 from mup_tpu.training.halving import rungs
-from mup_tpu.training.memory import check_fits, half_fits
+from mup_tpu.training.memory import check_fits, device_errors
 from mup_tpu.training.meter import Meter, start_meter
 from mup_tpu.training.optimizer import learning_rate
 from mup_tpu.training.pack import Pack
@@ -59,6 +60,7 @@ def train_pack(
 
     Raises:
         PackTooLarge: the pack does not fit in memory; a part of it may.
+        DeviceFailed: a GPU failed.
     """
     return PackRun(trials, dataset, options, checkpoints).steps()
 
@@ -85,8 +87,8 @@ class PackRun:
         execution = self.device.execution if options.execution == "auto" else options.execution
         gc.collect()  # a pack that ran out of memory holds it until then, through its error's traceback
         options.require_parts(batch_size, self.device.mesh.data)
-        check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
-        with half_fits(len(trials)):
+        with device_errors(len(trials)):
+            check_fits(trials[0], dataset.vocab_size, len(trials), self.device, execution, parts)
             self.pack = Pack(trials, dataset.vocab_size, self.device, execution, options.compile, parts)
         self.total = trials[0].train.steps
         self.records = Records(trials, dataset)
@@ -114,7 +116,7 @@ class PackRun:
     def steps(self) -> Iterator[Report | PackResult]:
         """Train, report, finish. However it ends, no checkpoint is left half-written."""
         try:
-            with half_fits(len(self.pack.trials)):
+            with device_errors(len(self.pack.trials)):
                 yield from self._steps()
         finally:
             if self._checkpoints is not None:
@@ -126,6 +128,7 @@ class PackRun:
         meter = start_meter(self.pack, self.dataset.tokens_per_step)
         pending: list[tuple[torch.Tensor, int]] = []
         stretches = self._stretches(self.pack.steps_done, meter)
+        prepares = self.pack.compiles or self.device.compiles  # or traces and records, for seconds
         with self._batches(stretches) as batches:
             for stretch in stretches:
                 if not any(self.pack.live):
@@ -137,6 +140,9 @@ class PackRun:
                     yield from self._end_preempted()
                     return
                 pending.append((self.pack.train(tokens_SBT1, len(stretch)), len(stretch)))
+                if prepares:
+                    meter.prepared()
+                    prepares = False
                 done, preempted = self.pack.steps_done, self._preempted
                 if not (self._looks.falls_on(done) or preempted):
                     continue
@@ -246,9 +252,13 @@ class PackRun:
     def _log_begin(self) -> None:
         trials, trial_id = self.pack.trials, self.records.trial_ids()[0]
         name = f"a pack of {len(trials)}" if len(trials) > 1 else "a trial"
-        at = f"from step {self.pack.steps_done} of {self.total} on {self.device.name}"
+        done, where = self.pack.steps_done, f"on {self.device.name}"
+        at = f"goes on from step {done} of {self.total}" if done else f"starts its {self.total} steps"
         size = f"{write_scale('params', self.pack.declaration.total)} parameters"
-        _log.info("%s of %s, %s, goes on %s", name, size, trial_id, at)
+        _log.info("%s of %s, %s, %s %s", name, size, trial_id, at, where)
+        kind = self.device.torch_device.type
+        if trials[0].train.precision == "bf16" and kind != "xla" and not (found := units(kind))[0]:
+            _log.warning("precision bf16 is slow: %s", found[1])
 
     def _epoch(self, step: int) -> int:
         """Whole passes over the training text after a step; 0 if its length is unknown."""

@@ -17,7 +17,7 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
-from mup_tpu.errors import PackTooLarge, reason
+from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import Declaration, declare
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
@@ -170,18 +170,25 @@ def check_fits(
 
 
 @contextlib.contextmanager
-def half_fits(members: int) -> Iterator[None]:
-    """Convert an out-of-memory error in the block into `PackTooLarge`: half of the pack may fit.
+def device_errors(members: int) -> Iterator[None]:
+    """Convert errors of the device in the block.
 
     Raises:
-        PackTooLarge: torch, CUDA or XLA ran out of memory with two members or more.
+        PackTooLarge: torch, CUDA or XLA ran out of memory; half of the pack may fit.
+        DeviceFailed: a GPU has failed. CUDA then refuses all further calls of this process.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if members == 1 or not (isinstance(error, MemoryError) or any(s in str(error) for s in _SIGNS)):
-            raise
-        raise PackTooLarge(f"{members} trials ran out of memory ({reason(error)})", members // 2) from None
+        said = reason(error)
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
+            trials = f"{members} trials" if members > 1 else "a trial"
+            hint = "" if members > 1 else "; --micro-batches may help"
+            why = said.partition(" Of the allocated memory")[0].rstrip(".")  # then come torch's own options
+            raise PackTooLarge(f"{trials} ran out of memory ({why}){hint}", members // 2) from None
+        if any(sign in said for sign in _FAILURES):
+            raise DeviceFailed(f"the GPU failed ({said})") from None
+        raise
 
 
 # A thread that cannot start has no room for its stack, or there are too many threads. CUDA's libraries say
@@ -189,5 +196,9 @@ def half_fits(members: int) -> Iterator[None]:
 _SIGNS = ("out of memory", "allocate memory", "RESOURCE_EXHAUSTED", "start new thread", "ALLOC_FAILED")
 
 
+_FAILURES = ("CUDA error: ", "CUDA driver error: ", "Triton Error [CUDA]: ")
+"""Beginnings of errors of CUDA, as torch and Triton word them; those of its libraries among them."""
+
+
 def _size(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -38,7 +38,8 @@ class _Sums:
 class Meter:
     """Stopwatch of a pack's training, in laps from one report to the next.
 
-    All the time of a lap counts, evaluations and copies for checkpoints too. Tokens and FLOP are of one
+    All the time of a lap counts, evaluations and copies for checkpoints too; the smoothed rates and the time
+    left leave out the time until a step was `prepared`. Tokens and FLOP are of one
     member, peak_flops (FLOP/s; nan if unknown) of one device.
     """
 
@@ -55,7 +56,7 @@ class Meter:
         self._clock = clock
         self._lap_began = clock()
         self._waited = 0.0
-        self._recent, self._all = _Sums(), _Sums()
+        self._recent, self._all, self._preparing = _Sums(), _Sums(), _Sums()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -63,6 +64,10 @@ class Meter:
         began = self._clock()
         yield
         self._waited += self._clock() - began
+
+    def prepared(self) -> None:
+        """Say that the lap so far was spent on tracing and compiling a step."""
+        self._preparing = _Sums(self._clock() - self._lap_began, self._waited)
 
     def seconds_a_step(self, mfu: float) -> float:
         """Seconds of a step of one member at a given share of the devices' peak; nan if unknown."""
@@ -73,9 +78,11 @@ class Meter:
         now = self._clock()
         seconds = now - self._lap_began
         lap = _Sums(seconds, self._waited, steps, steps * live_members)
-        self._recent.add(lap, keep=math.exp(-seconds / HORIZON_S))
         self._all.add(lap, keep=1.0)
-        self._lap_began, self._waited = now, 0.0
+        lap.seconds -= self._preparing.seconds
+        lap.waited -= self._preparing.waited
+        self._recent.add(lap, keep=math.exp(-lap.seconds / HORIZON_S))
+        self._lap_began, self._waited, self._preparing = now, 0.0, _Sums()
         return seconds
 
     def rates(self, steps_left: int) -> Rates:

@@ -27,7 +27,7 @@ class _Running:
 
     size: str
     trials: int
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
     doing: str = "starting"
     """Preparation before the first report."""
     report: Any = None
@@ -37,6 +37,15 @@ class _Running:
         if self.report is not None and self.report.steps:
             return min(self.report.step / self.report.steps, 1.0)
         return min((time.monotonic() - self.began) / seconds, 1.0)
+
+    def spent(self, seconds: float) -> float:
+        """Share of its time that is spent, by the report's time left, else as `trained`.
+
+        A GPU compiles for half a minute, and then trains for seconds.
+        """
+        left = getattr(getattr(self.report, "rates", None), "seconds_left", math.nan)
+        took = time.monotonic() - self.began
+        return self.trained(seconds) if math.isnan(left) else took / max(took + left, 1e-9)
 
 
 class TrialProgress(Generic[T]):
@@ -144,7 +153,7 @@ class TrialProgress(Generic[T]):
             stored=f"{ended.total()}/{total} trials",
             note=" · ".join(notes),
         )
-        share, took = self._share_done(), write_time(time.monotonic() - self._began)
+        share, took = self._share_spent(), write_time(time.monotonic() - self._began)
         self._bars.update(
             self._all,
             completed=share,
@@ -165,17 +174,17 @@ class TrialProgress(Generic[T]):
         near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
         return mean(self._seconds[near]) * self._work[size] / self._work[near]
 
-    def _share_done(self) -> float:
-        """Share of all work that is done, by measured seconds, or before any by the guessed work."""
+    def _share_spent(self) -> float:
+        """Share of the time of all work that is spent, by measured seconds, or before any by guessed work."""
         usual = {size: self._usual(size) for size in self._work}
         each = usual if self._seconds else self._work
         done = sum(ended.total() * each[size] for size, ended in self._ended.items())
-        done += sum(r.trials * each[r.size] * r.trained(usual[r.size]) for r in self._running.values())
+        done += sum(r.trials * each[r.size] * r.spent(usual[r.size]) for r in self._running.values())
         return done / sum(n * each[size] for size, n in self._total.items())
 
     def _time_left(self) -> str | None:
-        """Time left by the share of work that is done; None before any is done."""
-        share = self._share_done()
+        """Time left by the share of all time that is spent; None before any work is done."""
+        share = self._share_spent()
         if share <= 0:
             return None
         return write_time((time.monotonic() - self._began) * (1 - share) / share)

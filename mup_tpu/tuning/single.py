@@ -123,11 +123,14 @@ def _train(
     """Train under a live line of progress, and store the row."""
     with console.status("importing torch"):
         from mup_tpu import data
+        from mup_tpu.jobs.this_machine import unused_gpus
         from mup_tpu.store import Store
         from mup_tpu.training.loop import PackRun, run_to_end
 
     if checkpoints is not None and not run.checkpoint_every:
         run = replace(run, checkpoint_every=max(1, trial.train.steps // 10))
+    if note := unused_gpus(run):
+        console.print(note, style="yellow")
     store = None if kept.results is None else Store(kept.results, "train")
     dataset = data.load(trial.data)
     with console.status("initialising parameters") as status, _log_lines(console, kept.results):

@@ -4,12 +4,16 @@
  * what lay there: zeros, mostly. A stream captures as CUDA documents it: what may wait for the device, or takes
  * memory, is refused in a thread that captures, and breaks its capture.
  *
- * Environment: HOLLOW_GPUS (how many), HOLLOW_GPU_MIB (memory of each), HOLLOW_GPU_MAJOR (compute capability).
+ * Environment: HOLLOW_GPUS (how many), HOLLOW_GPU_MIB (memory of each), HOLLOW_GPU_MAJOR (compute capability),
+ * HOLLOW_GPU_DRIVER (version of CUDA that the driver is for, as 11040). HOLLOW_GPU_FAULT, an error's number, comes
+ * after HOLLOW_GPU_FAULT_AFTER kernels of a process, and from all its calls from then on; in one process alone, if
+ * HOLLOW_GPU_FAULT_ONCE names a file that is not there yet.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +28,7 @@
 #define DRIVER SHOWN CUresult
 #define BLAS SHOWN int
 #define OK return cudaSuccess
+#define NAME "NVIDIA H100 80GB HBM3"
 
 static int setting(const char *name, int otherwise) {
     const char *given = getenv(name);
@@ -67,18 +72,30 @@ static cudaError_t broken(Capture *capture, cudaError_t error) {
     return fail(error);
 }
 
-/* Refusal of a call that a capture of this thread, or a global one, does not allow. */
+/* The error of a GPU that has failed. */
+static cudaError_t fault(void) {
+    static int is_dead;
+    const char *once = getenv("HOLLOW_GPU_FAULT_ONCE");
+    int error = setting("HOLLOW_GPU_FAULT", 0);
+    if (!error || launched < setting("HOLLOW_GPU_FAULT_AFTER", 1000)) OK;
+    if (!is_dead) is_dead = !once || open(once, O_CREAT | O_EXCL, 0600) >= 0 ? 1 : -1;
+    return is_dead > 0 ? fail(error) : cudaSuccess;
+}
+
+/* Refusal of a call that a failed GPU, a capture of this thread, or a global one does not allow. */
 static cudaError_t unsafe(void) {
+    if (fault()) return fault();
     Capture *capture = active(begun_here);
     if (!capture && mode == cudaStreamCaptureModeGlobal) capture = active(global_one);
     if (!capture || mode == cudaStreamCaptureModeRelaxed) OK;
     return broken(capture, cudaErrorStreamCaptureUnsupported);
 }
 
-static void launch(void *handle) {
+static cudaError_t launch(void *handle) {
     Capture *capture = capturing(handle);
     if (capture) capture->graph->kernels++;
     else launched++;
+    return fault();
 }
 
 /* Kernels launched so far, those of replayed graphs among them. */
@@ -155,7 +172,7 @@ RUNTIME cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *cou
 
 RUNTIME cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
     launched += ((Graph *)ready)->kernels;
-    OK;
+    return fault();
 }
 
 RUNTIME cudaGraphDestroy(cudaGraph_t graph) { OK; }
@@ -298,16 +315,14 @@ RUNTIME cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind 
 }
 
 RUNTIME cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    launch(stream);
     if (kind != cudaMemcpyDeviceToDevice && !capturing(stream)) memmove(to, from, size);
-    OK;
+    return launch(stream);
 }
 
 RUNTIME cudaMemset(void *start, int value, size_t size) { return unsafe(); }
 
 RUNTIME cudaMemsetAsync(void *start, int value, size_t size, cudaStream_t stream) {
-    launch(stream);
-    OK;
+    return launch(stream);
 }
 
 /* Devices. */
@@ -321,7 +336,12 @@ static int gpus(void) {
     return named < there ? named : there;
 }
 
-RUNTIME cudaGetDeviceCount(int *count) { return (*count = gpus()) ? cudaSuccess : fail(cudaErrorNoDevice); }
+static int driver(void) { return setting("HOLLOW_GPU_DRIVER", CUDART_VERSION); }
+
+RUNTIME cudaGetDeviceCount(int *count) {
+    *count = driver() < 12000 ? 0 : gpus();
+    return *count ? cudaSuccess : fail(driver() < 12000 ? cudaErrorInsufficientDriver : cudaErrorNoDevice);
+}
 RUNTIME cudaGetDevice(int *device) { *device = current; OK; }
 
 RUNTIME cudaSetDevice(int device) {
@@ -330,14 +350,14 @@ RUNTIME cudaSetDevice(int device) {
     OK;
 }
 
-RUNTIME cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; OK; }
+RUNTIME cudaDriverGetVersion(int *version) { *version = driver(); OK; }
 RUNTIME cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; OK; }
 RUNTIME cudaDeviceGetStreamPriorityRange(int *least, int *most) { *least = 0; *most = -5; OK; }
 RUNTIME cudaDeviceCanAccessPeer(int *can, int device, int other) { *can = 0; OK; }
 
 RUNTIME cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     *found = (struct cudaDeviceProp){
-        .name = "NVIDIA H100 80GB HBM3",
+        .name = NAME,
         .major = setting("HOLLOW_GPU_MAJOR", 9),
         .totalGlobalMem = capacity(),
         .multiProcessorCount = 132,
@@ -386,8 +406,13 @@ RUNTIME cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int de
 
 /* NVML counts all GPUs, whichever CUDA shows. */
 SHOWN int nvmlInit_v2(void) { return 0; }
+SHOWN int nvmlInitWithFlags(unsigned int flags) { return 0; }
 SHOWN int nvmlShutdown(void) { return 0; }
 SHOWN int nvmlDeviceGetCount_v2(unsigned int *count) { *count = setting("HOLLOW_GPUS", 1); return 0; }
+
+/* Ray asks for these. */
+SHOWN int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) { *device = NULL; return 0; }
+SHOWN int nvmlDeviceGetName(void *device, char *name, unsigned int most) { strncpy(name, NAME, most); return 0; }
 
 /* Of these torch needs the names alone, once it is out of memory. */
 SHOWN int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { *device = NULL; return 0; }
@@ -404,8 +429,7 @@ RUNTIME cudaLaunchKernel(
 ) {
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) return fail(cudaErrorInvalidConfiguration);
     if (!block.x || block.x * block.y * block.z > 1024) return fail(cudaErrorInvalidConfiguration);
-    launch(stream);
-    OK;
+    return launch(stream);
 }
 
 /* By these CUDA 13 launches a kernel that is called as a function. */
@@ -418,8 +442,7 @@ RUNTIME __cudaLaunchKernel(
 }
 
 RUNTIME cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *kernel, void **arguments) {
-    launch(how->stream);
-    OK;
+    return launch(how->stream);
 }
 
 RUNTIME cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *kernel) {

@@ -1,5 +1,6 @@
 """TPU hosts and lost nodes, on a fake Ray cluster: several nodes on this machine."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 import ray
 from light_jobs import Count
+from rich.console import Console
 
-from mup_tpu.config import RunOptions
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import ray_cluster, slots
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Finished, Started
+from mup_tpu.jobs.pools import Pools
 from mup_tpu.jobs.ray_actors import RayActors
 
 
@@ -177,6 +180,14 @@ def test_needs_beyond_the_cluster_are_refused_before_an_actor_is_asked_for(hosts
         slots(RunOptions(threads=64))
     with pytest.raises(ConfigError, match="asks for .*'num_gpus': 1.* has CPU 8, GPU 0, TPU 8"):
         slots(RunOptions(device="cuda"))
+
+
+@pytest.mark.slow
+def test_where_ray_has_no_gpu_packs_leave_alone_a_gpu_that_torch_sees(hosts):
+    """Workers of device "auto" would otherwise take the first GPU, all at the same time."""
+    with contextlib.closing(Pools(SweepOptions(ray=True), None, Console(quiet=True))) as pools:
+        place = pools.place(2, RunOptions())
+    assert (place.run.device, place.execution) == ("cpu", "loop")
 
 
 @pytest.mark.slow

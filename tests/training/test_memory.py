@@ -11,8 +11,8 @@ import pytest
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
-from mup_tpu.errors import PackTooLarge
-from mup_tpu.training.memory import check_fits, estimate_pack_bytes, half_fits
+from mup_tpu.errors import DeviceFailed, PackTooLarge
+from mup_tpu.training.memory import check_fits, device_errors, estimate_pack_bytes
 
 SHAPES = (  # width, members, execution, precision, sequence length, batch size
     (256, 8, "loop", "float32", 128, 4),
@@ -192,14 +192,19 @@ def test_only_running_out_of_memory_halves_a_pack():
 
         torch.empty(2**60, dtype=torch.uint8)
 
-    with pytest.raises(PackTooLarge, match="6 trials ran out of memory") as error, half_fits(6):
+    with pytest.raises(PackTooLarge, match="6 trials ran out of memory") as error, device_errors(6):
         fill()
     assert error.value.fits == 3
-    with pytest.raises(PackTooLarge, match="can't start new thread"), half_fits(2):
+    with pytest.raises(PackTooLarge, match="can't start new thread"), device_errors(2):
         raise RuntimeError("can't start new thread")  # as Python says it where a stack finds no room
-    with pytest.raises(PackTooLarge, match="ALLOC_FAILED"), half_fits(2):
+    with pytest.raises(PackTooLarge, match="ALLOC_FAILED"), device_errors(2):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    with pytest.raises(RuntimeError, match="allocate memory"), half_fits(1):
+    with pytest.raises(PackTooLarge, match="a trial ran out .*allocate memory") as error, device_errors(1):
         fill()
-    with pytest.raises(RuntimeError, match="something else"), half_fits(6):
+    assert error.value.fits == 0
+    with pytest.raises(DeviceFailed, match="the GPU failed .CUDA error: an illegal"), device_errors(2):
+        raise RuntimeError(
+            "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ..."
+        )
+    with pytest.raises(RuntimeError, match="something else"), device_errors(6):
         raise RuntimeError("something else")

@@ -67,6 +67,26 @@ def test_rates_count_live_members_alone_and_forget_old_laps():
     assert meter.overall().input_wait == pytest.approx(1 / (HORIZON_S + 10))
 
 
+def test_compiling_counts_in_the_overall_rates_alone():
+    """A GPU compiles for half a minute: ten steps after it told of hours left."""
+    clock = Clock()
+    meter = Meter(tokens_per_step=100, flops_per_token=1e6, devices=1, peak_flops=1e9, clock=clock)
+    with meter.waiting():
+        clock.now += 2.0
+    clock.now += 28.0
+    meter.prepared()
+    clock.now += 0.5
+    assert meter.lap(steps=10, live_members=1) == 30.5
+    rates = meter.rates(steps_left=40)
+    assert (rates.tokens_per_second, rates.seconds_left) == (pytest.approx(2000), pytest.approx(2.0))
+    assert (rates.input_wait, rates.mfu) == (0, pytest.approx(2.0))
+    assert rates.overall_tokens_per_second == pytest.approx(1000 / 30.5)
+    clock.now += 0.5
+    meter.lap(steps=10, live_members=1)
+    assert meter.rates(steps_left=40).seconds_left == pytest.approx(2.0)
+    assert meter.overall().input_wait == pytest.approx(2 / 31)
+
+
 def test_peaks_of_known_devices():
     assert tpu_peak_flops("v4-16") == 275e12
     assert tpu_peak_flops("v3-8") == 61.5e12, "a v3 chip is two devices"
@@ -107,9 +127,7 @@ def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_
     with caplog.at_level(logging.INFO, "mup_tpu"):
         run_to_end(train_pack([tiny, tiny.replace(seed=1)], dataset, RunOptions(log_every=5)))
     lines = caplog.messages
-    assert re.fullmatch(
-        r"a pack of 2 of 34688 parameters, \w{16}, goes on from step 0 of 30 on cpu", lines[0]
-    )
+    assert re.fullmatch(r"a pack of 2 of 34688 parameters, \w{16}, starts its 30 steps on cpu", lines[0])
     assert [re.split(r": mean| · ", line)[0] for line in lines[1:-1]] == [
         "step 5/30", "step 10/30", "step 15/30", "epoch 1, to step 15",
         "step 20/30", "step 25/30", "epoch 2, to step 25", "step 30/30",

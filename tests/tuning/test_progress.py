@@ -3,11 +3,12 @@
 import io
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.in_process import InProcess
 from mup_tpu.jobs.job import Finished, Preparing, Started
@@ -90,3 +91,17 @@ def test_trials_count_once_they_are_stored_while_the_bar_grows_with_their_steps(
     assert len(lengths) == 4
     for line, stored in zip(shown[-1][1], ("2/2", "2/2", "4/4"), strict=True):
         assert f"{stored} trials" in line
+
+
+def test_the_time_left_is_that_of_training_and_not_of_compiling(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("mup_tpu.tuning.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    job = PackJob([Trial(), Trial()], RunOptions())
+    rates = SimpleNamespace(seconds_left=3.0)
+    progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, lambda r: "", terminal())
+    progress.started(job)
+    clock.now += 30.0
+    progress.reported(job, SimpleNamespace(step=10, steps=500, rates=rates))
+    with progress.console.capture() as captured:
+        progress.console.print(progress)
+    assert captured.get().splitlines()[-1].rstrip().endswith("30 s, 3 s left")

@@ -1,0 +1,130 @@
+"""GPUs that cannot be used, are full, or fail while they train."""
+
+import pytest
+
+TRAIN = """
+import gc, logging, sys, torch
+from mup_tpu.config import RunOptions, Trial
+from mup_tpu import data
+from mup_tpu.training.loop import run_to_end, train_pack
+
+logging.basicConfig(level="INFO", stream=sys.stdout)
+trial = Trial().replace(width=32, base_width=32, head_size=16, depth=1, sequence_length=32, batch_size=4,
+                        steps=6, eval_batches=1, precision=sys.argv[1])
+dataset = data.load(trial.data)
+def train(seed):
+    options = RunOptions(device="cuda", compile=len(sys.argv) > 2)
+    run_to_end(train_pack([trial.replace(seed=seed)], dataset, options))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "why"),
+    [
+        ({"HOLLOW_GPU_DRIVER": "11040"}, {}, "NVIDIA driver on your system is too old (found version 11040)"),
+        ({}, {"visible": "-1"}, "CUDA_VISIBLE_DEVICES='-1'"),
+        ({}, {"major": 5}, "needs compute capability 7.0, and NVIDIA H100 80GB HBM3 has 5.0"),
+    ],
+    ids=["old driver", "hidden", "old GPU"],
+)  # fmt: skip
+def test_a_gpu_that_torch_cannot_use_is_explained_once(hollow_gpu, monkeypatch, environment, settings, why):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    program = (
+        "from mup_tpu.config import RunOptions\n"
+        "from mup_tpu.cli.doctor import _cuda\n"
+        "from mup_tpu.devices import get_device\n"
+        "from mup_tpu.errors import ConfigError\n"
+        "from mup_tpu.jobs.this_machine import unused_gpus\n"
+        "try: get_device('cuda')\n"
+        "except ConfigError as error: print(error)\n"
+        "print(get_device('auto').name, unused_gpus(RunOptions()), _cuda().problem, sep='\\n')\n"
+    )
+    refused, device, note, problem = hollow_gpu("-c", program, **settings).splitlines()
+    assert why in refused and refused.endswith("; use --device cpu")
+    assert device == "cpu"
+    assert (why in note) == ("visible" not in settings)
+    assert problem.startswith("torch sees none of 1 GPUs here") and why in problem
+
+
+def test_packs_of_a_process_hold_no_memory_after_their_end(hollow_gpu, monkeypatch):
+    """Each pack used to leave a workspace of cuBLAS for its own stream: 32 MiB on an H100, up to 1 GiB."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    program = TRAIN + (
+        "for seed in range(3):\n"
+        "    train(seed)\n"
+        "    print('held', torch.cuda.memory_allocated())\n"
+        "gc.collect()\n"
+        "torch.cuda.empty_cache()\n"
+        "free = torch.cuda.mem_get_info()[0]\n"
+        "others = torch.empty(free, dtype=torch.uint8, device='cuda')\n"
+        "try: train(3)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    lines = hollow_gpu("-c", program, "bf16", mib=300, major=7).splitlines()
+    held = {int(line.split()[1]) for line in lines if line.startswith("held")}
+    assert max(held) - min(held) < 2**20
+    assert lines[-1].startswith(
+        "PackTooLarge a trial ran out of memory (CUDA out of memory. Tried to allocate"
+    )
+    assert lines[-1].endswith("is free); --micro-batches may help")
+    assert sum("precision bf16 is slow: NVIDIA H100 80GB HBM3 has no units" in line for line in lines) == 3
+    assert sum(", starts its 6 steps on NVIDIA H100" in line for line in lines) == 3
+
+
+def test_a_compiler_or_a_cache_folder_that_is_missing_is_named(hollow_gpu, monkeypatch, tmp_path):
+    """Inductor would compile for half a minute before Triton misses the compiler."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    program = TRAIN + (
+        "import os\n"
+        "folder = os.environ.pop('TORCHINDUCTOR_CACHE_DIR')\n"
+        "for name in ('/proc/none', folder):\n"
+        "    os.environ['TORCHINDUCTOR_CACHE_DIR'] = name\n"
+        "    try: train(0)\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    said = hollow_gpu("-c", program, "float32", "compiled")
+    assert "ConfigError torch needs a cache folder (TORCHINDUCTOR_CACHE_DIR) that can be written:" in said
+    assert "1 finished" in said
+    assert said.count("steps are not compiled, and slower, without a C compiler (gcc, clang)") == 1
+
+
+def test_trials_of_a_gpu_that_fails_are_tried_again_by_a_new_process(hollow_gpu, monkeypatch, tmp_path):
+    """CUDA refuses all calls of a process whose GPU has failed: all later trials used to fail."""
+    for name, value in {
+        "TORCH_COMPILE_DISABLE": "1",
+        "HOLLOW_GPU_FAULT": "719",  # cudaErrorLaunchFailure
+        "HOLLOW_GPU_FAULT_AFTER": "300",
+        "HOLLOW_GPU_FAULT_ONCE": str(tmp_path / "failed"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        'experiment = "failing"\ncompare = {parametrization = ["mup"]}\n'
+        "tune = {learning_rate = [0.01, 0.02]}\nscale = {width = [32]}\n"
+        "[base.model]\nbase_width = 32\nhead_size = 16\ndepth = 1\n"
+        "[base.data]\nsequence_length = 32\nbatch_size = 4\n[base.train]\nsteps = 10\neval_batches = 1\n"
+    )
+    said = hollow_gpu("-m", "mup_tpu", "sweep", file, "--results", tmp_path / "swept", "--device", "cuda")
+    assert "2 trials of width 32 is tried again (the GPU failed (CUDA error: unspecified launch" in said
+    assert "2 finished; stored" in said
+
+
+def test_the_time_of_runs_on_a_gpu_of_unknown_speed_is_not_told(hollow_gpu, tmp_path):
+    """Peaks in float64 are not listed: a dry run used to tell of "nan h"."""
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        'experiment = "slow"\ntune = {learning_rate = [0.01, 0.02]}\nscale = {width = [64, 128]}\n'
+        '[base.model]\nbase_width = 64\n[base.train]\nsteps = 10\nprecision = "float64"\n'
+    )
+    program = (
+        "import sys\n"
+        "from mup_tpu.cli import main\n"
+        "main(['sweep', sys.argv[1], '--results', sys.argv[2], '--dry-run'])\n"
+        "main(['plan', sys.argv[1], '--target', 'width=512', '--budget', '2h'])\n"
+    )
+    said = " ".join(hollow_gpu("-c", program, file, tmp_path / "none", code=2).split())
+    assert "the peak of NVIDIA H100 80GB HBM3 in float64 is not known, nor the time" in said
+    assert "error: the peak of NVIDIA H100 80GB HBM3 in float64 is not known: give --budget as FLOP" in said
+    assert "nan" not in said
