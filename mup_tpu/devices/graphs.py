@@ -46,8 +46,8 @@ _WARM_UPS = 2
 class CudaRecorder:
     """CUDA graphs. They share memory: one is replayed at a time, and its results lie elsewhere.
 
-    Warm-ups and captures share one stream and this memory too, so that a warm-up takes no more beside it, and
-    workspaces that CUDA's libraries keep for the stream are made in a warm-up.
+    Warm-ups take the same memory and stream: workspaces that CUDA's libraries keep for the stream are then
+    outside of captures.
     """
 
     @property
@@ -211,17 +211,20 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
 
 
 def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A traced function in two modules: gradients, and from its first change of an argument on the update.
+    """A traced function in modules: the gradients of each micro-batch, clipping, and the update.
 
-    Inductor (torch 2.11) frees a result of an argument only after that argument's change: in one piece, all
-    activations would live until the update.
+    Inductor (torch 2.11) frees a result of an argument only after that argument's change, and mixes
+    micro-batches: in one piece, all activations would live until the update.
     """
-    part = 0
+    part, sums, updates = 0, False, False
 
     def part_of(node: torch.fx.Node) -> int:
-        nonlocal part
-        if any(argument.op == "placeholder" for argument in changed_by(node)):
-            part = 1
+        nonlocal part, sums, updates
+        changed = changed_by(node)
+        begins_update = not updates and any(argument.op == "placeholder" for argument in changed)
+        if begins_update or (sums and not changed and not updates):
+            part += 1
+        updates, sums = updates or begins_update, bool(changed)
         return part
 
     return split_module(traced, traced, part_of)

@@ -24,6 +24,28 @@ def test_a_step_is_compiled_as_its_gradients_and_its_update(monkeypatch):
     assert changing == [False, True]
 
 
+def test_a_step_is_compiled_by_micro_batches(monkeypatch):
+    """In one piece inductor would mix them, and keep the activations of several."""
+    parts = []
+    monkeypatch.setattr(torch, "compile", lambda part, **_: parts.append(part.__self__) or part)
+    weights, x = torch.ones(3), torch.arange(3.0)
+
+    def step(weights, x):
+        mean = (weights * x).sin().mul_(0.5)
+        mean.add_((weights * x).cos(), alpha=0.5)
+        weights.sub_(mean.square() * x)
+        return mean.sum()
+
+    traced = torch.fx.experimental.proxy_tensor.make_fx(step)(weights.clone(), x)
+    expected = step(weights.clone(), x)
+    assert compiled(traced)(weights, x) == expected
+    found = [
+        [name for name in ("sin", "cos", "pow", "sub_") if f"aten.{name}." in str(part.graph)]
+        for part in parts
+    ]
+    assert found == [["sin"], ["cos"], ["pow"], ["sub_"]]
+
+
 @pytest.mark.nightly
 def test_where_torchs_compiler_fails_the_traced_step_is_called(caplog, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nowhere/g++",))
