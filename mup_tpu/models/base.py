@@ -22,6 +22,10 @@ class ActivationMemory:
     """Numbers a pair of tokens, head and layer, by execution."""
     logits: float
     """Numbers a token and vocabulary entry."""
+    cuda_vectors: Mapping[str, float]
+    """`vectors` of a step on CUDA in float32 numbers, by precision: "bf16" or "float32"."""
+    cuda_evaluation: float
+    """Vectors a token that an evaluation in bf16 takes beside the memory of training steps."""
     xla_vectors: Mapping[str, float]
     """`vectors` of a step that XLA compiles, by the form of attention."""
     xla_scores: Mapping[str, float]

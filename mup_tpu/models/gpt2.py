@@ -19,6 +19,9 @@ ACTIVATIONS = ActivationMemory(
     # in turns the softmax of the causal half.
     scores={"loop": 0.5, "vmap": 4},
     logits=4,  # logits, log-softmax, and the gradients of both
+    # Fused attention, and an allocator that reuses all (benchmarks/gpu_memory.csv).
+    cuda_vectors={"bf16": 11, "float32": 18},
+    cuda_evaluation=10,  # without gradients, sums with biases are float32, in pieces that no step has
     # XLA frees and fuses. Least largest error over the needs of TPU v4's and v5e's compilers
     # (benchmarks/tpu_memory.csv): 18 %. Whole matrices of scores fit into room that others leave.
     xla_vectors={"matmul": 15.6, "recomputed": 11.5},

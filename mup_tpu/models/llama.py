@@ -61,10 +61,12 @@ class Llama(Architecture):
         # product and both slopes. With the rest it came to GPT-2's number. Under vmap, elementary operations
         # of norms and rotations add temporary tensors. XLA's numbers are GPT-2's except for the vectors of QK
         # norms: within 13 % of TPU v4's and v5e's compilers (benchmarks/tpu_memory_llama*.csv).
+        own = replace(ACTIVATIONS, cuda_vectors={"bf16": 11.7, "float32": 19}, cuda_evaluation=0)
         if not config.qk_norm:
-            return replace(ACTIVATIONS, vectors={"loop": 34, "vmap": 78})
+            return replace(own, vectors={"loop": 34, "vmap": 78})
+        cuda_vectors = {"bf16": 14.6, "float32": 23.6}
         vectors, xla_vectors = {"loop": 36, "vmap": 97}, {"matmul": 25, "recomputed": 20}
-        return replace(ACTIVATIONS, vectors=vectors, xla_vectors=xla_vectors)
+        return replace(own, vectors=vectors, xla_vectors=xla_vectors, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""

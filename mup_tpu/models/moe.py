@@ -54,14 +54,21 @@ class MoE(Llama):
         return parameters
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Memory of Llama and of experts, as measured: a token's experts in turns, all experts under vmap."""
-        llama = super().activations(config)
-        a_token, of_all = config.experts_per_token + config.shared_experts, config.num_experts
+        """Memory of Llama and of experts, as measured: a token's on a CPU in turns, otherwise all experts."""
+        llama, size = super().activations(config), config.expert_width / config.width
+        of_token, of_all = (
+            (config.experts_per_token + config.shared_experts) * size,
+            config.num_experts * size,
+        )
         vectors = {
-            "loop": llama.vectors["loop"] + 8 * a_token * config.expert_width / config.width,
-            "vmap": llama.vectors["vmap"] + 14 * of_all * config.expert_width / config.width,
+            "loop": llama.vectors["loop"] + 8 * of_token,
+            "vmap": llama.vectors["vmap"] + 14 * of_all,
         }
-        return replace(llama, vectors=vectors)
+        cuda_vectors = {
+            "bf16": llama.cuda_vectors["bf16"] + 1.5 * of_all,
+            "float32": llama.cuda_vectors["float32"] + 3.3 * of_all,
+        }
+        return replace(llama, vectors=vectors, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
         """A Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""

@@ -2,7 +2,8 @@
 
 The estimate counts numbers that autograd keeps for the backward pass, per token and layer, by the
 architecture's declaration, after Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) without dropout.
-Tests compare it with measured peaks, and for XLA with the TPU compilers' needs (`benchmarks/tpu_memory.csv`).
+Tests compare it with measured peaks on CPUs and CUDA (`benchmarks/gpu_memory.csv`), and for XLA with the TPU
+compilers' needs (`benchmarks/tpu_memory.csv`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,15 @@ _IN_PIECES = 1.1
 """Factor of malloc's memory over the size of temporary tensors: up to 1.15 in processes (measured)."""
 _SCANNED_VECTORS = 3.5
 """Vectors of the model's width that a block of XLA's loop keeps, a token."""
-_ON_CUDA = {"bf16": 0.42, "float32": 0.84}
-"""Share of the declared activations that CUDA keeps, by precision: measured in bf16, stacked and in turns
-(`benchmarks/gpu_peers.csv`). Twice that in float32 is a guess."""
-_CUDA_BYTES = 96 * 2**20
+_FROM_CUDA = 1.15
+"""Factor of memory that torch's allocator takes from CUDA over what it hands out (median of 1.01 to 1.6)."""
+_CUDA_GRADIENTS = {"bf16": 1.8, "float32": 1.0}
+"""Float32 numbers for a parameter's gradient, by precision; bf16 has copies of weights and gradients."""
+_CUDA_WEIGHTS = {"bf16": 1.5, "float32": 1.0}
+"""Float32 numbers kept for a weight of attention where no fused kernel takes the heads."""
+_CUDA_AT_ONCE = 3
+"""Numbers for each logit of a token, or each score of one layer, at the peak."""
+_CUDA_BYTES = 64 * 2**20
 """Workspaces of CUDA's libraries (measured)."""
 
 
@@ -45,8 +51,6 @@ class _Counts:
     """Members on each device."""
     mesh: MeshShape
     micro_batches: int
-    kind: str
-    """Type of the torch device."""
 
     @cached_property
     def declaration(self) -> Declaration:
@@ -80,13 +84,11 @@ class _Counts:
         return self.declaration.total if self.micro_batches > 1 else 0
 
     def _activations(self, execution: Execution, in_parts: float) -> float:
-        """Activations of a member outside of XLA; micro-batches fragment malloc's memory by `in_parts`."""
-        kept, precision = self.declaration.activations, self.trial.train.precision
-        is_fused = self.kind == "cuda" and precision in _ON_CUDA and has_kernel(self.trial.model.head_size)
-        scores = 0.0 if is_fused else kept.scores[execution]
-        a_layer = kept.vectors[execution] * self.declaration.width + scores * self.pairs
+        """Activations of a member on a CPU; micro-batches fragment malloc's memory by `in_parts`."""
+        kept = self.declaration.activations
+        a_layer = kept.vectors[execution] * self.declaration.width + kept.scores[execution] * self.pairs
         a_token = self.declaration.layers * a_layer + kept.logits * self.vocab_size
-        at_once = (_ON_CUDA[precision] if is_fused else _IN_PIECES) * self.tokens * a_token
+        at_once = _IN_PIECES * self.tokens * a_token
         return at_once * in_parts if self.micro_batches > 1 else at_once
 
     def in_turns(self) -> float:
@@ -102,6 +104,22 @@ class _Counts:
         """Gradients and activations of all members."""
         at_once = self._activations("vmap", in_parts=1.1)
         return self.members * self.held + self.members * (self.sums + self.declaration.total + at_once)
+
+    def on_cuda(self, execution: Execution) -> float:
+        """Gradients and activations of all members, or of one in turns, by torch's caching allocator."""
+        declaration, precision = self.declaration, "bf16" if self.bf16 else "float32"
+        # In turns, torch pads the heads to a size that a kernel takes.
+        takes_heads = execution == "loop" or has_kernel(declaration.head_size)
+        is_fused = takes_heads and self.trial.train.precision != "float64"
+        pairs = 0 if is_fused else self.pairs
+        a_layer = declaration.activations.cuda_vectors[precision] * declaration.width
+        a_layer += _CUDA_WEIGHTS[precision] * pairs
+        at_once = _CUDA_AT_ONCE * max(self.vocab_size, pairs)
+        evaluation = declaration.activations.cuda_evaluation * declaration.width if self.bf16 else 0.0
+        activations = self.tokens * (declaration.layers * a_layer + at_once + evaluation)
+        gradients = self.sums + _CUDA_GRADIENTS[precision] * declaration.total
+        training = self.members if execution == "vmap" else 1
+        return _FROM_CUDA * (self.members * self.held + training * (gradients + activations))
 
     def stacked_by_xla(self) -> float:
         """`stacked`, compiled by XLA. Gradients are allocated as activations are freed: take the larger."""
@@ -131,8 +149,10 @@ def estimate_pack_bytes(
 
     `trial` is any of the pack, and `kind` the type of the torch device: "cpu", "cuda" or "xla".
     """
-    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches, kind)
-    if execution == "loop":
+    counts = _Counts(trial, vocab_size, math.ceil(members / mesh.trial), mesh, micro_batches)
+    if kind == "cuda":
+        numbers = counts.on_cuda(execution)
+    elif execution == "loop":
         numbers = counts.in_turns()
     else:
         numbers = counts.stacked_by_xla() if kind == "xla" else counts.stacked()

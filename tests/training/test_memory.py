@@ -139,20 +139,91 @@ def test_estimate_is_what_tpu_compilers_need(model, row):
     assert estimated == pytest.approx((row.argument_mib + row.temp_mib) * 2**20, rel=0.25)
 
 
-ON_GPU = pd.read_csv(Path(__file__).parents[2] / "benchmarks" / "gpu_peers.csv")
-ON_GPU = ON_GPU[ON_GPU["peer"].isin(["graph", "stacked", "in turns"])]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ON_GPU = pd.read_csv(BENCHMARKS / "gpu_memory.csv")
+"""Peaks in GiB: of what torch's allocator hands out, and of what it takes from CUDA."""
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=str(row.Index)) for row in ON_GPU.itertuples()])
-def test_estimate_is_what_a_gpu_needed(row):
-    """Peaks of the allocator on an H100 (`benchmarks/gpu_peers.py`)."""
+def test_estimate_is_what_packs_need_on_a_gpu():
+    """Whatever a pack may have; `reserved_gib` also counts room that lies in pieces."""
+    estimated = []
+    for row in ON_GPU.itertuples():
+        own = ("architecture", "optimizer", "precision", "width", "depth", "head_size")
+        own += ("sequence_length", "batch_size")
+        fields = {name: getattr(row, name) for name in own}
+        trial = Trial().replace(**fields, base_width=row.head_size)
+        parts = {"kind": "cuda", "micro_batches": row.micro_batches}
+        estimated.append(
+            estimate_pack_bytes(trial, row.vocab_size, row.members, row.execution, **parts) / 2**30
+        )
+    assert (estimated / ON_GPU["peak_gib"]).min() > 1
+    share = estimated / ON_GPU["reserved_gib"]
+    assert share.min() > 0.85
+    assert share.between(1, 1.3).mean() > 0.75
+    assert share.between(0.95, 1.4).mean() > 0.9
+
+
+def test_packs_take_the_memory_of_the_table_and_less_than_on_an_h100_before(hollow_gpu, tmp_path):
+    """Before steps were traced without computing them (`gpu_peers.csv`, run 2)."""
+    numbers = [2, 6]  # 64 x 8 and 256 x 8 in bf16
+    hollow_gpu(BENCHMARKS / "gpu_memory.py", "--out", tmp_path / "found.csv", "--only", *numbers)
+    found, stored = pd.read_csv(tmp_path / "found.csv"), ON_GPU.iloc[numbers]
+    for column in ("peak_gib", "reserved_gib"):
+        assert found[column].tolist() == pytest.approx(stored[column].tolist(), rel=0.03)
+    peers = (
+        pd.read_csv(BENCHMARKS / "gpu_peers.csv").query("peer == 'graph' and members == 8").set_index("width")
+    )
+    assert (found["peak_gib"].to_numpy() < 0.65 * peers.loc[found["width"], "peak_gib"].to_numpy()).all()
+
+
+IN_TURNS = pd.read_csv(BENCHMARKS / "gpu_peers.csv").query("peer == 'in turns'")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=str(row.Index)) for row in IN_TURNS.itertuples()])
+def test_estimate_is_what_an_h100_needed_in_turns(row):
     trial = Trial().replace(
         width=row.width, base_width=64, head_size=64, depth=2, batch_size=16, sequence_length=512,
         precision="bf16",
     )  # fmt: skip
-    execution = "loop" if row.peer == "in turns" else "vmap"
-    estimated = estimate_pack_bytes(trial, 256, row.members, execution, kind="cuda") / 2**30
-    assert row.peak_gib <= estimated <= 1.2 * row.peak_gib + 0.1
+    estimated = estimate_pack_bytes(trial, 256, row.members, "loop", kind="cuda") / 2**30
+    assert row.peak_gib <= estimated <= 1.3 * row.peak_gib + 0.1
+
+
+IN_2_GIB = """
+import gc, torch
+from mup_tpu.config import Trial
+from mup_tpu.devices import get_device
+from mup_tpu.errors import PackTooLarge
+from mup_tpu.training.memory import check_fits, device_errors
+from mup_tpu.training.pack import Pack
+
+torch.compiler.set_stance("force_eager")
+trial = Trial().replace(width=256, head_size=64, sequence_length=512, batch_size=16, precision="bf16")
+
+def train(members):
+    device = get_device("cuda")
+    pack = Pack([trial.replace(seed=seed) for seed in range(members)], 256, device)
+    with device_errors(members):
+        for run in (pack.train, lambda tokens, steps: pack.evaluate(tokens)):
+            run(device.place_stack(torch.zeros(4, 16, 513, dtype=torch.int64), "data", 4), 4)
+
+try:
+    check_fits(trial, 256, 12, get_device("cuda"), "vmap")
+except PackTooLarge as error:
+    fits = error.fits
+try:
+    train(12)
+except PackTooLarge as error:
+    print(str(error)[:30])
+for _ in range(2):
+    gc.collect()
+    train(fits)
+print(fits, torch.cuda.memory_reserved() < 2**31)
+"""
+
+
+def test_a_pack_that_is_said_to_fit_trains_also_after_one_that_did_not(hollow_gpu):
+    assert hollow_gpu("-c", IN_2_GIB, mib=2048).splitlines() == ["12 trials ran out of memory (C", "5 True"]
 
 
 def test_more_members_need_more_in_either_way_and_vmap_most():
