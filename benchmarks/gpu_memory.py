@@ -122,7 +122,8 @@ def measure(shape: Shape) -> dict[str, float]:
     if not shape.compile:
         torch.compiler.set_stance("force_eager")
     device = get_device("cuda").arrange(shape.members, shape.batch_size)
-    pack = Pack(shape.trials(), shape.vocab_size, device, shape.execution, micro_batches=shape.micro_batches)
+    parts = {"compile": shape.compile, "micro_batches": shape.micro_batches}
+    pack = Pack(shape.trials(), shape.vocab_size, device, shape.execution, **parts)
     tokens = torch.randint(0, shape.vocab_size, (4, shape.batch_size, shape.sequence_length + 1))
     for _ in range(2):
         pack.train(device.place_stack(tokens, "data", 4), 4)
