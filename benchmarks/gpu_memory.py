@@ -10,6 +10,7 @@ whatever a pack may have is combined with all else. The estimate is fitted to al
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -146,7 +147,7 @@ def rows(out: Path, only: tuple[int, ...]) -> None:
             continue
         into, out_of = os.pipe()
         if not (child := os.fork()):
-            os.write(out_of, repr(measure(shape)).encode())
+            os.write(out_of, json.dumps(measure(shape)).encode())
             os._exit(0)
         os.close(out_of)
         with os.fdopen(into) as pipe:
@@ -155,7 +156,7 @@ def rows(out: Path, only: tuple[int, ...]) -> None:
         if not found:
             print(f"failed: {shape}", file=sys.stderr)
             continue
-        known.append(asdict(shape) | eval(found))
+        known.append(asdict(shape) | json.loads(found))
         pd.DataFrame(known).to_csv(out, index=False, float_format="%.5g")
 
 
