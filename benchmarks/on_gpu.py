@@ -79,6 +79,11 @@ STEPS = (
         "--optimizer muonh --peers stacked graph --widths 256 --members 1 8 --seconds 0.5",
         "--device cpu --optimizer muonh --peers stacked --widths 32 --members 1 --seconds 0.1",
     ),
+    Step(
+        "gpu_memory", 1,
+        ("benchmarks/gpu_memory.py", "--real", "--out", "{out}/gpu_memory_real.csv", "--only", *"01234567"),
+        ("benchmarks/gpu_memory.py", "--help"),  # which needs no GPU
+    ),
     preset("lr_transfer", 256),
     preset("lr_transfer", 512),
     preset("lr_transfer", 1024),
