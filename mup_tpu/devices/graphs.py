@@ -32,7 +32,6 @@ from mup_tpu.internals.torch import (
     compile_function,
     compiler_error,
     compiler_lacks,
-    end_failed_capture,
     tree_flatten,
     tree_unflatten,
 )
@@ -78,7 +77,7 @@ class CudaRecorder:
             with self._aside(), captured:
                 act()
         except RuntimeError:
-            end_failed_capture(self._memory.handle)
+            self._memory.end_failed_capture()
             del self._memory
             raise
         return graph.replay

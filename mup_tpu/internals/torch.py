@@ -2,11 +2,11 @@
 
 - `_pytree`: nested dicts and tuples of tensors as flat lists. `torch.func` and `torch.compile` go by the same
   module, and optree, the public one, is another dependency.
-- `GraphMemory`: torch's own `MemPool` ends the process if a graph outlives it.
+- `GraphMemory`: torch's own `MemPool` ends the process if a graph outlives it. And a capture that
+  fails is not ended: from then on torch frees no unused memory, and refuses later captures into the same pool
+  ("already recording to mempool_id").
 - `has_triton`: whether inductor can compile for this GPU. Without Triton, `torch.compile` fails at its first
   call; without the C compiler that Triton looks for, after half a minute.
-- `end_failed_capture`: torch does not end a capture that fails. From then on it frees no unused memory, and
-  refuses each later capture into the same pool of memory ("already recording to mempool_id").
 - `changed_by`: arguments that a traced operation changes, by its schema.
 - `compile_function`: `torch.compile`, which makes an `UnboundLocalError` of Ctrl-C while it compiles.
 - `compiler_error`: base class of errors of `torch.compile`; importing it takes seconds.
@@ -32,17 +32,10 @@ __all__ = [
     "compile_function",
     "compiler_error",
     "compiler_lacks",
-    "end_failed_capture",
     "tree_flatten",
     "tree_leaves",
     "tree_unflatten",
 ]
-
-
-def end_failed_capture(pool: tuple[int, int]) -> None:
-    """End a failed capture on the current GPU; torch 2.11 refuses this pool all the same."""
-    with contextlib.suppress(RuntimeError):  # it had not begun, or torch has ended it
-        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
 
 
 def compile_function(function: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
@@ -81,6 +74,11 @@ class GraphMemory:
         finally:
             torch._C._cuda_endAllocateToPool(*self._where)
             torch._C._cuda_releasePool(*self._where)
+
+    def end_failed_capture(self) -> None:
+        """End a capture that has failed; torch 2.11 refuses this memory all the same."""
+        with contextlib.suppress(RuntimeError):  # it had not begun, or torch has ended it
+            torch._C._cuda_endAllocateToPool(*self._where)
 
 
 def changed_by(node: Node) -> list[Node]:

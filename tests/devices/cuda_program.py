@@ -7,6 +7,7 @@ With "filled", last, the CPU computes what a hollow GPU should.
 """
 
 import ctypes
+import dataclasses
 import gc
 import json
 import logging
@@ -86,9 +87,8 @@ def steps(precision: str, name: str) -> dict[str, Any]:
         head_size=16, depth=1, batch_size=4, sequence_length=16,
     )  # fmt: skip
     trials = [base.replace(seed=k, learning_rate=2.0 ** (k - 9)) for k in range(3)]
-    cuda = get_device("cuda")
     recorder = Counting()
-    object.__setattr__(cuda, "recorder", recorder)
+    cuda = dataclasses.replace(get_device("cuda"), recorder=recorder)
     losses, launched = trained(cuda, "vmap", trials, compile=os.environ["TORCH_COMPILE_DISABLE"] == "0")
     expected, _ = trained(get_device("cpu"), "loop", trials)
     return {"losses": losses, "expected": expected, "kernels": launched, "recorded": recorder.recorded}

@@ -45,12 +45,18 @@ def test_arithmetic_of_a_token_is_what_torch_counts(tied, tiny, dataset):
     assert counter.get_total_flops() / dataset.tokens_per_step == pytest.approx(ours, rel=1e-9)
 
 
-def test_rates_count_live_members_alone_and_forget_old_laps():
+def waited(devices, waiting, working):
+    """A clock, and a meter that has waited for input and then worked, in seconds."""
     clock = Clock()
-    meter = Meter(tokens_per_step=100, flops_per_token=1e6, devices=2, peak_flops=1e9, clock=clock)
+    meter = Meter(tokens_per_step=100, flops_per_token=1e6, devices=devices, peak_flops=1e9, clock=clock)
     with meter.waiting():
-        clock.now += 1.0
-    clock.now += 9.0
+        clock.now += waiting
+    clock.now += working
+    return clock, meter
+
+
+def test_rates_count_live_members_alone_and_forget_old_laps():
+    clock, meter = waited(devices=2, waiting=1.0, working=9.0)
     assert meter.lap(steps=20, live_members=4) == 10.0
     first = meter.rates(steps_left=30)
     assert first.tokens_per_second == first.overall_tokens_per_second == pytest.approx(20 * 4 * 100 / 10)
@@ -69,11 +75,7 @@ def test_rates_count_live_members_alone_and_forget_old_laps():
 
 def test_compiling_counts_in_the_overall_rates_alone():
     """A GPU compiles for half a minute: ten steps after it told of hours left."""
-    clock = Clock()
-    meter = Meter(tokens_per_step=100, flops_per_token=1e6, devices=1, peak_flops=1e9, clock=clock)
-    with meter.waiting():
-        clock.now += 2.0
-    clock.now += 28.0
+    clock, meter = waited(devices=1, waiting=2.0, working=28.0)
     meter.prepared()
     clock.now += 0.5
     assert meter.lap(steps=10, live_members=1) == 30.5
