@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mup_tpu.config import ModelConfig, Trial
+from mup_tpu.config.values import shown
+from mup_tpu.errors import ConfigError
 from mup_tpu.models.base import Declaration, Fold, Forms, Parameter
 from mup_tpu.models.gpt2 import GPT2
 from mup_tpu.models.llama import Llama
@@ -39,8 +41,21 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 @functools.lru_cache(maxsize=64)
 def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-    """Declaration of an architecture's parameters, FLOPs, memory and factors at one size."""
-    return architecture_of(config).declare(config, vocab_size, sequence_length)
+    """Declare an architecture's parameters, FLOPs, memory and factors at one size.
+
+    Raises:
+        ConfigError: a field differs from its default, but the architecture does not say what it changes.
+    """
+    architecture = architecture_of(config)
+    listed = architecture.counted | architecture.per_member | {"architecture"}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and field.name not in listed:
+            raise ConfigError(
+                f"{field.name} {shown(value)} can be neither counted nor packed: list it in `counted` or in "
+                f"`per_member` of architecture {architecture.name!r}"
+            )
+    return architecture.declare(config, vocab_size, sequence_length)
 
 
 @functools.lru_cache(maxsize=64)

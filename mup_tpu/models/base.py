@@ -53,8 +53,6 @@ class Declaration:
     blocks: tuple[str, ...]
     """Submodules of the blocks, in order; a block's first argument and its output are the residual stream."""
     activations: ActivationMemory
-    constants: tuple[Any, ...] = ()
-    """Other numbers that the network is built with."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -63,8 +61,8 @@ class Declaration:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """Shapes, heads and constants, equal for all members of a pack."""
-        return (*self.shapes.items(), self.heads, *self.constants)
+        """Shapes and heads, equal for all members of a pack."""
+        return (*self.shapes.items(), self.heads)
 
     @property
     def total(self) -> int:

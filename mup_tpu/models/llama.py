@@ -22,6 +22,7 @@ class Llama(Architecture):
     name = "llama"
     embedding_scale, blocks, final_norm = "model.embed_scale", "model.layers", "model.norm"
     branches = {"attention": "self_attn.o_proj", "mlp": "mlp.down_proj"}
+    counted = Architecture.counted | {"qk_norm", "query_group_size"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
         """Token embedding; positions are rotations."""

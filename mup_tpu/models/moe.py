@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Declaration, Parameter, Slice
+from mup_tpu.models.base import ActivationMemory, Parameter, Slice
 from mup_tpu.models.llama import Llama, gated, stock, weights
 from mup_tpu.rules.parametrization import ForwardScaling
 
@@ -25,11 +25,8 @@ class MoE(Llama):
 
     name = "moe"
     branches = {"attention": "self_attn.o_proj", "router": "mlp.gate", "mlp": "mlp"}
-
-    def declare(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Declaration:
-        """Llama's, and the number of experts a token."""
-        own = (config.experts_per_token,)
-        return replace(super().declare(config, vocab_size, sequence_length), constants=own)
+    counted = Llama.counted | {"num_experts", "experts_per_token", "expert_granularity", "shared_experts"}
+    per_member = Llama.per_member | {"balance_loss"}
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
         """Llama's, and each layer's weight of the balance loss, which may differ between members too."""

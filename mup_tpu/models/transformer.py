@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 from mup_tpu.config import ModelConfig
@@ -32,6 +32,18 @@ class Architecture(ABC):
     final_norm: str
     branches: Mapping[str, str]
     """Branch of a block ("attention", "mlp") -> module of its last layer."""
+    counted: Set[str] = frozenset({"width", "depth", "head_size", "growing_dimension", "tied"})
+    """Fields of `ModelConfig` that the network is built with, and whose arithmetic
+    `Declaration.flops_per_token` counts. All members of a pack agree in them."""
+    per_member: Set[str] = frozenset(
+        {
+            "parametrization", "base_width", "base_depth", "init_std", "alpha_in", "alpha_out", "alpha_attn",
+            "readout_zero_init", "head_size", "growing_dimension",
+        }
+    )  # fmt: skip
+    """Fields in which members of a pack may differ: they change initial weights or buffers, never the
+    network. (The network takes from `head_size` and `growing_dimension` the number of heads alone, in which
+    members agree.)"""
 
     @abstractmethod
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
