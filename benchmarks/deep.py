@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
-from mup_tpu.tpu_compiler import TARGETS, compile_program, hand_over
+from mup_tpu.devices.peak import TPU_TYPES
+from mup_tpu.tpu.compiler import compile_program, trace_pack
 
 VOCABULARY = 256
 STEPS = 5
@@ -55,7 +56,7 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
     device = get_device(device_name)
     device = device.arrange(1, 8, "auto") if device_name == "xla" else device
     before = peak_mib()
-    pack = Pack(trials(depth, 1), VOCABULARY, device, forms={"scanned": scan})
+    pack = Pack(trials(depth, 1), VOCABULARY, device, forms={"scan": device.scan if scan else None})
     tokens_SBT1 = device.place_stack(torch.randint(0, VOCABULARY, (STEPS, 8, 129)), "data", STEPS)
     times = [time.process_time()]
     for _ in range(2):
@@ -71,9 +72,9 @@ def on_this_machine(device_name: str, depth: int, scan: bool) -> dict[str, float
 
 def by_tpu_compiler(depth: int, scan: bool, members: int) -> dict[str, float]:
     """Numbers of the compiler for a stretch of steps on one chip."""
-    program = hand_over(trials(depth, members), VOCABULARY, 1, forms={"scanned": scan})
+    program = trace_pack(trials(depth, members), VOCABULARY, 1, scan=scan)
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
-    compiled = compile_program(program, TARGETS["v5litepod-1"])
+    compiled = compile_program(program, TPU_TYPES["v5litepod-1"])
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "compile_s": ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime,

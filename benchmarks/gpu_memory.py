@@ -3,7 +3,7 @@
     python benchmarks/gpu_memory.py                     # without a GPU; goes on where it was ended
     python benchmarks/gpu_memory.py --real --out on_a_gpu.csv
 
-Without a GPU, torch's own allocator counts on a hollow one (`tests/devices/hollow_gpu.py`). Shapes are drawn:
+Without a GPU, torch's own allocator counts on a hollow one (tools/hollow_gpu). Shapes are drawn:
 whatever a pack may have is combined with all else. The estimate is fitted to all but the last 24;
 `tests/training/test_memory.py` holds it to all.
 """
@@ -26,7 +26,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-HOLLOW = Path(__file__).parents[1] / "tests" / "devices"
+HOLLOW = Path(__file__).parents[1] / "tools" / "hollow_gpu"
 SIZES = 5e7, 4e9
 """Least and most numbers of a pack that is drawn, by `Shape.numbers`."""
 

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
-from mup_tpu.tpu_compiler import TARGETS, Target, compile_program, hand_over
+from mup_tpu.devices.peak import TPU_TYPES, TpuType
+from mup_tpu.tpu.compiler import compile_program, trace_pack
 
-CHIPS = {"v4": Target("v4", "v4:2x2x1", 1), "v5e": TARGETS["v5litepod-1"]}
+CHIPS = {"v4": TpuType("v4", "v4:2x2x1", 1), "v5e": TPU_TYPES["v5litepod-1"]}
 COLUMNS = ["width", "depth", "sequence_length", "batch_size", "members", "vocab_size", "precision"]
 SHAPES = [
     (64, 2, 128, 16, 32, 256, "float32"),
@@ -72,7 +73,7 @@ def main(
             .replace(**kind)
         )
         trials = [trial.replace(seed=k) for k in range(fields["members"])]
-        program = hand_over(trials, fields["vocab_size"], 1)
+        program = trace_pack(trials, fields["vocab_size"], 1)
         for name in missing:
             compiled = compile_program(program, CHIPS[name])
             sizes = {"argument_mib": compiled.argument_bytes, "temp_mib": compiled.temp_bytes}

@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.progress import track
 
 from mup_tpu.config import Trial
+from mup_tpu.devices.peak import TPU_TYPES, TpuType
 from mup_tpu.models import declare
-from mup_tpu.tpu_compiler import TARGETS, Target, compile_program, hand_over
+from mup_tpu.tpu.compiler import compile_program, trace_pack
 
 CHIPS = {
-    "v4": Target("v4", "v4:2x2x1", 1),
-    "v5e": TARGETS["v5litepod-1"],
-    "v6e": TARGETS["v6e-1"],
+    "v4": TpuType("v4", "v4:2x2x1", 1),
+    "v5e": TPU_TYPES["v5litepod-1"],
+    "v6e": TPU_TYPES["v6e-1"],
 }
 CLOCK_GHZ = {"v4": 1.05, "v5e": 1.5, "v6e": 1.75}
 """Assumed, from peak FLOP/s over the products a cycle of the chip's matrix units; nothing was measured."""
@@ -76,7 +77,7 @@ def chip(out: Path = Path("benchmarks/tpu_on_paper.csv")) -> None:
         if not missing:
             continue
         trial = _TRIAL.replace(width=width, precision=precision)
-        program = hand_over([trial.replace(seed=k) for k in range(members)], _VOCAB_SIZE, 1)
+        program = trace_pack([trial.replace(seed=k) for k in range(members)], _VOCAB_SIZE, 1)
         for name in missing:
             compiled = compile_program(program, CHIPS[name])
             cycles = compiled.cycles

@@ -21,7 +21,6 @@ MOVED = {
     "parametrization": "rules.parametrization",
     "parts": "store.parts",
     "signals": "training.signals",
-    "tpus": "devices.tpus",
     "analysis.search": "analysis.ranking",
     "analysis.table_columns": "analysis.ingest.table_columns",
     "analysis.table_files": "analysis.ingest.table_files",
@@ -32,7 +31,6 @@ MOVED = {
     "plots.transfer": "plots.optima",
     "tuning.cluster": "jobs.cluster",
     "tuning.plan": "jobs.plan",
-    "tuning.tpu_hosts": "jobs.tpu_hosts",
     "tuning.transfer": "tuning.zero_shot",
 }
 """Old name -> new name, below `mup_tpu`."""

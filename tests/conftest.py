@@ -27,10 +27,12 @@ from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.store import Store
 
-# Folder that hides a package which makes each process of Ray three times as slow to start.
+# Folders on the path of tests and of the processes that they start: one hides a package which makes each
+# process of Ray three times as slow to start, the other has the jobs of tests of pools.
 QUICK_START = str(Path(__file__).with_name("quick_start"))
-sys.path.insert(0, QUICK_START)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_START, os.environ.get("PYTHONPATH"))))
+JOBS = str(Path(__file__).parent / "jobs" / "importable")
+sys.path[:0] = [QUICK_START, JOBS]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (QUICK_START, JOBS, os.environ.get("PYTHONPATH"))))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Waiting threads sleep: spinning would take a core from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -273,7 +275,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hollow_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Output of Python with hollow GPUs (`devices/hollow_gpu.py`), by the words after its name."""
+    """Output of Python with hollow GPUs (tools/hollow_gpu), by the words after its name."""
     import hollow_gpu
 
     if importlib.util.find_spec("triton") is None or shutil.which("cc") is None:

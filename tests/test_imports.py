@@ -31,9 +31,9 @@ MAY_IMPORT = {
     "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,
     "parametrize": MODEL | {"analysis"},
-    "tpu_compiler": TRAINING,
     "jobs": TRAINING,
-    "tuning": TRAINING | {"jobs", "store", "analysis", "tpu_compiler"},
+    "tpu": TRAINING | {"jobs"},
+    "tuning": TRAINING | {"jobs", "store", "analysis"},
     "study": CONFIGURATION
     | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "plots"},
     "store": CONFIGURATION | {"files"},

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.devices.bfloat16 import cpu_units
-from mup_tpu.devices.tpus import device_files
+from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
 from mup_tpu.jobs.address import check_answers, own_note
@@ -47,7 +46,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
     yield from check_libtpu(versions["torch_xla"], versions["libtpu"])
     yield _machine()
     yield _cuda()
-    yield from check_tpu(device_files(), dict(os.environ))
+    yield from check_tpu(tpu_device_files(), dict(os.environ))
     yield _ray(Path("/tmp/ray/ray_current_cluster"), os.environ.get("RAY_ADDRESS"))
     yield _hub()
     yield check_url(results) if "://" in results else check_folder("results folder", Path(results))
@@ -63,19 +62,18 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
     Raises:
         ConfigError: the type is unknown, or its compiler is missing.
     """
-    from mup_tpu.tpu_compiler import TARGETS, check, listed, target
+    from mup_tpu.tpu.compiler import check, listed
 
-    for chips in TARGETS.values() if accelerator_type == "all" else [target(accelerator_type)]:
-        for checked in check(chips):
-            compiled, pack = checked.compiled, f"{checked.case.name} on {chips.accelerator_type}"
+    for tpu in TPU_TYPES.values() if accelerator_type == "all" else [tpu_type(accelerator_type)]:
+        for case, compiled, faults in check(tpu):
             found = (
-                f"{checked.case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
+                f"{case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
                 f"more, about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the "
                 f"compiler's estimate; exchanged: {listed(compiled.collectives)}"
             )
-            problem = "; ".join(f"{pack} {problem}" for problem in checked.problems)
-            yield Finding(chips.accelerator_type, found, problem)
+            problem = "; ".join(f"{case.name} on {tpu.accelerator_type} {fault}" for fault in faults)
+            yield Finding(tpu.accelerator_type, found, problem)
 
 
 def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
@@ -173,7 +171,7 @@ def _version(package: str) -> str | None:
 def _machine() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     found = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
-    if (units := cpu_units()) is not None:
+    if (units := cpu_bfloat16_units()) is not None:
         how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
         found = f"{found}, {how}"
     return Finding("machine", found)
@@ -185,7 +183,7 @@ def _cuda() -> Finding:
     try:
         import torch
 
-        from mup_tpu.devices.gpus import why_no_gpu
+        from mup_tpu.devices.base import why_no_gpu
         from mup_tpu.internals.torch import compiler_lacks
     except (ImportError, OSError) as error:
         return Finding("CUDA", "unknown", f"torch cannot be imported ({reason(error)}); reinstall it")

@@ -60,9 +60,9 @@ def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
 
     if how.dry.dry_run_on is None:
         return forecast.this_machine(missing, how.run)
-    from mup_tpu.tpu_compiler import target
+    from mup_tpu.devices.peak import tpu_type
 
-    return forecast.tpu(target(how.dry.dry_run_on))
+    return forecast.tpu(tpu_type(how.dry.dry_run_on))
 
 
 def _table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:

@@ -103,15 +103,13 @@ def _peak(on: str | None, base: Trial) -> float:
                 "(1e20), or --on with a known machine, as H100"
             )
         return machine.flops
-    from mup_tpu.devices.peak import gpu_peak_flops
+    from mup_tpu.devices.peak import gpu_peak_flops, tpu_type
 
     count, _, name = on.rpartition("x")
     if re.fullmatch(r"\d+", count) or not count:
         peak = gpu_peak_flops(name, base.train.precision)
         if peak is not None:
             return int(count or 1) * peak
-    from mup_tpu.tpu_compiler import target as tpu
-
     if not re.match(r"v\d", on):
         raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
-    return forecast.tpu(tpu(on)).flops
+    return forecast.tpu(tpu_type(on)).flops

@@ -83,7 +83,7 @@ def train(
 
 
 def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) -> None:
-    from mup_tpu.devices import xla
+    from mup_tpu.tpu import xla
 
     counts = xla.report()
     share = counts["compile_s"] / row["wall_time_s"]

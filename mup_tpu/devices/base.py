@@ -1,10 +1,15 @@
-"""Devices of the training loop, and a device by its name."""
+"""Devices of the training loop: their interface, meshes, and a device by its name."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,9 +17,11 @@ from torch import Tensor
 
 from mup_tpu.config import DEVICES
 from mup_tpu.config.fields import require_one_of
-from mup_tpu.devices.gpus import why_no_gpu
-from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape
 from mup_tpu.errors import ConfigError
+
+MODULES = {"cpu": "mup_tpu.devices.cpu", "cuda": "mup_tpu.devices.cuda", "xla": "mup_tpu.tpu.xla"}
+"""Module of each device, with a function `create`. Modules are imported by these names, at first use, since
+the room of TPUs stands above this one."""
 
 Execution = Literal["loop", "vmap"]
 """How members go through a step: in turns through one module, or stacked as one program."""
@@ -25,6 +32,38 @@ of each stack in the third, and returns one tensor."""
 
 Repeated = Callable[[Any, Any, Any, int], Tensor]
 """Repeated step: takes stacks of items and a number of steps; returns a stack of results."""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Number of parts that members (`trial`) and batches (`data`) are split into."""
+
+    trial: int = 1
+    data: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """Parse a shape such as `trial=4,data=2`."""
+        match = re.fullmatch(r"trial=([1-9]\d*),data=([1-9]\d*)", text)
+        if not match:
+            raise ConfigError(f"mesh {text!r} is not understood; write auto, or for example trial=4,data=2")
+        return cls(int(match[1]), int(match[2]))
+
+
+ONE_DEVICE = MeshShape()
+
+
+def choose_mesh(devices: int, members: int, batch_size: int) -> MeshShape:
+    """Choose the longest trial axis that pads members by at most a third; the rest splits the batch.
+
+    Width does not matter: memory, too, is split along the trial axis. A pack that does not fit needs fewer
+    members, and the data axis then takes more devices.
+    """
+    for trial in sorted((d for d in range(1, devices + 1) if devices % d == 0), reverse=True):
+        padded = -(-members // trial) * trial
+        if 3 * padded <= 4 * members and batch_size % (devices // trial) == 0:
+            return MeshShape(trial, devices // trial)
+    return MeshShape(devices, 1)
 
 
 class Device(ABC):
@@ -40,9 +79,11 @@ class Device(ABC):
     """Whether losses are read at every log point; otherwise, at evaluations."""
     compiles: bool
     """Whether `repeated` compiles steps; otherwise, torch.compile may around their parts."""
+    scan: Callable[..., Any] | None = None
+    """Loop of the device's compiler over stacked tensors, for the blocks of deep networks (`Forms.scan`)."""
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> Device:
-        """This device, ready for packs of this number of members; they are padded to fill `mesh.trial`.
+        """Return this device ready for packs of this many members; they are padded to fill `mesh.trial`.
 
         Raises:
             ConfigError: the mesh does not fit the device.
@@ -53,18 +94,18 @@ class Device(ABC):
         return self
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """A stacked tensor (K, ...) on the device, its members spread over the mesh's trial axis."""
+        """Place a stacked tensor (K, ...), its members spread over the mesh's trial axis."""
         return tensor.to(self.torch_device)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once, by a batch's bytes; losses are read between stretches only.
+        """Return the most steps to hand over at once, by a batch's bytes; losses are read between stretches.
 
         By default 1, so that an interrupt takes effect after each step.
         """
         return 1
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Items (S, ...) on the device, each spread by its first dimension over an axis of the mesh.
+        """Place items (S, ...), each spread by its first dimension over an axis of the mesh.
 
         `stack` is on the CPU, `axis` is "trial" or "data". `repeated` has room for `length` items: missing
         ones may be made up.
@@ -72,37 +113,37 @@ class Device(ABC):
         return stack.to(self.torch_device)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """A step, repeated for one item of the stacks after the other; XLA compiles it in any case."""
+        """Repeat a step for one item of the stacks after the other; XLA compiles it in any case."""
         return one_by_one(step)
 
     def read(self, tensor: Tensor) -> Tensor:
-        """A tensor's values on the CPU, whole; waits for them."""
+        """Return a tensor's values on the CPU, whole; waits for them."""
         return tensor.detach().cpu()
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of stacks (K, ...) and a batch, last, run by every device on its part of them.
+        """Have every device run a function of stacks (K, ...) and a batch, last, on its part of them.
 
-        Its results (tensors (K, ...) that are means over the batch) are put together again.
+        Results (tensors (K, ...) that are means over the batch) are put together again.
         """
         return function
 
     def end_step(self) -> None:  # noqa: B027 (nothing to do where operations run at once)
-        """All operations of a step have been called."""
+        """Mark the end of a step: all of its operations have been called."""
 
     def synchronize(self) -> None:  # noqa: B027 (likewise)
         """Wait until all work handed to the device is done."""
 
     @abstractmethod
     def free_memory_bytes(self) -> int:
-        """Free memory for a pack on each device; on a CPU, the share of this process's threads."""
+        """Return the free memory for a pack on each device; on a CPU, the share of this process's threads."""
 
     @abstractmethod
     def peak_memory_bytes(self) -> int:
-        """Most memory held at once so far: the process's on a CPU, the allocator's on an accelerator."""
+        """Return the most memory in use so far: of the process on a CPU, of the allocator elsewhere."""
 
 
 def one_by_one(step: Step) -> Repeated:
-    """A step repeated by calling it."""
+    """Repeat a step by calling it."""
 
     def steps(changed: Any, fixed: Any, stacks: tuple[Tensor, ...], count: int) -> Tensor:
         return torch.stack([step(changed, fixed, tuple(stack[i] for stack in stacks)) for i in range(count)])
@@ -111,7 +152,7 @@ def one_by_one(step: Step) -> Repeated:
 
 
 def get_device(name: str = "auto") -> Device:
-    """The device called `name`; "auto" takes CUDA if there is a GPU, else the CPU.
+    """Return the device called `name`; "auto" takes CUDA if there is a GPU, else the CPU.
 
     Raises:
         ConfigError: no such device, or none here.
@@ -119,5 +160,34 @@ def get_device(name: str = "auto") -> Device:
     require_one_of("device", name, ("auto", *DEVICES))
     if name == "auto":
         name = "cuda" if why_no_gpu() is None else "cpu"
-    device: Device = importlib.import_module(f"mup_tpu.devices.{name}").create()
+    device: Device = importlib.import_module(MODULES[name]).create()
     return device
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Return why torch sees no GPU, "" if the reason is not known; None if torch sees one.
+
+    Torch gives its reason once, as a warning: "CUDA initialization: The NVIDIA driver is too old. Update ..."
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return _too_old()
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is for CPUs"
+    for message in (str(warning.message) for warning in caught):
+        if message.startswith("CUDA initialization: "):
+            return message.removeprefix("CUDA initialization: ").partition(". ")[0].rstrip(".")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r}"
+
+
+def _too_old() -> str | None:
+    # Torch only warns of a GPU that it has no kernels for, and fails at the first kernel.
+    capability = torch.cuda.get_device_capability(0)
+    known = [int(name.removeprefix("sm_")) for name in torch.cuda.get_arch_list() if name[3:].isdigit()]
+    if not known or 10 * capability[0] + capability[1] >= min(known):
+        return None
+    name, has = torch.cuda.get_device_name(0), ".".join(map(str, capability))
+    return f"torch {torch.__version__} needs compute capability {min(known) / 10}, and {name} has {has}"

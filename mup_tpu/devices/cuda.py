@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step
-from mup_tpu.devices.gpus import why_no_gpu
+from mup_tpu.devices.base import Device, Execution, Repeated, Step, why_no_gpu
 from mup_tpu.devices.graphs import CudaRecorder, GraphSteps, as_traced, inductor, without_advice_on_tf32
 from mup_tpu.errors import ConfigError
 
@@ -30,17 +29,17 @@ class CudaDevice(Device):
     recorder: CudaRecorder = field(default_factory=CudaRecorder)
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps of a stretch: 100, about a second, or fewer if they take more than 64 MiB of tokens."""
+        """Return the most steps of a stretch: 100, about a second; fewer above 64 MiB of tokens."""
         return max(1, min(_LONGEST_STRETCH, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Stack on the device, padded with its last item to `length`: graphs have one shape."""
+        """Place a stack, padded with its last item to `length`: graphs have one shape."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack[-1:].expand(missing, *stack.shape[1:])])
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """The step as replays of one graph."""
+        """Repeat a step by replays of one graph."""
         return GraphSteps(step, self.recorder, inductor() if compile else as_traced)
 
     def synchronize(self) -> None:
@@ -48,17 +47,18 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:
-        """Memory that the driver has free or the caching allocator holds unused."""
-        held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
-        return torch.cuda.mem_get_info(self.torch_device)[0] + held
+        """Return the memory that the driver has free or the caching allocator holds unused."""
+        device = self.torch_device
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
 
     def peak_memory_bytes(self) -> int:
-        """Most bytes that torch's allocator has handed out."""
+        """Return the most bytes that torch's allocator has handed out."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 
 def create() -> CudaDevice:
-    """The current CUDA device.
+    """Return the current CUDA device.
 
     Raises:
         ConfigError: torch sees none.

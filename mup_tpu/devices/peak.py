@@ -1,4 +1,7 @@
-"""Peak arithmetic of a device, for the share of it that training uses."""
+"""Facts about devices: peak arithmetic, memory of TPUs, units for bfloat16.
+
+Drivers read them too, so this module imports torch at first use only.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import math
 import os
 import re
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from mup_tpu.config.fields import require_one_of
 
-from mup_tpu.devices.base import Device
-from mup_tpu.devices.tpus import known_generation
+if TYPE_CHECKING:
+    from mup_tpu.devices.base import Device
 
 # TFLOP/s of dense matrix products in bfloat16 and in float32 (torch's default, not TF32), from NVIDIA's data
 # sheets; by words of torch's name of the device, the first that fits.
@@ -26,15 +32,104 @@ _GPUS: dict[str, tuple[float, float]] = {
     "A10": (125.0, 31.2),
 }
 
+_CPUINFO = Path("/proc/cpuinfo")
+
+# Product that measures a CPU: large enough for its peak, 2 ms on a core.
 _SIDE = 1024
 _REPEATS = 5
 
 
+@dataclass(frozen=True)
+class TpuGeneration:
+    """One chip of a generation."""
+
+    peak_tflops: float
+    """Dense matrix products in bfloat16, and in float32 by XLA's default precision, TFLOP/s."""
+    hbm_gib: int
+    """High-bandwidth memory, GiB."""
+    devices: int = 1
+    """XLA devices: 2 up to v3, one a core, each with half of the memory."""
+
+    @property
+    def device_flops(self) -> float:
+        """Peak FLOP/s of one XLA device."""
+        return 1e12 * self.peak_tflops / self.devices
+
+    @property
+    def device_hbm_bytes(self) -> int:
+        """High-bandwidth memory of one XLA device, bytes."""
+        return self.hbm_gib * 2**30 // self.devices
+
+
+# Google Cloud's page of each version; types as Google Cloud and Ray write them (v4-16, v5litepod-8).
+GENERATIONS = {
+    "v2": TpuGeneration(45.0, 16, devices=2),
+    "v3": TpuGeneration(123.0, 32, devices=2),
+    "v4": TpuGeneration(275.0, 32),
+    "v5litepod": TpuGeneration(197.0, 16),
+    "v5e": TpuGeneration(197.0, 16),
+    "v5p": TpuGeneration(459.0, 95),
+    "v6e": TpuGeneration(918.0, 32),
+}
+
+
+@dataclass(frozen=True)
+class TpuType:
+    """TPU that a pack can be compiled for, or whose time is forecast."""
+
+    accelerator_type: str
+    topology: str
+    """Name in libtpu."""
+    devices: int
+
+    @property
+    def generation(self) -> TpuGeneration:
+        """Facts about its chips."""
+        return GENERATIONS[self.accelerator_type.partition("-")[0]]
+
+
+TPU_TYPES = {
+    tpu.accelerator_type: tpu
+    for tpu in (
+        TpuType("v4-8", "v4:2x2x1", 4),
+        TpuType("v4-16", "v4:2x2x2", 8),
+        TpuType("v5litepod-1", "v5e:1x1", 1),
+        TpuType("v5litepod-4", "v5e:2x2", 4),
+        TpuType("v5litepod-8", "v5e:2x4", 8),
+        TpuType("v6e-1", "v6e:1x1", 1),
+        TpuType("v6e-4", "v6e:2x2", 4),
+        TpuType("v6e-8", "v6e:2x4", 8),
+    )
+}
+
+
+def tpu_type(name: str) -> TpuType:
+    """Find a type of TPU, such as v4-8.
+
+    Raises:
+        ConfigError: no such type.
+    """
+    require_one_of("TPU type", name, tuple(TPU_TYPES))
+    return TPU_TYPES[name]
+
+
+def tpu_generation(accelerator_type: str) -> TpuGeneration | None:
+    """Find the generation of a type such as v4-16; None if it is unknown."""
+    return GENERATIONS.get(accelerator_type.partition("-")[0])
+
+
+def tpu_device_files() -> list[Path]:
+    """List the files through which a process reaches its chips: /dev/accel* up to v4, /dev/vfio/* after."""
+    return sorted([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
+
+
 def peak_flops(device: Device, precision: str) -> float:
-    """Peak FLOP/s of one of a device's parts (a chip, or all threads of the process on a CPU).
+    """Return the peak FLOP/s of one of a device's parts (a chip, or all threads of the process on a CPU).
 
     From the maker's table on accelerators, measured on a CPU; nan if unknown.
     """
+    import torch
+
     kind = device.torch_device.type
     if kind == "cuda":
         return gpu_peak_flops(device.name, precision) or math.nan
@@ -49,7 +144,7 @@ def peak_flops(device: Device, precision: str) -> float:
 
 
 def gpu_peak_flops(name: str, precision: str) -> float | None:
-    """Peak FLOP/s of one GPU by words of its name; None if unknown."""
+    """Return the peak FLOP/s of one GPU by words of its name; None if unknown."""
     words = re.compile(r"\b(" + "|".join(_GPUS) + r")\b").search(name)
     if words is None or precision == "float64":
         return None
@@ -57,21 +152,52 @@ def gpu_peak_flops(name: str, precision: str) -> float | None:
 
 
 def tpu_peak_flops(accelerator_type: str) -> float:
-    """Peak FLOP/s of one XLA device of a TPU type such as v4-16; nan if unknown."""
-    known = known_generation(accelerator_type)
+    """Return the peak FLOP/s of one XLA device of a TPU type such as v4-16; nan if unknown."""
+    known = tpu_generation(accelerator_type)
     return known.device_flops if known else math.nan
 
 
 @functools.cache
 def cpu_peak_flops(precision: str, threads: int) -> float:
-    """FLOP/s of a large matrix product on torch's threads, the best of five: 0.1 s, then kept."""
+    """Measure the FLOP/s of a large matrix product on torch's threads, the best of five: 0.1 s, then kept."""
+    import torch
+
     dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(precision, torch.float32)
     a = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    # One thread's own time: other processes that share its core at this moment do not lower the peak.
+    # A thread's time: other processes that share its core at this moment do not lower the peak.
     clock = time.thread_time if threads == 1 else time.perf_counter
     seconds = []
     for _ in range(1 + _REPEATS):
         began = clock()
         a @ a
         seconds.append(clock() - began)
-    return 2 * _SIDE**3 / min(seconds[1:])
+    return 2 * _SIDE**3 / min(seconds[1:])  # the first one warms up
+
+
+def cpu_bfloat16_units() -> tuple[str, ...] | None:
+    """Return the instructions by which the CPU multiplies bfloat16; None if the system does not say.
+
+    Without them torch emulates such products, and precision bf16 is far slower than float32.
+    """
+    if not _CPUINFO.exists():
+        return None
+    flags = set(_CPUINFO.read_text().split())
+    return tuple(name for name in ("avx512_bf16", "amx_bf16", "bf16") if name in flags)
+
+
+def bfloat16_units(device: str) -> tuple[bool, str]:
+    """Return whether the device "cpu", "cuda" or "xla" has units for bfloat16, and why, in words."""
+    if device == "xla":
+        is_tpu = os.environ.get("PJRT_DEVICE") != "CPU"
+        return is_tpu, "TPUs multiply bfloat16" if is_tpu else "XLA's CPU client is no TPU"
+    if device == "cpu":
+        units = ", ".join(cpu_bfloat16_units() or ())
+        return bool(units), f"this CPU has {units}" if units else "this CPU shows no units for bfloat16"
+    import torch
+
+    from mup_tpu.devices.base import why_no_gpu
+
+    if why_no_gpu() is not None:
+        return False, "torch sees no GPU here"
+    has = torch.cuda.get_device_capability() >= (8, 0)
+    return has, f"{torch.cuda.get_device_name()} has {'' if has else 'no '}units for bfloat16"

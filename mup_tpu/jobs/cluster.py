@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.text import Text
 
@@ -22,15 +22,11 @@ from mup_tpu.files.leftovers import folder_of_this_process
 from mup_tpu.internals.ray import alone_on_this_machine, safe_job
 from mup_tpu.jobs.address import check_answers, find
 from mup_tpu.jobs.plan import threads_per_pack
-from mup_tpu.jobs.tpu_hosts import (
-    SliceKind,
-    bounds,
-    chips_of_a_pack,
-    kind_of_most_chips,
-    nodes_with,
-    tpu_hosts,
-)
 from mup_tpu.training.signals import handling
+
+ROOMS = {"xla": "mup_tpu.tpu.hosts"}
+"""Module with a function `slots` for a device whose hosts Ray describes by labels. It is imported by this
+name, at first use, since the room of TPUs stands above this one."""
 
 _STARTS = 3
 """Tries to start Ray on this machine."""
@@ -48,14 +44,18 @@ class Slots:
     """"vmap" on accelerators, "loop" on CPUs, by the workers' device."""
     environment: dict[str, str]
     """Environment of an actor."""
-    slice: SliceKind | None = None
-    """Slice that an actor reserves, for packs on TPU slices of several hosts."""
+    prepare: Callable[[], None] | None = None
+    """Function that a worker calls first, before it imports torch."""
+    actor: type | None = None
+    """Class of the actors, if it is not `HostActor`."""
+    arguments: tuple[Any, ...] = ()
+    """Arguments of this class, after the folder of logs."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Needs for comparison, without the strategy: Ray's strategies for one node are unequal."""
         needs = {name: need for name, need in self.needs.items() if name != "scheduling_strategy"}
-        return needs, self.environment, self.slice
+        return needs, self.environment, self.prepare, self.actor, self.arguments
 
     def for_tune(self) -> dict[str, float]:
         """Needs in Ray Tune's form."""
@@ -153,6 +153,11 @@ def start_patiently(start: Callable[[], Any]) -> None:
     raise ConfigError(f"Ray did not start on this machine in {_STARTS} tries: it is too busy")
 
 
+def nodes_with(resource: str) -> list[dict[str, Any]]:
+    """Return the live nodes of the connected cluster that have a resource."""
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(resource)]
+
+
 def threads(trials: int) -> int:
     """CPU threads of a pack, such that this number of trials uses every core of the connected cluster."""
     cores = [node["Resources"]["CPU"] for node in nodes_with("CPU")]
@@ -171,7 +176,7 @@ def slots(options: RunOptions) -> Slots:
     if options.device == "xla":
         environment |= {n: os.environ[n] for n in ("PJRT_DEVICE", "CPU_NUM_DEVICES") if n in os.environ}
     if on_tpus:
-        room = _slots_of_tpus(options.placement, environment)
+        room = importlib.import_module(ROOMS[options.device]).slots(options, environment)
     elif options.device == "cuda" or (options.device == "auto" and have.get("GPU", 0) >= 1):
         count = int(min(have.get("GPU", 0), have.get("CPU", 0)))
         room = Slots(count, {"num_cpus": 1, "num_gpus": 1}, "vmap", environment)
@@ -184,21 +189,6 @@ def slots(options: RunOptions) -> Slots:
         there = _amounts(have, ("CPU", "GPU", "TPU"))
         raise ConfigError(f"one pack asks for {room.needs}, but the Ray cluster has {there}{hint}")
     return room
-
-
-def _slots_of_tpus(placement: str, environment: dict[str, str]) -> Slots:
-    """Room for packs on TPUs of the connected cluster."""
-    if placement == "slice":
-        kind, count = kind_of_most_chips()
-        # The actor itself does little. Beside the driver, it survives the loss of a slice.
-        beside = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": beside}
-        return Slots(count, needs, "vmap", environment, kind)
-    hosts = tpu_hosts()
-    chips = 1 if placement == "chip" else chips_of_a_pack(hosts)
-    needs = {"num_cpus": 1, "resources": {"TPU": chips}}
-    count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
-    return Slots(count, needs, "vmap", environment | bounds(chips))
 
 
 def _amounts(resources: Mapping[str, float], names: Iterable[str]) -> str:
@@ -222,4 +212,6 @@ def slots_with(resources: Mapping[str, float]) -> Slots:
         )
     others = {name: amount for name, amount in asked.items() if name not in ("CPU", "GPU")}
     needs = {"num_cpus": asked["CPU"], "num_gpus": asked.get("GPU", 0), "resources": others}
-    return Slots(count, needs, "loop", {"OMP_NUM_THREADS": str(max(1, int(asked["CPU"])))})
+    prepare = importlib.import_module(ROOMS["xla"]).take_chips if asked.get("TPU") else None
+    environment = {"OMP_NUM_THREADS": str(max(1, int(asked["CPU"])))}
+    return Slots(count, needs, "loop", environment, prepare)

@@ -67,7 +67,7 @@ class Pools:
         run = replace(run, threads=run.threads or cluster.threads(trials))
         room = cluster.slots(run)
         look = functools.partial(cluster.slots, run)
-        pool = self._kept(room.key, lambda: RayActors(room, look, self._results, run.placement))
+        pool = self._kept(room.key, lambda: RayActors(room, look, self._results))
         if room.execution == "loop" and run.device == "auto":
             # Its workers would take a GPU that Ray does not know of, all of them the same one.
             run = replace(run, device="cpu")

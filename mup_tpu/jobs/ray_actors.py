@@ -1,27 +1,74 @@
 """Pool of Ray actors, one a slot of the cluster.
 
-Actors are kept, so torch is imported and warmed up once. Lost ones are replaced, and new nodes get more.
+An actor answers `ready` once it has a place on the cluster, and streams a job's events from `run`. Actors are
+kept, so torch is imported and warmed up once. Lost ones are replaced, and new nodes get more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import ray
+from ray.util import get_placement_group, remove_placement_group
 
 from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.internals.ray import actor_id
 from mup_tpu.jobs.cluster import Slots
-from mup_tpu.jobs.host_actors import HostActor, SliceActor, end_actor
-from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Refused
+from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Refused, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
+from mup_tpu.training.host_log import host_log
 
 _LOOK_EVERY_S = 5.0
 _FAILED_STARTS = 3
 """Failed starts in a row that end the run."""
+
+
+class HostActor:
+    """Actor that runs jobs one after another in its process.
+
+    Args:
+        results: folder or fsspec URL of its log; None keeps none.
+        prepare: function to call first, before a job imports torch.
+    """
+
+    def __init__(self, results: str | None, prepare: Callable[[], None] | None = None) -> None:
+        self._results = results
+        self._leads, self._follows = Surroundings(), Surroundings(writes=False)
+        if prepare is not None:
+            prepare()
+
+    def ready(self) -> str:
+        """Return the host that the actor runs on."""
+        return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
+
+    def run(self, job: Job) -> Iterator[Any]:
+        """Run a job, yielding its events."""
+        with host_log(self._results, capture_warnings=True):
+            yield from perform(job, self._leads)
+
+    def follow(self, job: Job) -> Any:
+        """Take part in a job that another host of a slice reports; return how it failed here, or None."""
+        with host_log(self._results, capture_warnings=True):
+            *_, ended = perform(job, self._follows)
+        return ended if not isinstance(ended, Finished) else None
+
+
+def reservation(name: str) -> str:
+    """Return the name of the placement group that an actor of this id reserves, if it reserves one."""
+    return f"mup-tpu-{name}"
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor at once, and free the placement group that it reserved."""
+    ray.kill(actor)
+    with contextlib.suppress(ValueError):  # it has none
+        remove_placement_group(get_placement_group(reservation(actor_id(actor))))
 
 
 class _Actor(Worker):
@@ -40,16 +87,13 @@ class RayActors(Pool[_Actor]):
         room: jobs at once to begin with, and an actor's needs.
         look: finds the room anew as nodes come and go; `ConfigError` means that there is none now.
         results: folder or fsspec URL of the actors' logs; None keeps none.
-        placement: TPU resources of a job, as in `RunOptions`.
     """
 
-    def __init__(
-        self, room: Slots, look: Callable[[], Slots], results: str | None = None, placement: str = "host"
-    ) -> None:
+    def __init__(self, room: Slots, look: Callable[[], Slots], results: str | None = None) -> None:
         self._room, self._look, self._looked_at = room, look, time.monotonic()
-        actor = ray.remote(HostActor if room.slice is None else SliceActor)
+        actor: Any = ray.remote(room.actor or HostActor)
         self._remote = actor.options(runtime_env={"env_vars": room.environment}, **room.needs)
-        self._arguments = [placement, results, *([] if room.slice is None else [room.slice])]
+        self._arguments = (results, *(room.arguments if room.actor else (room.prepare,)))
         self._failed_starts = 0
         self._starting: dict[Any, Any] = {}
         """Reference to the host's name -> actor."""

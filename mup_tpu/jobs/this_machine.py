@@ -50,7 +50,7 @@ def is_cpu(options: RunOptions) -> bool:
     """Whether packs train on the CPU; torch is imported only for "auto" on a machine with a GPU."""
     if options.device != "auto" or not gpus_of_the_machine():
         return options.device in ("cpu", "auto")
-    from mup_tpu.devices.gpus import why_no_gpu
+    from mup_tpu.devices.base import why_no_gpu
 
     return why_no_gpu() is not None
 
@@ -69,7 +69,7 @@ def unused_gpus(options: RunOptions) -> str:
     """Sentence about GPUs of this machine that torch cannot use; "" if it can, or the user hid them."""
     if options.device != "auto" or "CUDA_VISIBLE_DEVICES" in os.environ or not gpus_of_the_machine():
         return ""
-    from mup_tpu.devices.gpus import why_no_gpu
+    from mup_tpu.devices.base import why_no_gpu
 
     why = why_no_gpu()
     return (

@@ -5,7 +5,7 @@ Plain values, without torch: drivers count, compare and plan trials without impo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,5 +120,6 @@ class Forms:
     it takes no autograd function under vmap, and keeps little by itself."""
     scaled_branches: bool = False
     """Whether residual branches have a factor; a factor of 1 needs none."""
-    scanned: bool = False
-    """Blocks as one loop of the compiler, for XLA under vmap."""
+    scan: Callable[..., Any] | None = None
+    """Loop of the device's compiler (`Device.scan`) that has all blocks as one, under vmap; None calls one
+    block after another."""

@@ -14,6 +14,7 @@ Shapes: L blocks, K members, N tokens, D width.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ SCANNED_FROM = 16
 class _Call:
     """Call of one block, without its tensors."""
 
+    scan: Callable[..., Any]
+    """Loop of the device's compiler."""
     block: nn.Module
     names: tuple[str, ...]
     """Names of its parameters."""
@@ -49,15 +52,22 @@ class _Call:
             return functional_call(self.block, dict(zip(self.names, parameters, strict=True)), arguments)
 
 
-def through_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    """The residual stream after all blocks, one after another; each is called with the stream and `rest`."""
+def through_blocks(scan: Callable[..., Any] | None) -> Callable[..., Tensor]:
+    """Return a function of the blocks, the residual stream and more arguments: the stream after all blocks.
+
+    It calls block after block, or has all of them as one loop of a device's compiler (`Device.scan`).
+    """
+    return _in_turn if scan is None else functools.partial(_as_one_loop, scan)
+
+
+def _in_turn(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
     for block in blocks:
         x_ND = block(x_ND, *rest)
     return x_ND
 
 
-def scan_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
-    """The same as one loop, within `torch.func.functional_call` and `torch.func.vmap`, on an XLA device.
+def _as_one_loop(scan: Callable[..., Any], blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
+    """Call the blocks as one loop, within `torch.func.functional_call` and `torch.func.vmap`.
 
     Blocks have one structure; tensors in `rest` have no gradient.
     """
@@ -71,28 +81,28 @@ def scan_blocks(blocks: nn.ModuleList, x_ND: Tensor, *rest: Any) -> Tensor:
 
     open_rest = tuple(Tensor if isinstance(value, Tensor) else value for value in flat)
     names = tuple(name for name, _ in blocks[0].named_parameters())
-    call = _Call(blocks[0], names, open_rest, structure, autocast)
+    call = _Call(scan, blocks[0], names, open_rest, structure, autocast)
     parameters = [parameter for block in blocks for parameter in block.parameters()]
     out_ND, _ = _Blocks.apply(call, len(shared), x_ND, *shared, *parameters)
     return out_ND
 
 
-def _scan(
+def _loop(
+    scan: Callable[..., Any],
     step: Callable[[Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]],
     carry: Tensor,
     stacks: list[Tensor],
     fixed: list[Tensor],
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """A step over the items of stacks (L, ...): the last carry, and the steps' results, stacked."""
-    from mup_tpu.internals.torch_xla import scan_flat
+    """Repeat a step over the items of stacks (L, ...): the last carry, and the steps' results, stacked."""
 
     def flat(carried: Sequence[Tensor], items: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         new, returned = step(carried[0], [*carried[1:], *items])
         return [new, *carried[1:]], returned
 
     # Fixed tensors are carried: a tensor from a closure would become a constant of the program.
-    (out, *_), returned = scan_flat(flat, [carry, *fixed], stacks, reverse)
+    (out, *_), returned = scan(flat, [carry, *fixed], stacks, reverse)
     return out, returned
 
 
@@ -131,7 +141,9 @@ class _Blocks(torch.autograd.Function):
             out_KND = vmap(call, dims)(x_KND, tuple(items[:shared]), tuple(items[shared:]))
             return out_KND, [x_KND]
 
-        out_KND, (inputs_LKND,) = _scan(step, x_KND, _stacks(tensors[shared:], each), list(tensors[:shared]))
+        out_KND, (inputs_LKND,) = _loop(
+            call.scan, step, x_KND, _stacks(tensors[shared:], each), list(tensors[:shared])
+        )
         return (out_KND, inputs_LKND), (0, 1)
 
 
@@ -172,6 +184,6 @@ class _Backward(torch.autograd.Function):
             return new, list(found)
 
         stacks = [inputs_LKND, *_stacks(tensors[shared:], each)]
-        stream_KND, found = _scan(step, gradient_KND, stacks, list(tensors[:shared]), reverse=True)
+        stream_KND, found = _loop(call.scan, step, gradient_KND, stacks, list(tensors[:shared]), reverse=True)
         of_parameters = [found[i % each][i // each] for i in range(len(tensors) - shared)]
         return (stream_KND, *of_parameters), (0,) * (1 + len(of_parameters))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
-from mup_tpu.models.blocks import scan_blocks, through_blocks
+from mup_tpu.models.blocks import through_blocks
 from mup_tpu.models.layers import (
     Conv1D,
     FastGelu,
@@ -116,7 +116,7 @@ def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: For
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,
         FastGelu if forms.in_blocks else functools.partial(nn.GELU, approximate="tanh"),
-        scan_blocks if forms.scanned else through_blocks,
+        through_blocks(forms.scan),
     )
     with torch.device("meta"):
         transformer = _Transformer(config, vocab_size, sequence_length, parts)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mup_tpu.config import ModelConfig
 from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
-from mup_tpu.models.blocks import scan_blocks, through_blocks
+from mup_tpu.models.blocks import through_blocks
 from mup_tpu.models.layers import Scale, ScaledNetwork, embedding, join_stream
 from mup_tpu.models.llama_layers import (
     BlockRMSNorm,
@@ -151,7 +151,7 @@ def build(
 
     It takes sequences of any length: positions are rotary.
     """
-    attention, through = ATTENTION[forms.attention], scan_blocks if forms.scanned else through_blocks
+    attention, through = ATTENTION[forms.attention], through_blocks(forms.scan)
     if forms.in_blocks:
         parts = Parts(mlp, attention, block_rotate_and_join, BlockRMSNorm, block_swiglu, through)
     elif forms.vmapped:

@@ -20,7 +20,7 @@ from mup_tpu.config import RunOptions, Trial
 from mup_tpu.config.columns import write_scale
 from mup_tpu.data import TokenDataset, prefetch
 from mup_tpu.devices import Device, get_device
-from mup_tpu.devices.bfloat16 import units
+from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.errors import StoreError, first_line
 from mup_tpu.training.checkpoint import CheckpointWriter, load_latest
 from mup_tpu.training.continuation import open_steps
@@ -257,7 +257,7 @@ class PackRun:
         size = f"{write_scale('params', self.pack.declaration.total)} parameters"
         _log.info("%s of %s, %s, %s %s", name, size, trial_id, at, where)
         kind = self.device.torch_device.type
-        if trials[0].train.precision == "bf16" and kind != "xla" and not (found := units(kind))[0]:
+        if trials[0].train.precision == "bf16" and kind != "xla" and not (found := bfloat16_units(kind))[0]:
             _log.warning("precision bf16 is slow: %s", found[1])
 
     def _epoch(self, step: int) -> int:

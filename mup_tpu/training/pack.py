@@ -237,5 +237,5 @@ def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compi
         "in_blocks": in_blocks,
         "vmapped": is_stacked and (kind == "cuda" or not compile),
         "scaled_branches": any(forward_scaling(trial).residual != 1 for trial in trials),
-        "scanned": is_stacked and kind == "xla" and is_deep,
+        "scan": device.scan if is_stacked and is_deep else None,
     }

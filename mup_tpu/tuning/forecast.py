@@ -12,7 +12,7 @@ from mup_tpu.models import training_flops
 
 if TYPE_CHECKING:
     from mup_tpu.devices import Execution
-    from mup_tpu.tpu_compiler import Target
+    from mup_tpu.devices.peak import TpuType
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,12 @@ def this_machine(trials: Sequence[Trial], run: RunOptions) -> Machine:
     return Machine(name, peak, packs, execution, devices, device.free_memory_bytes(), kind)
 
 
-def tpu(chips: Target) -> Machine:
-    """TPU of one type; each pack is spread over all chips."""
-    from mup_tpu.devices.tpus import generation
-
-    kind = generation(chips.accelerator_type)
-    peak = kind.device_flops * chips.devices
+def tpu(kind: TpuType) -> Machine:
+    """Describe a TPU of one type; each pack is spread over all chips."""
+    chip = kind.generation
+    peak = chip.device_flops * kind.devices
     return Machine(
-        f"TPU {chips.accelerator_type}", peak, 1, "vmap", chips.devices, kind.device_hbm_bytes, "xla"
+        f"TPU {kind.accelerator_type}", peak, 1, "vmap", kind.devices, chip.device_hbm_bytes, "xla"
     )
 
 
@@ -91,8 +89,7 @@ def forecast(
     micro_batches: int = 1,
 ) -> list[SizeForecast]:
     """Forecast for each size of a sweep, the smallest first."""
-    from mup_tpu.devices.base import MeshShape
-    from mup_tpu.devices.mesh import choose_mesh
+    from mup_tpu.devices.base import MeshShape, choose_mesh
     from mup_tpu.training.memory import estimate_pack_bytes
 
     by_size: dict[str, list[list[Trial]]] = {}

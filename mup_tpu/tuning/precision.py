@@ -10,7 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, Trial
-from mup_tpu.devices.bfloat16 import units
+from mup_tpu.devices.peak import bfloat16_units
 from mup_tpu.jobs.this_machine import is_cpu
 from mup_tpu.store import load_precisions
 
@@ -41,5 +41,5 @@ def decided_sweep(sweep: Sweep, results: str, run: RunOptions, console: Console)
 
 def precision_of(run: RunOptions) -> tuple[str, str]:
     """Precision that "auto" means on this machine's device, and why."""
-    has, why = units("xla" if run.device == "xla" else "cpu" if is_cpu(run) else "cuda")
+    has, why = bfloat16_units("xla" if run.device == "xla" else "cpu" if is_cpu(run) else "cuda")
     return ("bf16" if has else "float32"), why

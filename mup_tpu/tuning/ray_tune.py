@@ -50,6 +50,7 @@ class TuneSearch:
             run=self.run,
             folder=self.folder,
             environment=room.environment,
+            prepare=room.prepare,
         )
         return tune.Tuner(
             tune.with_resources(trainable, room.for_tune()),

@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import StoreError
-from mup_tpu.jobs.tpu_hosts import take_chips
 from mup_tpu.training.host_log import host_log
 from mup_tpu.training.report import PackResult
 from mup_tpu.tuning.search_progress import KEY, point_of
@@ -47,10 +47,12 @@ class TrialTrainable(tune.Trainable):
         run: RunOptions,
         folder: str,
         environment: dict[str, str],
+        prepare: Callable[[], None] | None,
     ) -> None:
         """Begin, or go on from the trial's checkpoint, with the environment of a pack's worker."""
         os.environ |= environment
-        take_chips(run.placement)
+        if prepare is not None:
+            prepare()
         self._search, self._options, self._run_options, self._folder = search, options, run, folder
         self._thread = ThreadPool(1)  # the process can end while the thread hangs
         self._run: PackRun | None = None

@@ -5,7 +5,8 @@ import psutil
 import pytest
 import torch
 
-from mup_tpu.devices import control_groups, get_device
+from mup_tpu.devices import get_device
+from mup_tpu.devices.cpu import memory_left_by_groups
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries give back as they see fit")
@@ -78,11 +79,11 @@ def v2(limit, used, cache=0, high="max"):
 )  # fmt: skip
 def test_the_smallest_of_all_limits_above_a_process_counts(tmp_path, mounts, own, groups, expected):
     process = process_in(tmp_path, mounts.replace("{root}", "/"), own, groups)
-    assert control_groups.free_bytes(process) == expected
+    assert memory_left_by_groups(process) == expected
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path):
-    assert control_groups.free_bytes(tmp_path) == float("inf")
+    assert memory_left_by_groups(tmp_path) == float("inf")
 
 
 FREE = """

@@ -108,7 +108,7 @@ def test_members_of_a_pack_may_differ_in_the_weight_of_the_balance_loss(executio
 
 
 def test_blocks_are_never_one_loop_which_would_lose_the_balance_loss():
-    network = architecture_of(TRIAL.model).network(TRIAL.model, VOCAB, T, Forms(scanned=True))
+    network = architecture_of(TRIAL.model).network(TRIAL.model, VOCAB, T, Forms(scan=abs))
     factors = forward_factors(TRIAL)
     buffers = {n: torch.tensor(factors[n], dtype=torch.float64) for n, _ in network.named_buffers()}
     parameters = Pack([TRIAL], VOCAB, get_device("cpu")).member_parameters(0)

@@ -3,7 +3,7 @@
 import pytest
 
 from mup_tpu.config import Sweep, SweepOptions, Trial
-from mup_tpu.tpu_compiler import TARGETS
+from mup_tpu.devices.peak import TPU_TYPES
 from mup_tpu.tuning.forecast import Machine, forecast, tpu
 
 BASE = Trial().replace(
@@ -32,7 +32,7 @@ def test_arithmetic_and_time_count_the_missing_trials():
 
 
 def test_a_tpu_counts_all_of_its_chips_and_each_holds_its_share_of_a_pack():
-    one, four = tpu(TARGETS["v5litepod-1"]), tpu(TARGETS["v5litepod-4"])
+    one, four = tpu(TPU_TYPES["v5litepod-1"]), tpu(TPU_TYPES["v5litepod-4"])
     assert four.flops == 4 * one.flops == 4 * 197e12  # Google Cloud's page of v5e
     assert four.memory_bytes == one.memory_bytes == 16 * 2**30
     options = SweepOptions(pack_size=8)

@@ -10,7 +10,7 @@ from rich.console import Console
 from mup_tpu.cli import main
 from mup_tpu.config import Axis, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.toml import load_sweep, write_sweep
-from mup_tpu.devices import bfloat16
+from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError
 from mup_tpu.store.runs import load_precisions, load_runs
 from mup_tpu.tuning.sequence import run_until_settled
@@ -26,7 +26,7 @@ def cpu_with(tmp_path, monkeypatch):
 
     def set_flags(flags: str) -> None:
         (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
-        monkeypatch.setattr(bfloat16, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(peak, "_CPUINFO", tmp_path / "cpuinfo")
 
     return set_flags
 

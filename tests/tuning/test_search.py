@@ -24,7 +24,7 @@ from mup_tpu.cli.grid import SearchRun
 from mup_tpu.cli.tuning import search_and_show
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
-from mup_tpu.devices import bfloat16
+from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
@@ -60,7 +60,7 @@ def searched(local_ray, search, tmp_path_factory):
     options = SearchOptions(num_samples=4, track=("tensorboard",))
     auto = dataclasses.replace(search, base=search.base.replace(precision="auto"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bfloat16, "CPUINFO", path.parent / "cpuinfo")
+        patch.setattr(peak, "_CPUINFO", path.parent / "cpuinfo")
         outcome = run_search(auto, str(path), options, RunOptions(device="cpu"), False, QUIET)
     assert outcome.unfinished == 0
     return path

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from mup_tpu.devices.base import Step
-from mup_tpu.internals import torch_xla as private
 from mup_tpu.internals.torch import tree_flatten, tree_leaves, tree_unflatten
+from mup_tpu.tpu import private
 
 
 class XlaLoop:
@@ -32,7 +32,7 @@ class XlaLoop:
         self._program: _Program | None = None
 
     def __call__(self, changed: Any, fixed: Any, stacks: Any, steps: int) -> Tensor:
-        """Results (L, ...) of `steps` steps, which read `fixed` and write `changed`; zeros after the last.
+        """Make `steps` steps, which read `fixed` and write `changed`; return results (L, ...), then zeros.
 
         `stacks` hold L items: step i gets item i.
         """
@@ -79,9 +79,9 @@ class _Program:
         # Tracing numbers the step's parameters as it meets them: arguments, and Python's numbers.
         flat = [t for group in arguments for t in group]
         met = {context.tensor_parameter_id(t): i for i, t in enumerate(flat)}
-        found = context.device_parameter_id_tensor_mapping()
+        mapping = context.device_parameter_id_tensor_mapping()
         self._arguments = {number: i for number, i in met.items() if number != -1}
-        self._constants = {number: t.cpu() for number, t in found.items() if number not in met}
+        self._constants = {number: t.cpu() for number, t in mapping.items() if number not in met}
 
         self._counts = [2, *map(len, arguments), 1]
         given = [*(torch.tensor(0) for _ in range(2)), *real[0], *real[1], *real[2]]
@@ -97,12 +97,12 @@ class _Program:
         self.computation = loop.build("loop")
 
     def parts(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Parameters or results, by group."""
-        rest, found = list(values), []
+        """Split parameters or results into their groups."""
+        rest, groups = list(values), []
         for count in self._counts:
-            found.append(rest[:count])
+            groups.append(rest[:count])
             rest = rest[count:]
-        return found
+        return groups
 
     def _body(self, *values: Any) -> tuple[Any, ...]:
         from torch_xla.core.xla_builder import Op
@@ -120,11 +120,9 @@ class _Program:
 
 
 def _at(stack: Any, counter: Any) -> list[Any]:
-    """Indices of the item's first element."""
     return [counter, *(counter.zeros_like() for _ in range(stack.shape().rank - 1))]
 
 
 def _item(stack: Any, counter: Any) -> Any:
-    """One item of a stack."""
     sizes = list(stack.shape().sizes)
     return stack.dynamic_slice(_at(stack, counter), [1, *sizes[1:]]).reshape(sizes[1:])

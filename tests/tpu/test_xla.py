@@ -11,17 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from xla_trials import STEPS, STRETCH, micro_batches, trials
 
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
-from mup_tpu.devices.base import MeshShape
-from mup_tpu.devices.mesh import choose_mesh
+from mup_tpu.devices.base import MeshShape, choose_mesh
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import ARCHITECTURES
 from mup_tpu.training.loop import PackResult, PackRun, run_to_end
-
-sys.path.insert(0, str(Path(__file__).parent))
-from xla_trials import STEPS, STRETCH, micro_batches, trials
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 """Spares LLVM's part, which takes as long as all the rest; what XLA itself makes of a program is the same."""

@@ -1,4 +1,4 @@
-"""Compiles a program with libtpu: python -m mup_tpu.tpu_compiler.libtpu PROGRAM TOPOLOGY DEVICES OUT
+"""Compile a program with libtpu: python -m mup_tpu.tpu.libtpu PROGRAM TOPOLOGY DEVICES OUT
 
 PROGRAM is HLO text, dumped by XLA before optimisation. Writes the compiled text to OUT, and prints seconds
 and sizes as JSON. Needs jax 0.7.1, for its private parts, and the libtpu that torch_xla pins; no TPU, and no
@@ -22,7 +22,7 @@ os.environ |= {
 
 
 def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, float], str]:
-    """Sizes and seconds of an HLO program compiled for the first devices of a topology, and its text."""
+    """Compile an HLO program for the first devices of a topology; return sizes, seconds, and its text."""
     import numpy as np
     from jax.experimental import topologies
     from jaxlib import _jax, xla_client
@@ -48,12 +48,12 @@ def compile_text(program: str, topology: str, count: int) -> tuple[dict[str, flo
     seconds = time.perf_counter() - began
     sizes = executable.get_compiled_memory_stats()
     kinds = ("argument", "output", "temp", "alias")
-    found = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
-    return {"seconds": seconds, **found}, executable.hlo_modules()[0].to_string()
+    bytes_of = {f"{kind}_bytes": getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds}
+    return {"seconds": seconds, **bytes_of}, executable.hlo_modules()[0].to_string()
 
 
 def _stablehlo(program: str) -> bytes:
-    """The program for libtpu's client; the conversion loses donated buffers, so they are marked again."""
+    """Convert the program for libtpu's client; donated buffers are lost on the way, and marked again."""
     from jax._src.interpreters import mlir
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir
@@ -66,9 +66,9 @@ def _stablehlo(program: str) -> bytes:
         functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
         main = functions["main"]
         count = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).inputs)
-        said: Any = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * count
+        given: Any = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * count
         marked: list[Any] = []
-        for i, attributes in enumerate(said):
+        for i, attributes in enumerate(given):
             entries = {entry.name: entry.attr for entry in attributes}
             if i in donated:
                 entries["jax.buffer_donor"] = ir.BoolAttr.get(True)
@@ -78,10 +78,10 @@ def _stablehlo(program: str) -> bytes:
 
 
 def donated_parameters(program: str) -> set[int]:
-    """Numbers of parameters that a program may write its results over."""
+    """Return the numbers of parameters that a program may write its results over."""
     header = program.partition("\n")[0]
-    found = re.search(r"buffer_donor=\{ (.*?) \}(?:,|$)", header)
-    return {int(number) for number in re.findall(r"\((\d+), \{\}\)", found[1])} if found else set()
+    donors = re.search(r"buffer_donor=\{ (.*?) \}(?:,|$)", header)
+    return {int(number) for number in re.findall(r"\((\d+), \{\}\)", donors[1])} if donors else set()
 
 
 if __name__ == "__main__":

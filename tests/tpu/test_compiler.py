@@ -8,20 +8,12 @@ import pytest
 
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
+from mup_tpu.devices.peak import TPU_TYPES, tpu_type
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import declare
-from mup_tpu.tpu_compiler import (
-    CASES,
-    TARGETS,
-    cases,
-    compile_pack,
-    compile_program,
-    hand_over,
-    problems,
-    target,
-)
-from mup_tpu.tpu_compiler.compiled import Compiled
-from mup_tpu.tpu_compiler.libtpu import donated_parameters
+from mup_tpu.tpu import compiler
+from mup_tpu.tpu.compiler import CASES, Compiled, compile_pack, compile_program, faults, trace_pack
+from mup_tpu.tpu.libtpu import donated_parameters
 from mup_tpu.training.optimizer import state_slots
 
 # The wide one takes the compiler a minute as it is; its sequences stay long enough for attention in blocks.
@@ -41,7 +33,7 @@ def handed_over():
     def handed_over(name: str, devices: int) -> str:
         (case,) = (case for case in (APART, SPLIT, LONG, MUON) if case.name == name)
         trials = [case.trial.replace(seed=seed) for seed in range(case.members(devices))]
-        return hand_over(trials, 4096, devices, case.mesh.format(n=devices))
+        return trace_pack(trials, 4096, devices, case.mesh.format(n=devices))
 
     return handed_over
 
@@ -78,7 +70,7 @@ def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(handed_over):
 )
 def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accelerator_type, case):
     pytest.importorskip("torch_xla")
-    chips = target(accelerator_type)
+    chips = tpu_type(accelerator_type)
     compiled = compile_program(handed_over(case.name, chips.devices), chips)
     apart = case.members(chips.devices) > 1
     assert compiled.collectives == (Counter() if apart else Counter({"all-reduce": 1}))
@@ -92,18 +84,18 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accele
     state = members * numbers * 4
     assert state <= compiled.alias_bytes <= 1.2 * state
     assert compiled.output_bytes - compiled.alias_bytes < 2**16
-    assert list(problems(case, compiled, chips)) == []
+    assert list(faults(case, compiled, chips)) == []
     assert compiled.cycles["products"] > 10_000
     assert sum(compiled.cycles.values()) < 1e8
 
 
 def test_what_is_not_as_promised_is_said():
     bad = Compiled(1.0, 2**30, 2**20, 40 * 2**30, 2**19, "\n%a = f32[4] all-gather-start(%b)\n")
-    gathers, memory, copies = problems(APART, bad, target("v4-8"))
+    gathers, memory, copies = faults(APART, bad, tpu_type("v4-8"))
     assert gathers == "passes data between chips by 1 all-gather, not by nothing"
     assert memory == "needs 41.0 GiB, and a device of v4-8 has 32 GiB"
-    assert copies == "writes 524288 of 1048576 bytes beside where they were, not over them"
-    (reduces,) = problems(SPLIT, Compiled(1.0, 0, 0, 0, 0, ""), target("v4-8"))
+    assert copies == "copies 524288 of 1048576 bytes of results, instead of updating in place"
+    (reduces,) = faults(SPLIT, Compiled(1.0, 0, 0, 0, 0, ""), tpu_type("v4-8"))
     assert reduces == "passes data between chips by nothing, not by 1 all-reduce"
 
 
@@ -135,7 +127,7 @@ def test_donated_parameters_are_read_from_the_header():
 
 def test_a_type_that_is_not_known_is_a_sentence(capsys):
     with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of 'v4-8', 'v4-16', 'v5litepod-1'"):
-        target("v9-8")
+        tpu_type("v9-8")
     with pytest.raises(SystemExit, match="^2$"):
         main(["doctor", "--tpu", "v9-8"])
     assert "TPU type 'v9-8' is not one of" in capsys.readouterr().err
@@ -145,14 +137,14 @@ def test_a_type_that_is_not_known_is_a_sentence(capsys):
 def test_a_pack_that_does_not_fit_the_chips_is_a_sentence():
     pytest.importorskip("torch_xla")
     with pytest.raises(ConfigError, match="could not be made: .*mesh 'trial=3,data=1' has 3 places"):
-        compile_pack([Trial()], 256, TARGETS["v4-8"], "trial=3,data=1")
+        compile_pack([Trial()], 256, TPU_TYPES["v4-8"], "trial=3,data=1")
 
 
 @pytest.mark.nightly
 def test_doctor_compiles_for_a_tpu_that_is_not_here(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
     compiled = (NARROW[0], MUON)  # the others are, above
-    monkeypatch.setattr(cases, "CASES", compiled)
+    monkeypatch.setattr(compiler, "CASES", compiled)
     main(["doctor", "--tpu", "v5litepod-1"])
     printed = capsys.readouterr().out
     for case in compiled:

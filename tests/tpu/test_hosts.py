@@ -13,8 +13,8 @@ from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import slots
-from mup_tpu.jobs.host_actors import HostActor
-from mup_tpu.jobs.tpu_hosts import chips_of_a_pack, kind_of_most_chips, tpu_hosts
+from mup_tpu.jobs.ray_actors import HostActor
+from mup_tpu.tpu.hosts import chips_of_a_pack, kind_of_most_chips, tpu_hosts
 from mup_tpu.tuning import ray_tune
 from mup_tpu.tuning.search import run_search
 from mup_tpu.tuning.trainable import TrialTrainable
@@ -77,7 +77,7 @@ def environment_of(options):
     """Environment of an actor, read in its own process."""
     room = slots(options)
     worker = ray.remote(HostActor).options(runtime_env={"env_vars": room.environment}, **room.needs)
-    worker = worker.remote(options.placement, None)
+    worker = worker.remote(None, room.prepare)
     seen = ray.get(worker.__ray_call__.remote(lambda _: dict(os.environ)), timeout=120)
     ray.kill(worker)
     return {name: seen[name] for name in TOLD if name in seen}

@@ -16,8 +16,8 @@ from mup_tpu.jobs.cluster import slots
 from mup_tpu.jobs.driver import run_jobs
 from mup_tpu.jobs.job import Failed, Finished, Started
 from mup_tpu.jobs.ray_actors import RayActors
-from mup_tpu.jobs.tpu_hosts import SliceKind
 from mup_tpu.store import load_runs
+from mup_tpu.tpu.hosts import SliceKind
 from mup_tpu.training.report import Report
 from mup_tpu.tuning import trial_runner
 from mup_tpu.tuning.sweep import run_sweep
@@ -135,10 +135,10 @@ def test_a_slice_with_a_host_that_hangs_or_dies_is_ended_and_one_where_a_job_fai
 ):
     """Each pack has a whole slice. Without collectives, as here, a host does not wait for one that hangs."""
     room = slots(BY_SLICE)
-    assert (room.count, room.slice, room.execution) == (2, SliceKind("v4", "2x2x2", 4), "vmap")
+    assert (room.count, room.arguments, room.execution) == (2, (SliceKind("v4", "2x2x2", 4),), "vmap")
     jobs = [Placed(tmp_path, how, then=how, steps=40) for how in ("wait", falls, "raise")]
     last = {}
-    with RayActors(room, lambda: slots(BY_SLICE), placement="slice") as pool:
+    with RayActors(room, lambda: slots(BY_SLICE)) as pool:
         for job, event in run_jobs(jobs, pool, heartbeat=6.0 * patience):
             last[job.name] = event
             if {falls, "raise"} <= {name for name, e in last.items() if isinstance(e, Finished | Failed)}:

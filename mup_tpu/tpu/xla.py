@@ -10,32 +10,68 @@ host has whole tensors and batches in memory, and sends its own devices their pa
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from mup_tpu.devices.base import Device, Execution, Repeated, Step
+from mup_tpu.devices.base import ONE_DEVICE, Device, Execution, MeshShape, Repeated, Step, choose_mesh
 from mup_tpu.devices.cpu import CpuDevice
-from mup_tpu.devices.mesh import ONE_DEVICE, MeshShape, choose_mesh
-from mup_tpu.devices.tpus import device_files
-from mup_tpu.devices.xla_loop import XlaLoop
-from mup_tpu.devices.xla_memory import HELD
+from mup_tpu.devices.peak import GENERATIONS, tpu_device_files, tpu_generation
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import cache_root
-from mup_tpu.internals import torch_xla as private
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
+from mup_tpu.tpu import private
+from mup_tpu.tpu.xla_loop import XlaLoop
 
 _STRETCH = 100
 """Most steps of a stretch."""
 
 _STRETCH_BYTES = 64 * 2**20
 """Most bytes of a stretch's batches, on the host and on each device."""
+
+_USABLE = 0.95
+"""Share of a TPU's memory that programs can use; the runtime takes the rest."""
+
+
+class PlacedBytes:
+    """Bytes that this process has placed on each device and not dropped.
+
+    They are counted here, since torch_xla 2.9 cannot ask a TPU (pytorch/xla 9022).
+    """
+
+    def __init__(self) -> None:
+        self._bytes: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._lock = threading.Lock()  # another thread places batches
+        self.peak = 0
+
+    def add(self, tensor: Tensor, size: int) -> None:
+        """Count a tensor of this size on each device until it is dropped."""
+        with self._lock:
+            self._bytes[tensor] = size
+            self.peak = max(self.peak, sum(self._bytes.values()))
+
+    def free(self) -> int:
+        """Return the bytes left on each device; a TPU of unknown type has the least of all generations."""
+        kind = os.environ.get("TPU_ACCELERATOR_TYPE")
+        if kind is None:
+            with contextlib.suppress(Exception):  # any failure of the request to the VM's metadata server
+                kind = private.tpu_accelerator_type()
+        known = tpu_generation(kind or "")
+        capacity = min(g.device_hbm_bytes for g in ([known] if known else GENERATIONS.values()))
+        with self._lock:
+            return int(_USABLE * capacity) - sum(self._bytes.values())
+
+
+_PLACED = PlacedBytes()
 
 
 @dataclass(frozen=True)
@@ -50,10 +86,11 @@ class XlaDevice(Device):
     execution: Execution = "vmap"
     reads_cheaply: bool = False
     compiles: bool = True
+    scan: Callable[..., Any] = private.scan_flat
     _mesh: Any = field(default=None, repr=False, compare=False)
 
     def arrange(self, members: int, batch_size: int, mesh: str = "auto") -> XlaDevice:
-        """This device with a mesh for a pack.
+        """Return this device with a mesh for a pack.
 
         Raises:
             ConfigError: the mesh asked for does not fit the devices or the batch.
@@ -77,15 +114,15 @@ class XlaDevice(Device):
         )
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """Stacked tensor with its members spread over the trial axis."""
+        """Place a stacked tensor, its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Steps of a stretch: 100, which the host hands over as fast as one; fewer if batches are large."""
+        """Return the steps of a stretch: 100, handed over as fast as one; fewer if batches are large."""
         return min(_STRETCH, max(1, _STRETCH_BYTES // batch_bytes))
 
     def place_stack(self, stack: Tensor, axis: str, length: int) -> Tensor:
-        """Items (S, ...) spread over an axis of the mesh, padded with zeros to `length` items."""
+        """Place items (S, ...), spread over an axis of the mesh, padded with zeros to `length` items."""
         if missing := length - len(stack):
             stack = torch.cat([stack, stack.new_zeros(missing, *stack.shape[1:])])
         if stack.dtype == torch.int64:  # TPUs compose 64-bit integers of two
@@ -93,11 +130,11 @@ class XlaDevice(Device):
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """Step in a loop: one program for any number of items."""
+        """Repeat a step in a loop: one program for any number of items."""
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))
 
     def read(self, tensor: Tensor) -> Tensor:
-        """Tensor on the CPU, joined from its shards there: gathering them on the devices is one more program.
+        """Join a tensor from its shards on the CPU: gathering them on the devices is one more program.
 
         If another host has some of the shards, this program runs on all hosts.
         """
@@ -115,11 +152,11 @@ class XlaDevice(Device):
         return whole
 
     def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Function of stacks and a batch that runs on each device's parts of them.
+        """Run a function of stacks and a batch on each device's parts of them.
 
         Left to itself, XLA reduces each gradient alone and gathers whole batches for attention, since its
-        matrix products take members and sequences as one axis. Here each device runs its members on its
-        sequences, and one all-reduce averages all results (gradients, losses).
+        matrix products take members and sequences as one axis. Here each device runs a part of the members
+        on a part of the sequences, and one all-reduce averages all results (gradients, losses).
         """
         if self.mesh.data == 1:
             return function
@@ -129,19 +166,19 @@ class XlaDevice(Device):
             if len(tokens) % self.mesh.data:  # the last, shorter held-out batch
                 return function(*stacks, tokens)
             parts = [{name: self._part_of(t, "trial") for name, t in stack.items()} for stack in stacks]
-            found, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
-            joined_KN = torch.cat([t.reshape(len(t), -1) for t in found], 1)
+            results, structure = tree_flatten(function(*parts, self._part_of(tokens, "data")))
+            joined_KN = torch.cat([t.reshape(len(t), -1) for t in results], 1)
             # Copies: a view of the losses would keep all gradients alive, and a write into a view would write
             # the whole tensor.
-            sizes = [t[0].numel() for t in found]
+            sizes = [t[0].numel() for t in results]
             whole = [part.clone() for part in self._whole_of(joined_KN).mean(0).split(sizes, 1)]
-            shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, found, strict=True)]
+            shaped = [t.reshape(-1, *part.shape[1:]) for t, part in zip(whole, results, strict=True)]
             return tree_unflatten(shaped, structure)
 
         return call
 
     def _part_of(self, tensor: Tensor, axis: str) -> Tensor:
-        """Part of each device of a tensor that is cut along its first dimension."""
+        """Return each device's part of a tensor that is cut along its first dimension."""
         from torch_xla.distributed import spmd
 
         columns = tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
@@ -150,7 +187,7 @@ class XlaDevice(Device):
         return part.squeeze(1) if tensor.dim() == 1 else part
 
     def _whole_of(self, part_KN: Tensor) -> Tensor:
-        """Parts (members of a device, N) as one tensor (data, K, N)."""
+        """Join parts (members of a device, N) to one tensor (data, K, N)."""
         from torch_xla.distributed import spmd
 
         members, n = part_KN.shape
@@ -170,7 +207,7 @@ class XlaDevice(Device):
             sharding = spmd.ShardingSpec(self._mesh, (None,) * tensor.dim() if whole else axes)
         sent: Any = xla_model.send_cpu_data_to_device([tensor.cpu()], self.torch_device, sharding)
         ways = 1 if sharding is None or whole else math.prod(getattr(self.mesh, a) for a in cut.values())
-        HELD.add(sent[0], tensor.nbytes // ways)
+        _PLACED.add(sent[0], tensor.nbytes // ways)
         return sent[0]
 
     def end_step(self) -> None:
@@ -186,18 +223,18 @@ class XlaDevice(Device):
         torch_xla.sync(wait=True)
 
     def free_memory_bytes(self) -> int:
-        """Free memory of each device beside this process's tensors; on the CPU client, an equal share."""
+        """Return each device's memory less this process's tensors; on the CPU client, an equal share."""
         if self.name == "xla:CPU":
             return CpuDevice().free_memory_bytes() // self.count
-        return HELD.free()
+        return _PLACED.free()
 
     def peak_memory_bytes(self) -> int:
-        """Most bytes placed at once on each device, without a step's temporaries; on the CPU client, all."""
-        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else HELD.peak
+        """Return the most bytes placed at once on each device; on the CPU client, the process's."""
+        return CpuDevice().peak_memory_bytes() if self.name == "xla:CPU" else _PLACED.peak
 
 
 def report() -> dict[str, float]:
-    """Counters of torch_xla in this process.
+    """Return counters of torch_xla in this process.
 
     Compilations and their seconds (compile_s), executions, transfers_to_host, and fallbacks: operations that
     XLA lacks and the host ran.
@@ -205,8 +242,8 @@ def report() -> dict[str, float]:
     from torch_xla.debug import metrics
 
     def total(*names: str) -> tuple[int, float]:
-        found = [data for data in map(metrics.metric_data, names) if data]
-        return sum(data[0] for data in found), sum(data[1] for data in found) / 1e9
+        values = [data for data in map(metrics.metric_data, names) if data]
+        return sum(data[0] for data in values), sum(data[1] for data in values) / 1e9
 
     compilations, seconds = total("CompileTime")
     fallbacks = sum(
@@ -222,26 +259,26 @@ def report() -> dict[str, float]:
 
 
 def create() -> XlaDevice:
-    """XLA devices of this process, found by torch_xla or named by PJRT_DEVICE.
+    """Return the XLA devices of this process, which torch_xla finds or PJRT_DEVICE names.
 
     Raises:
         ConfigError: torch_xla or libtpu is missing or does not fit; there is no device; or there is only the
             CPU, and PJRT_DEVICE does not name it.
     """
-    asked = os.environ.get("PJRT_DEVICE")
+    named = os.environ.get("PJRT_DEVICE")
     try:
         import torch_xla
         from torch_xla import runtime
 
         kind = str(runtime.device_type())  # sets PJRT_DEVICE if it is not set
-        if kind == "CPU" and asked != "CPU":
+        if kind == "CPU" and named != "CPU":
             del os.environ["PJRT_DEVICE"]
             raise ConfigError(
                 "device 'xla' found no TPU here and would train on the CPU; set PJRT_DEVICE=CPU to do so; "
                 "mup-tpu doctor names the fault"
             )
         if kind == "TPU":
-            if not private.tpu_chips() and not device_files():  # libtpu would wait without end
+            if not private.tpu_chips() and not tpu_device_files():  # libtpu would wait without end
                 raise ConfigError(
                     "PJRT_DEVICE=TPU, but there is no TPU chip here: run on a TPU VM, or set PJRT_DEVICE=CPU "
                     "to run XLA on the CPU"

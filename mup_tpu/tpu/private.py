@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def sharding_spec(tensor: Tensor) -> str:
-    """Sharding of a tensor on an XLA device as text; no public function returns it."""
+    """Return the sharding of a tensor as text; no public function does."""
     import torch_xla
 
     return str(torch_xla._XLAC._get_xla_sharding_spec(tensor))
 
 
 def user_computation(name: str, given: Sequence[Tensor], computation: Any) -> list[Tensor]:
-    """Results of our own computation, as a node of the recorded graph."""
+    """Call a computation that we built, as a node of the recorded graph."""
     import torch_xla
 
     results: list[Tensor] = torch_xla._XLAC._xla_user_computation(name, given, computation)
@@ -24,7 +24,7 @@ def user_computation(name: str, given: Sequence[Tensor], computation: Any) -> li
 
 
 def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
-    """Program of recorded tensors; the public `xla_builder` makes programs of builder operations only."""
+    """Lower recorded tensors to a program; the public `xla_builder` makes programs of its operations only."""
     import torch_xla
 
     context = torch_xla._XLAC.lowering.LoweringContext(name)
@@ -34,21 +34,21 @@ def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
 
 
 def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor], reverse: bool) -> Any:
-    """One XLA loop over flat tensors; the public `scan` needs AOTAutograd, which fails under vmap."""
+    """Loop over flat tensors; the public `scan` needs AOTAutograd, which fails under vmap."""
     from torch_xla.experimental.scan import _scan_impl_flat
 
     return _scan_impl_flat(step, carry, stacks, reverse=reverse)
 
 
 def tpu_accelerator_type() -> str:
-    """Type of this VM's TPU, from the metadata server."""
+    """Read the type of this VM's TPU from the metadata server."""
     from torch_xla._internal import tpu
 
     return tpu.get_tpu_env()["ACCELERATOR_TYPE"]
 
 
 def tpu_chips() -> int:
-    """TPU chips on the PCI bus."""
+    """Count the TPU chips on the PCI bus."""
     from torch_xla._internal import tpu
 
     return tpu.num_available_chips()

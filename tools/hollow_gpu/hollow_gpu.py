@@ -1,9 +1,4 @@
-"""A GPU for machines without one: torch's own CUDA over a driver that stores and computes nothing.
-
-Real are torch's allocator, streams and CUDA graphs, inductor, Triton and ptxas. `hollow_gpu.c` answers in
-place of the driver, CUDA's runtime and cuBLAS. So packs take the memory that they take on an H100, steps are
-captured or refused, and kernels compiled (`test_cuda.py`). Losses mean nothing.
-"""
+"""Build the hollow GPU's libraries, and run commands with them (README.md)."""
 
 from __future__ import annotations
 
@@ -40,31 +35,36 @@ def build(folder: Path) -> None:
 def environment(
     folder: Path, gpus: int = 1, mib: int = 81920, major: int = 9, visible: str | None = None
 ) -> dict[str, str]:
-    """Environment of a process that sees such GPUs, after `build`.
+    """Return the environment of a process that sees such GPUs, after `build`.
 
     Args:
         folder: the libraries'; what is compiled for GPUs is kept there too.
         gpus: number of GPUs.
         mib: memory of each.
         major: compute capability.
-        visible: CUDA_VISIBLE_DEVICES.
+        visible: CUDA_VISIBLE_DEVICES; None leaves it unset.
     """
     given = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     given |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return given | {
         "LD_PRELOAD": str(folder / "libcuda.so.1"),
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
+        "LD_LIBRARY_PATH": _path(str(folder), "LD_LIBRARY_PATH"),
         "HOLLOW_GPUS": str(gpus),
         "HOLLOW_GPU_MIB": str(mib),
         "HOLLOW_GPU_MAJOR": str(major),
+        "PYTHONPATH": _path(str(Path(__file__).parent), "PYTHONPATH"),  # filled_gpu
         "TRITON_LIBCUDA_PATH": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
 
 
+def _path(first: str, name: str) -> str:
+    return os.pathsep.join(filter(None, (first, os.environ.get(name))))
+
+
 def main() -> None:
-    """Run a command with hollow GPUs: python tests/devices/hollow_gpu.py FOLDER COMMAND ..."""
+    """Run a command with hollow GPUs: python tools/hollow_gpu/hollow_gpu.py FOLDER COMMAND ..."""
     folder = Path(sys.argv[1]).resolve()
     if not (folder / "libcuda.so").exists():
         folder.mkdir(parents=True, exist_ok=True)

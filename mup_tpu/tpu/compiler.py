@@ -1,0 +1,269 @@
+"""Compile packs by a TPU's compiler on a machine without TPUs: memory, cycles, and whether they fit.
+
+One process, this module's `main`, has torch_xla write the program; another (`libtpu.py`) compiles it: torch
+and jax do not meet in one process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mup_tpu.config import Trial
+from mup_tpu.config.values import counted
+from mup_tpu.devices.peak import TpuType
+from mup_tpu.errors import ConfigError
+from mup_tpu.files.leftovers import scratch_folder
+
+STEPS = 100
+"""Steps of the compiled stretch; they are a loop in the program."""
+_TIMEOUT_S = 1800.0
+"""Longest time of each process."""
+
+_VOCAB_SIZE = 4096
+_LARGEST_LOSS = 64 * 2**10
+"""Most bytes of output, mainly losses, that may lie outside of the memory of arguments."""
+
+# Parts of a compiled program's text.
+_COLLECTIVE = re.compile(
+    r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
+_BODY = re.compile(r" while\(.*?body=%([\w.-]+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CALLED = re.compile(r"calls=%([\w.-]+)")
+_OPERATIONS = re.compile(r"^\s+(?:ROOT )?%[\w.-]+ = .*?[\]})] ([a-z-]+)\(", re.M)
+_MOVING = {"copy", "transpose", "bitcast", "parameter", "reshape", "slice", "concatenate", "tuple", "pad"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled for a TPU; memory and cycles are of one chip."""
+
+    seconds: float
+    """Time of compilation on this machine."""
+    argument_bytes: int
+    """Parameters, optimizer state and batches."""
+    output_bytes: int
+    temp_bytes: int
+    """Peak of a step's memory beside its arguments."""
+    alias_bytes: int
+    """Outputs written over arguments."""
+    text: str
+    """The compiled program."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that the chip's memory must hold at once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """Number of operations of each kind that pass data between chips."""
+        return Counter(_COLLECTIVE.findall(self.text))
+
+    @property
+    def cycles(self) -> Counter[str]:
+        """The compiler's estimate of a step's cycles, by kind: products, reductions, copies, other.
+
+        They are those of the loop's body; without a loop, of the program. Operations without an estimate
+        count nothing.
+        """
+        computations = dict(_COMPUTATION.findall(self.text))
+        bodies = [computations[name] for name in _BODY.findall(self.text)] or computations.values()
+        cycles = Counter(products=0, reductions=0, copies=0, other=0)
+        for line in "\n".join(bodies).splitlines():
+            if estimate := _CYCLES.search(line):
+                called = _CALLED.search(line)
+                operations = _OPERATIONS.findall((computations.get(called[1], "") if called else line) + "\n")
+                cycles[_kind(set(operations))] += int(estimate[1])
+        return cycles
+
+
+def _kind(operations: set[str]) -> str:
+    if operations & {"convolution", "dot"}:
+        return "products"
+    if operations & {"reduce", "reduce-window"}:
+        return "reductions"
+    return "copies" if operations <= _MOVING else "other"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pack to compile, and the collectives that its program may have."""
+
+    name: str
+    trial: Trial
+    members: Callable[[int], int]
+    """Number of members, from the number of devices."""
+    mesh: str
+    """Mesh, with `{n}` for the number of devices."""
+    collectives: Counter[str]
+
+    def compile(self, tpu: TpuType) -> Compiled:
+        """Compile the pack for a type of TPU."""
+        trials = [self.trial.replace(seed=seed) for seed in range(self.members(tpu.devices))]
+        return compile_pack(trials, _VOCAB_SIZE, tpu, self.mesh.format(n=tpu.devices))
+
+
+_NARROW = Trial().replace(width=64, depth=2, sequence_length=128, batch_size=16, grad_clip=1.0)
+_LONG = _NARROW.replace(width=512, sequence_length=1024, batch_size=8, precision="bf16")
+_MUON = _NARROW.replace(optimizer="muon")
+CASES = (
+    Case("trials apart", _NARROW, lambda devices: 2 * devices, "trial={n},data=1", Counter()),
+    Case("a trial's batches split", _NARROW, lambda _: 1, "trial=1,data={n}", Counter({"all-reduce": 1})),
+    Case("long sequences, wide, bf16", _LONG, lambda devices: devices, "trial={n},data=1", Counter()),
+    Case("trials apart, Muon", _MUON, lambda devices: 2 * devices, "trial={n},data=1", Counter()),
+)
+
+
+def check(tpu: TpuType) -> Iterator[tuple[Case, Compiled, list[str]]]:
+    """Compile each case for a type of TPU; yield its program and faults."""
+    for case in CASES:
+        compiled = case.compile(tpu)
+        yield case, compiled, list(faults(case, compiled, tpu))
+
+
+def faults(case: Case, compiled: Compiled, tpu: TpuType) -> Iterator[str]:
+    """Yield the faults of a program, a sentence each."""
+    expected = case.collectives if tpu.devices > 1 else Counter()
+    if compiled.collectives != expected:
+        yield f"passes data between chips by {listed(compiled.collectives)}, not by {listed(expected)}"
+    memory = tpu.generation.device_hbm_bytes
+    if compiled.needed_bytes > memory:
+        needed = f"{compiled.needed_bytes / 2**30:.1f} GiB"
+        yield f"needs {needed}, and a device of {tpu.accelerator_type} has {memory / 2**30:.0f} GiB"
+    copied = compiled.output_bytes - compiled.alias_bytes
+    if copied > _LARGEST_LOSS + 0.02 * compiled.output_bytes:
+        yield f"copies {copied} of {compiled.output_bytes} bytes of results, instead of updating in place"
+
+
+def listed(collectives: Counter[str]) -> str:
+    """Write collectives such as "1 all-reduce"; "nothing" for none."""
+    return counted(sorted(collectives.items())) or "nothing"
+
+
+def compile_pack(trials: Sequence[Trial], vocab_size: int, tpu: TpuType, mesh: str = "auto") -> Compiled:
+    """Compile a pack's training for a TPU that need not be here; `mesh` is as in `RunOptions`.
+
+    Raises:
+        ConfigError: torch_xla, jax or libtpu is missing, or the compiler refuses the program.
+    """
+    return compile_program(trace_pack(trials, vocab_size, tpu.devices, mesh), tpu)
+
+
+def trace_pack(
+    trials: Sequence[Trial], vocab_size: int, devices: int, mesh: str = "auto", scan: bool | None = None
+) -> str:
+    """Return the program of a stretch of a pack's training, as torch_xla hands it over to XLA.
+
+    Takes the arguments of `compile_pack`; `scan` makes the blocks one loop, by default if they are many.
+    """
+    _check_installed()
+    pack = {
+        "trials": [t.flat() for t in trials], "vocab_size": vocab_size, "mesh": mesh, "scan": scan,
+    }  # fmt: skip
+    with scratch_folder() as folder:
+        environment = os.environ | {
+            "PJRT_DEVICE": "CPU",
+            "CPU_NUM_DEVICES": str(devices),
+            "XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_text",
+            **_module_path(),
+        }
+        (folder / "pack.json").write_text(json.dumps(pack))
+        with (folder / "pack.json").open() as stdin, (folder / "errors").open("w") as errors:
+            command = [sys.executable, "-m", "mup_tpu.tpu.compiler"]
+            process = subprocess.Popen(command, stdin=stdin, stderr=errors, stdout=errors, env=environment)
+            try:
+                return _wait_for_program(folder, process)
+            finally:  # XLA's CPU compiler need not run
+                process.kill()
+                process.wait()
+
+
+def _wait_for_program(folder: Path, process: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        has_ended = process.poll() is not None
+        for path in folder.glob("*.before_optimizations.txt"):
+            text = path.read_text()
+            if "ENTRY " in text and text.rstrip().endswith("}") and "while(" in text:  # whole, and the loop's
+                return text
+        if has_ended:
+            why = _last_error((folder / "errors").read_text())
+            raise ConfigError(f"the pack's program could not be made: {why}")
+        time.sleep(0.2)
+    raise ConfigError(f"the pack's program was not made within {_TIMEOUT_S:.0f} s")
+
+
+def compile_program(program: str, tpu: TpuType) -> Compiled:
+    """Compile a program that `trace_pack` made for the same number of devices."""
+    with scratch_folder() as folder:
+        source, out = folder / "program.txt", folder / "compiled.txt"
+        source.write_text(program)
+        command = [sys.executable, "-m", "mup_tpu.tpu.libtpu"]
+        result = subprocess.run(
+            [*command, str(source), tpu.topology, str(tpu.devices), str(out)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env=os.environ | _module_path(),
+        )
+        if result.returncode:
+            why = _last_error(result.stderr)
+            raise ConfigError(f"libtpu does not compile the pack for {tpu.topology}: {why}")
+        return Compiled(**json.loads(result.stdout.splitlines()[-1]), text=out.read_text())
+
+
+def _check_installed() -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise ConfigError("libtpu compiles for TPUs on Linux x86-64 alone")
+    for package in ("torch_xla", "libtpu", "jax"):
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            message = f"{package} is not installed: pip install 'mup_tpu[tpu-compiler]'"
+            raise ConfigError(f"to compile for TPUs, {message}") from None
+
+
+def _module_path() -> dict[str, str]:
+    # This package comes first on the path of modules, and the working folder is not on it.
+    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
+
+
+def _last_error(printed: str) -> str:
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line]
+    return (errors or lines or ["no word of why"])[-1]
+
+
+def main() -> None:
+    """Train one stretch of a pack on tokens that are all 0: XLA dumps the program (`trace_pack`)."""
+    import torch
+
+    from mup_tpu.devices import get_device
+    from mup_tpu.training.pack import Pack
+
+    order = json.load(sys.stdin)
+    trials = [Trial().replace(**fields) for fields in order["trials"]]
+    data = trials[0].data
+    device = get_device("xla").arrange(len(trials), data.batch_size, order["mesh"])
+    forms = {} if order["scan"] is None else {"scan": device.scan if order["scan"] else None}
+    pack = Pack(trials, order["vocab_size"], device, forms=forms)
+    tokens_SBT1 = torch.zeros(STEPS, data.batch_size, data.sequence_length + 1, dtype=torch.int64)
+    pack.train(device.place_stack(tokens_SBT1, "data", STEPS), STEPS)
+
+
+if __name__ == "__main__":
+    main()

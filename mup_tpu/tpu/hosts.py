@@ -1,0 +1,317 @@
+"""TPU hosts and slices of a Ray cluster: room for packs, libtpu's environment, and the actor of a slice.
+
+A host has one resource TPU for each chip. A worker may ask for 1, 2, 4 or 8 chips, and Ray names them in
+TPU_VISIBLE_CHIPS. A host's labels name the slice, its type and topology, and the host's number in the slice.
+A host outside a larger slice is a slice by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from mup_tpu.config import RunOptions
+from mup_tpu.errors import ConfigError
+from mup_tpu.jobs.cluster import Slots, nodes_with
+from mup_tpu.jobs.job import Ended, Finished, Job
+from mup_tpu.jobs.ray_actors import HostActor, reservation
+
+SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+TOPOLOGY, POD_TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"
+
+_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""Shape of the chips of one process (TPU_CHIPS_PER_PROCESS_BOUNDS), by number of chips."""
+
+_RESERVE_S = 5.0
+
+
+@dataclass(frozen=True)
+class SliceKind:
+    """Kind of slices of several hosts."""
+
+    generation: str
+    """Ray's name: "v4", "v5litepod"."""
+    topology: str
+    """Chips along each axis, such as "2x2x2"."""
+    chips_per_host: int
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one slice."""
+        return _chips_of(self.topology) // self.chips_per_host
+
+    def host_labels(self, name: str) -> list[dict[str, str]]:
+        """Return the labels of each host of a slice, in order."""
+        return [{SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self.hosts)]
+
+
+def slots(options: RunOptions, environment: dict[str, str]) -> Slots:
+    """Return the room for packs on TPUs of the connected cluster.
+
+    Raises:
+        ConfigError: hosts are of an unsupported generation or number of chips; no slice has all its hosts.
+    """
+    if options.placement == "slice":
+        kind, count = kind_of_most_chips()
+        # The slice's actor does little. Beside the driver, it survives the loss of a slice.
+        driver = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        needs: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": driver}
+        return Slots(count, needs, "vmap", environment, actor=SliceActor, arguments=(kind,))
+    hosts = tpu_hosts()
+    chips = 1 if options.placement == "chip" else chips_of_a_pack(hosts)
+    # Otherwise libtpu would wait for other processes of the host.
+    bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS[chips]}
+    count = int(sum(host["Resources"]["TPU"] // chips for host in hosts))
+    needs = {"num_cpus": 1, "resources": {"TPU": chips}}
+    return Slots(count, needs, "vmap", environment | bounds, prepare=take_chips)
+
+
+def tpu_hosts() -> list[dict[str, Any]]:
+    """Return the nodes of the connected cluster with TPU chips.
+
+    Raises:
+        ConfigError: a host is of a generation that is not supported.
+    """
+    hosts = nodes_with("TPU")
+    for host in hosts:
+        # Bounds of v7x have four numbers: torch_xla 2.9 writes four and reads three.
+        kind = host["Labels"].get(POD_TYPE, "")
+        if re.match("(v|tpu)7", kind) or "accelerator_type:TPU-V7X" in host["Resources"]:
+            raise ConfigError(
+                f"TPU host {_address(host)} is a {kind or 'v7x'}: TPU v7x (Ironwood) is not supported; "
+                "v2, v3, v4, v5e, v5p and v6e are"
+            )
+    return hosts
+
+
+def chips_of_a_pack(hosts: list[dict[str, Any]]) -> int:
+    """Return the chips of a pack on one host: the smallest host's.
+
+    Raises:
+        ConfigError: Ray gives no worker this number of chips.
+    """
+    if not hosts:
+        return 1
+    smallest = min(hosts, key=lambda host: host["Resources"]["TPU"])
+    chips = smallest["Resources"]["TPU"]
+    if chips not in _BOUNDS:
+        raise ConfigError(
+            f"TPU host {_address(smallest)} has {chips:g} chips, but Ray gives one pack 1, 2, 4 or 8; "
+            "--placement chip gives each chip a pack"
+        )
+    return int(chips)
+
+
+def take_chips() -> None:
+    """Set the environment for the chips of one host that Ray gave this worker, before torch_xla is imported.
+
+    On one host of a slice, libtpu would ask the metadata for other hosts and wait for them (pytorch/xla issue
+    7714): the environment is GKE's for a single host.
+    """
+    here = _take_chips()
+    if here is not None and _has_neighbours(here):
+        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+
+
+def take_chips_of_slice() -> None:
+    """Set the environment of a host's worker that takes part in a slice, before torch_xla is imported."""
+    _take_chips()
+
+
+def _take_chips() -> dict[str, Any] | None:
+    """Name the device and the type of TPU; return this node, None without chips.
+
+    PJRT_DEVICE is TPU unless the driver or the host sets it.
+    """
+    context = ray.get_runtime_context()
+    if not context.get_accelerator_ids().get("TPU"):
+        return None
+    os.environ.setdefault("PJRT_DEVICE", "TPU")
+    here = next(node for node in nodes_with("TPU") if node["NodeID"] == context.get_node_id())
+    if POD_TYPE in here["Labels"]:  # torch_xla needs it at import without metadata
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", here["Labels"][POD_TYPE])
+    return here
+
+
+def _has_neighbours(host: dict[str, Any]) -> bool:
+    """Return whether a host belongs to a slice of several hosts."""
+    labels = host["Labels"]
+    if labels.get(WORKER_ID, "0") != "0":
+        return True
+    if _chips_of(labels.get(TOPOLOGY, "")) > host["Resources"]["TPU"]:
+        return True
+    name = labels.get(SLICE_NAME)
+    return name is not None and sum(node["Labels"].get(SLICE_NAME) == name for node in nodes_with("TPU")) > 1
+
+
+def kind_of_most_chips() -> tuple[SliceKind, int]:
+    """Return the kind of slice with the most chips on the connected cluster, and the number of its slices.
+
+    Raises:
+        ConfigError: no slice has all of its hosts.
+    """
+    hosts = tpu_hosts()
+    whole, problems = slices()
+    if not whole:
+        why = f" ({'; '.join(problems)})" if problems else ""
+        raise ConfigError(
+            "one pack asks for a TPU slice of several hosts (--placement slice), but the Ray cluster has "
+            f"{len(hosts)} TPU hosts and no slice with all of its hosts{why}; "
+            "--placement host takes single hosts"
+        )
+    counts = {kind: len(names) for kind, names in whole.items()}
+    return max(counts.items(), key=lambda item: item[0].hosts * item[0].chips_per_host * item[1])
+
+
+def slices() -> tuple[dict[SliceKind, dict[str, list[str]]], list[str]]:
+    """Find the slices of several hosts on the connected cluster.
+
+    Returns:
+        Addresses of hosts, in order, by kind and name of each whole slice; and a sentence for each slice that
+        cannot be used.
+    """
+    named: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes_with("TPU"):
+        if SLICE_NAME in node["Labels"]:
+            named[node["Labels"][SLICE_NAME]].append(node)
+    whole: dict[SliceKind, dict[str, list[str]]] = {}
+    problems = []
+    for name, hosts in sorted(named.items()):
+        try:
+            kind, addresses = _slice_of(hosts)
+        except ValueError as error:
+            problems.append(f"slice {name!r} {error}")
+        else:
+            whole.setdefault(kind, {})[name] = addresses
+    return whole, problems
+
+
+def _slice_of(hosts: list[dict[str, Any]]) -> tuple[SliceKind, list[str]]:
+    """Return the kind of the slice of these hosts, and their addresses in order.
+
+    Raises:
+        ValueError: they make up no slice that can be used.
+    """
+    for host in hosts:
+        for label, pattern in ((POD_TYPE, r".+-\d+"), (TOPOLOGY, r"\d+(x\d+)+"), (WORKER_ID, r"\d+")):
+            value = host["Labels"].get(label)
+            if value is None:
+                raise ValueError(f"has a host, {_address(host)}, without the label {label}")
+            if not re.fullmatch(pattern, value):
+                raise ValueError(f"has a host, {_address(host)}, whose label {label} is {value!r}")
+    described = {
+        (host["Labels"][POD_TYPE], host["Labels"][TOPOLOGY], host["Resources"]["TPU"]) for host in hosts
+    }
+    if len(described) > 1:
+        raise ValueError("has hosts that differ in type, topology or number of chips")
+    pod_type, topology, chips = described.pop()
+    if chips not in _BOUNDS or _chips_of(topology) % chips:
+        raise ValueError(f"has hosts of {chips:g} chips, which do not make up its topology {topology}")
+    kind = SliceKind(pod_type.rpartition("-")[0], topology, int(chips))
+    if kind.hosts == 1:
+        raise ValueError("is a single host")
+    hosts = sorted(hosts, key=lambda host: int(host["Labels"][WORKER_ID]))
+    numbers = [int(host["Labels"][WORKER_ID]) for host in hosts]
+    if numbers != list(range(kind.hosts)):
+        raise ValueError(f"has hosts number {', '.join(map(str, numbers))}, not all of {kind.hosts}")
+    return kind, list(map(_address, hosts))
+
+
+def _chips_of(topology: str) -> int:
+    """Return the chips of a topology such as "2x2x2"; 0 if it is not of this form."""
+    return math.prod(map(int, topology.split("x"))) if re.fullmatch(r"\d+(x\d+)+", topology) else 0
+
+
+def _address(node: dict[str, Any]) -> str:
+    return node["NodeManagerAddress"]
+
+
+class SliceActor:
+    """Actor that runs jobs one after another on a whole TPU slice of a kind, which it reserves.
+
+    Each host runs the same program, and host 0 reports. The hosts' actors end with this one. A slice that
+    loses a host ends as a whole, and its job is tried again. The reservation outlives a killed actor;
+    `ray_actors.end_actor` frees it.
+    """
+
+    def __init__(self, results: str | None, kind: SliceKind) -> None:
+        self._results, self._kind = results, kind
+        self._hosts: list[Any] = []
+
+    def ready(self) -> str:
+        """Return the hosts of the slice, once it is reserved and an actor runs on each of them."""
+        self._addresses, self._group = self._reserve()
+        self._start_hosts()
+        return ", ".join(self._addresses)
+
+    def _reserve(self) -> tuple[list[str], Any]:
+        """Return the hosts of a whole, free slice, and the placement group that reserves them."""
+        from ray.util.tpu import slice_placement_group
+
+        while True:
+            for name, addresses in slices()[0].get(self._kind, {}).items():
+                reserved = slice_placement_group(
+                    name=reservation(str(ray.get_runtime_context().get_actor_id())),
+                    topology=self._kind.topology,
+                    accelerator_version=self._kind.generation,
+                    chips_per_vm=self._kind.chips_per_host,
+                    bundle_label_selector=self._kind.host_labels(name),
+                )
+                group = reserved.slice_placement_group
+                if group is not None and group.wait(_RESERVE_S):
+                    return addresses, group
+                reserved.shutdown()
+            time.sleep(1.0)
+
+    def _start_hosts(self) -> None:
+        """Start a new actor on each host, with libtpu's environment for a slice."""
+        for host in self._hosts:
+            ray.kill(host)
+        hostnames = ",".join(self._addresses)
+        self._hosts = [
+            ray.remote(HostActor)
+            .options(
+                num_cpus=1,
+                resources={"TPU": self._kind.chips_per_host},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
+                runtime_env={"env_vars": {"TPU_WORKER_ID": str(i), "TPU_WORKER_HOSTNAMES": hostnames}},
+            )
+            .remote(self._results, take_chips_of_slice)
+            for i in range(self._kind.hosts)
+        ]
+        ray.get([host.ready.remote() for host in self._hosts])
+
+    def run(self, job: Job) -> Iterator[Any]:
+        """Run a job on all hosts; yield the events of host 0, or how another host failed."""
+        first, *others = self._hosts
+        events: Any = first.run.options(num_returns="streaming").remote(job)
+        running: list[Any] = [events, *(host.follow.remote(job) for host in others)]
+        ended: Ended | None = None
+        try:
+            while running:
+                ready: list[Any]
+                ready, running = ray.wait(running, num_returns=1)
+                event = ray.get(next(events)) if ready[0] is events else ray.get(ready[0])
+                if isinstance(event, Ended):
+                    ended = event
+                    if not isinstance(event, Finished):  # other hosts would wait for this one without end
+                        self._start_hosts()
+                        break
+                elif ready[0] is events:
+                    yield event
+                    running.append(events)
+        except ray.exceptions.RayActorError:
+            os._exit(1)  # other hosts would wait without end: this worker is lost as a whole
+        except ray.exceptions.RayTaskError:
+            self._start_hosts()
+            raise
+        yield ended

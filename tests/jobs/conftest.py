@@ -1,9 +1,0 @@
-"""Import path of the jobs of these tests, for processes of pools and of Ray."""
-
-import os
-import sys
-from pathlib import Path
-
-_IMPORTABLE = str(Path(__file__).with_name("importable"))
-sys.path.insert(0, _IMPORTABLE)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_IMPORTABLE, os.environ.get("PYTHONPATH"))))
