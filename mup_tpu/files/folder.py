@@ -13,6 +13,7 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,15 @@ class Folder:
         for name in names:
             self._remove(self._at(name))
 
+    def append_to(self, name: str) -> TextIOWrapper:
+        """Open a file of a local folder to append to; see `open_own`.
+
+        Raises:
+            OSError: the file cannot be opened, or it or a folder on the way to it is a link.
+        """
+        self._make_room(name)
+        return open_own(self._at(name), self._root)
+
     @contextlib.contextmanager
     def locked(self, name: str, busy: str | None = None) -> Iterator[None]:
         """Lock that one process holds for the length of a block; a bucket has none.
@@ -208,8 +218,7 @@ class Folder:
             yield
             return
         with raised_as(StoreError, f"{self}/{name} cannot be opened"):
-            self._make_room(name)
-            file = open_own(self._at(name))
+            file = self.append_to(name)
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))

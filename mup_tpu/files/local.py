@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
@@ -26,12 +26,24 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
     return content
 
 
-def open_own(path: str | os.PathLike[str]) -> TextIO:
-    """A local file to lock or append to, created if it is not there, and never emptied.
+def open_own(path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> TextIOWrapper:
+    """Open a local file to lock or append to; it is created if it is missing, and never emptied.
+
+    Version control keeps links, so a results folder from elsewhere may hold one under a name that we will
+    write to.
+
+    Args:
+        path: the file.
+        root: a folder above it; folders between the two may not be links. By default the file's folder.
 
     Raises:
         OSError: the file cannot be opened, is a link or not regular, or has another name elsewhere.
     """
+    for folder in Path(path).parents:
+        if root is None or folder == Path(root):
+            break
+        if folder.is_symlink():
+            raise OSError(f"its folder {folder.name} is a link")
     descriptor = _regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)

@@ -39,7 +39,7 @@ class AskedTrials:
 
     def alone(self) -> AbstractContextManager[None]:
         """Lock against other processes that ask or tell; a bucket has none."""
-        return self._folder.locked("asked.lock")
+        return self._store.folder.locked("asked/asked.lock")
 
     def all(self) -> dict[str, Asked]:
         """Asked trials by id, the longest asked first.

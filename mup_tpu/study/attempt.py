@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
 from mup_tpu.errors import first_line
@@ -61,7 +60,7 @@ class Attempt:
         function: called with the trial and its report; returns the loss.
         trial: its first argument.
         make_report: maker of its second argument, from a function that takes reports.
-        output: file for its printed output; None drops it.
+        output: descriptor of the file that its printed output is appended to; None drops it.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Attempt:
         function: Function,
         trial: Any,
         make_report: Callable[[Callable[[Reported], None]], Report],
-        output: Path | None,
+        output: int | None,
     ) -> None:
         self._output = output
         self._connection, theirs = multiprocessing.Pipe()
@@ -192,7 +191,7 @@ def _run(
     trial: Any,
     make_report: Callable[[Callable[[Reported], None]], Report],
     connection: Connection,
-    output: Path | None,
+    output: int | None,
 ) -> NoReturn:
     """Call the function in this process, send its outcome, and end."""
     allow_children()
@@ -224,9 +223,9 @@ def _run(
     os._exit(0)
 
 
-def _redirect(output: Path | None) -> None:
+def _redirect(output: int | None) -> None:
     """Append printed output of this process to a file."""
-    out = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    out = os.open(os.devnull, os.O_WRONLY) if output is None else output
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, out), (2, out)):
         os.dup2(source, target)
@@ -234,10 +233,10 @@ def _redirect(output: Path | None) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _cut(output: Path) -> None:
+def _cut(output: int) -> None:
     """Keep the end of a long output."""
-    if output.stat().st_size > _MOST_OUTPUT:
-        with output.open("rb") as file:
-            file.seek(-_MOST_OUTPUT, os.SEEK_END)
-            end = file.read()
-        output.write_bytes(b"[...]\n" + end)
+    size = os.fstat(output).st_size
+    if size > _MOST_OUTPUT:
+        end = os.pread(output, _MOST_OUTPUT, size - _MOST_OUTPUT)
+        os.ftruncate(output, 0)
+        os.write(output, b"[...]\n" + end)

@@ -12,13 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import cloudpickle
 
-from mup_tpu.errors import ConfigError, first_line
+from mup_tpu.errors import ConfigError, StoreError, first_line, raised_as
 from mup_tpu.files import Folder
 from mup_tpu.jobs.job import Job, Preparing, Surroundings
 from mup_tpu.study.attempt import Attempt, Function, Outcome
@@ -93,10 +93,11 @@ class How:
         """Folder of a trial's checkpoints."""
         return f"{Folder(self.folder) / 'work' / trial.id}"
 
-    def output(self, trial: Trial) -> Path | None:
-        """File for a trial's printed output; None in a bucket."""
-        folder = Folder(self.folder)
-        return Path(str(folder), "output", f"{trial.id}.txt") if folder.is_local else None
+    def output(self, trial: Trial) -> AbstractContextManager[TextIO | None]:
+        """Open the file of a trial's printed output; None in a bucket."""
+        folder, name = Folder(self.folder), f"output/{trial.id}.txt"
+        with raised_as(StoreError, f"{folder}/{name} cannot be opened"):
+            return folder.append_to(name) if folder.is_local else nullcontext()
 
 
 class FunctionJob(Job):
@@ -121,6 +122,7 @@ class FunctionJob(Job):
 
         Raises:
             ConfigError: the function cannot be imported here.
+            StoreError: its output cannot be written.
             WorkerLost: a signal has killed its process.
         """
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -130,15 +132,15 @@ class FunctionJob(Job):
         while modules:  # torch imports its compiler with the first optimizer, which takes seconds
             with contextlib.suppress(Exception):
                 importlib.import_module(modules.pop(0))
-        folder, output = self.how.trial_folder(self.trial), self.how.output(self.trial)
-        for path in (folder if Folder(folder).is_local else None, output and output.parent):
-            if path is not None:
-                os.makedirs(path, exist_ok=True)
+        folder = self.how.trial_folder(self.trial)
+        if Folder(folder).is_local:
+            os.makedirs(folder, exist_ok=True)
         rungs = f"{Folder(self.how.folder) / 'rungs' / self.group}" if self.how.halving else None
         make_report = functools.partial(Report, folder, rungs=rungs, name=self.trial.id)
-        with _ending(here) as is_ending:
+        with _ending(here) as is_ending, self.how.output(self.trial) as output:
             began = time.monotonic()
-            attempt = Attempt(function, self.trial, lambda send: make_report(send), output)
+            descriptor = None if output is None else output.fileno()
+            attempt = Attempt(function, self.trial, lambda send: make_report(send), descriptor)
             try:
                 for event in attempt.events(self.how.timeout, is_ending):
                     if isinstance(event, Outcome):

@@ -38,12 +38,8 @@ def host_log(results: str | None, capture_warnings: bool = False) -> Iterator[No
         return
     name = f"{socket.gethostname()}-{os.getpid()}"
     try:
-        folder = Folder(results) / "logs"
-        if folder.is_local:
-            os.makedirs(folder.path, exist_ok=True)
-            handler: logging.Handler = logging.FileHandler(f"{folder}/{name}.log", encoding="utf-8")
-        else:
-            handler = _UploadHandler(folder, name)
+        folder = Folder(results)
+        handler = _FileHandler(folder, name) if folder.is_local else _UploadHandler(folder / "logs", name)
     except OSError as error:
         warnings.warn(f"no log is kept: {results}/logs cannot be written: {reason(error)}", stacklevel=3)
         yield
@@ -119,6 +115,14 @@ def _say_once(lost: Callable[[OSError], None] | None) -> Callable[[logging.LogRe
                 lost(error)
 
     return say
+
+
+class _FileHandler(logging.FileHandler):
+    """Handler that opens its file as the store does: FileHandler would follow a link."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        super().__init__(f"{folder}/logs/{name}.log", delay=True)
+        self.stream = folder.append_to(f"logs/{name}.log")
 
 
 class _UploadHandler(logging.Handler):

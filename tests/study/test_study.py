@@ -276,20 +276,36 @@ def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path)
     pd.testing.assert_frame_equal(table(whole), before)
 
 
-@pytest.mark.parametrize("name", ["driver.lock", "asked/asked.lock"])
-@pytest.mark.parametrize("there", ["a link", "a named pipe", "another name of a file"])
-def test_a_lock_is_opened_only_if_it_is_ours(name, there, tmp_path):
-    victim, folder = tmp_path / "victim", tmp_path / "valley"
-    victim.write_text("mine")
-    (folder / name).parent.mkdir(parents=True)
-    make = {"a link": (folder / name).symlink_to, "another name of a file": (folder / name).hardlink_to}
-    make[there](victim) if there in make else os.mkfifo(folder / name)
-    with pytest.raises(StoreError, match=f"{name} cannot be opened"):
-        if name == "driver.lock":
-            valley_study(folder).run(trainers.valley, console=QUIET)
-        else:
-            valley_study(folder).ask()
-    assert victim.read_text() == "mine"
+WRITTEN = ["driver.lock", "asked/asked.lock", "output/ID.txt"]
+LINKS = ["a link", "a named pipe", "another name of a file", "a linked folder"]
+
+
+@pytest.mark.parametrize(
+    "name, there", [(name, there) for name in WRITTEN for there in LINKS if "/" in name or there != LINKS[3]]
+)
+def test_what_is_appended_to_is_opened_only_if_it_is_ours(name, there, tmp_path):
+    """Version control keeps links, and a trial's id can be computed: so anything may lie there."""
+    folder = tmp_path / "valley"
+    study = valley_study(
+        folder, scale={"width": [256]}, tune={"lr": [1.0]}, compare=None, settings={"rule": "stays"}, seeds=1
+    )
+    path = folder / name.replace("ID", study.trials()[0].id)
+    victim = tmp_path / "victims" / path.name
+    victim.parent.mkdir()
+    victim.write_text("mine" * 300_000)
+    (path.parent.parent if there == "a linked folder" else path.parent).mkdir(parents=True)
+    if there == "a link":
+        path.symlink_to(victim)
+    elif there == "another name of a file":
+        path.hardlink_to(victim)
+    elif there == "a linked folder":
+        path.parent.symlink_to(victim.parent)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(StoreError, match=f"{path.name} cannot be opened: "):
+        study.ask() if name.startswith("asked") else study.run(trainers.valley, workers=1, console=QUIET)
+    assert victim.read_text() == "mine" * 300_000
+    assert [*victim.parent.iterdir()] == [victim] and not list(folder.glob("runs/*"))
 
 
 def test_other_settings_are_refused(tmp_path):

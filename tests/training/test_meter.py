@@ -6,9 +6,9 @@ import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -173,11 +173,32 @@ def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
             logging.getLogger("mup_tpu").info("step 1")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
-def test_a_log_on_a_full_disk_is_one_line_and_training_goes_on(tmp_path, capfd):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"{socket.gethostname()}-{os.getpid()}.log").symlink_to("/dev/full")
-    with host_log(str(tmp_path)):
-        for step in range(3):
-            logging.getLogger("mup_tpu").info("step %d", step)
-    assert capfd.readouterr().err == "warning: lines of the log are lost: No space left on device\n"
+LOG_ON_A_FULL_DISK = """
+import logging, resource, sys
+from mup_tpu.training.host_log import host_log
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+with host_log(sys.argv[1]):
+    for step in range(3):
+        logging.getLogger("mup_tpu").info("step %d", step)
+"""
+
+
+def test_a_log_on_a_full_disk_is_one_line_and_training_goes_on(tmp_path):
+    command = [sys.executable, "-c", LOG_ON_A_FULL_DISK, tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "warning: lines of the log are lost: File too large\n")
+
+
+@pytest.mark.parametrize("linked", ["the log", "its folder"])
+def test_a_log_is_not_written_through_a_link(linked, tmp_path):
+    name, victims = f"{socket.gethostname()}-{os.getpid()}.log", tmp_path / "victims"
+    victims.mkdir()
+    (victims / name).write_text("mine")
+    if linked == "the log":
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / name).symlink_to(victims / name)
+    else:
+        (tmp_path / "logs").symlink_to(victims)
+    with pytest.warns(UserWarning, match="no log is kept: .*logs cannot be written"), host_log(str(tmp_path)):  # noqa: SIM117
+        logging.getLogger("mup_tpu").info("step 1")
+    assert (victims / name).read_text() == "mine"
