@@ -20,7 +20,6 @@ MOVED = {
     "optimizer_rules": "rules.optimizer",
     "parametrization": "rules.parametrization",
     "parts": "store.parts",
-    "signals": "training.signals",
     "analysis.search": "analysis.ranking",
     "analysis.table_columns": "analysis.ingest.table_columns",
     "analysis.table_files": "analysis.ingest.table_files",

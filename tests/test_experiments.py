@@ -11,7 +11,7 @@ import pytest
 from mup_tpu import cli
 from mup_tpu.config import Sweep
 from mup_tpu.store import load_runs
-from mup_tpu.training.pack_key import pack_key
+from mup_tpu.training.trials import pack_key
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {path.stem: runpy.run_path(str(path)) for path in sorted((ROOT / "experiments").glob("*.py"))}

@@ -64,7 +64,7 @@ def train(
     trial, shorter = options.source(trial), None
     run.require_parts(trial.data.batch_size)
     if options.continue_to is not None:
-        from mup_tpu.training.continuation import longer
+        from mup_tpu.training.trials import longer
 
         shorter, trial = trial, longer(trial, options.continue_to)
     console = Console()

@@ -15,7 +15,7 @@ from mup_tpu.errors import Preempted
 from mup_tpu.jobs.heartbeat import Heartbeats
 from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Preparing, Refused, Split, Started, TooLarge
 from mup_tpu.jobs.pool import Pool, Worker
-from mup_tpu.training.signals import handling
+from mup_tpu.training.process import handling
 
 MAX_ATTEMPTS = 3
 """Lost workers after which a job has failed."""

@@ -18,7 +18,7 @@ from mup_tpu.errors import first_line
 from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.jobs.this_machine import PACK_MODULES, killed_for_memory, start_process
-from mup_tpu.training.host_log import host_log
+from mup_tpu.training.process import host_log
 
 _LAST_LOG_S = 30.0
 """Seconds for all workers at the end to upload the rest of their logs to a bucket."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from mup_tpu.jobs.job import Ended, Job, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
-from mup_tpu.training.host_log import host_log
+from mup_tpu.training.process import host_log
 
 
 class _Here(Worker):

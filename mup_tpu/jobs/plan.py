@@ -9,7 +9,7 @@ from typing import TypeVar
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import CONFIGURED, write
 from mup_tpu.models import declare, training_flops
-from mup_tpu.training.pack_key import pack_key
+from mup_tpu.training.trials import pack_key
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from mup_tpu.internals.ray import actor_id
 from mup_tpu.jobs.cluster import Slots
 from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Refused, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
-from mup_tpu.training.host_log import host_log
+from mup_tpu.training.process import host_log
 
 _LOOK_EVERY_S = 5.0
 _FAILED_STARTS = 3

@@ -20,7 +20,7 @@ from mup_tpu.errors import ConfigError, reason
 from mup_tpu.internals.multiprocessing import ensure_server, fork
 from mup_tpu.jobs.plan import threads_per_pack
 
-PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.host_log")
+PACK_MODULES = ("mup_tpu.training.loop", "mup_tpu.training.process")
 """Modules that the server imports for packs."""
 
 _STARTS = 3

@@ -24,7 +24,7 @@ from mup_tpu.jobs.job import Job, Preparing, Surroundings
 from mup_tpu.study.attempt import Attempt, Function, Outcome
 from mup_tpu.study.report import Report
 from mup_tpu.study.space import Trial
-from mup_tpu.training.signals import handling
+from mup_tpu.training.process import handling
 
 
 def check_function(function: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.files import Folder
-from mup_tpu.training.halving import RECENT, rungs
+from mup_tpu.training.record import RECENT, rungs
 
 _SEND_EVERY_S = 0.2
 _MOST_POINTS = 1000

@@ -1,1 +1,1 @@
-"""Training packs: schedule, optimizer, pack, loop, checkpoint, rows."""
+"""Training of packs: the loop, members, optimizer, memory, checkpoints, rows."""

@@ -21,26 +21,35 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mup_tpu.config import Trial
 from mup_tpu.errors import StoreError, raised_as, reason
 from mup_tpu.files import Folder, checksum, patiently
+from mup_tpu.training.trials import open_steps
 
 KEEP = 2
 """Checkpoints kept beside the best: the last, and the previous one in case the last is damaged."""
 
 _TENSORS, _META = "tensors.safetensors", "meta.json"
 
+# Without this checksum of the rest of meta.json nobody could tell a changed step or status from the true one.
+_META_SHA256 = "meta_sha256"
+
+# A checkpoint is written so often if another driver removes the folder meanwhile.
 _TRIES = 5
-"""Times that a checkpoint is written if another driver removes the folder meanwhile."""
+
+# What `begin` needs of a meta.json; other folders are not of packs.
+_OF_PACKS = {"trial_ids", "members", "statuses", "ended_at", "reasons", "validation", "wall_time"}
 
 
 @dataclass(frozen=True)
@@ -111,16 +120,12 @@ def _write(folder: Folder, name: str, tensors: dict[str, Tensor], content: dict[
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from None
             raise
         content["sha256"] = checksum(file)
-    content[_OWN] = _digest(content)
+    content[_META_SHA256] = _digest(content)
     folder.write(f"{name}/{_META}", json.dumps(content).encode())
 
 
-_OWN = "meta_sha256"
-"""Checksum of the rest of meta.json. Without it nothing tells a changed step or status from the true one."""
-
-
 def _digest(meta: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in meta.items() if name != _OWN}
+    rest = {name: value for name, value in meta.items() if name != _META_SHA256}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
@@ -137,7 +142,7 @@ class CheckpointWriter:
     def save(
         self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], evaluation_loss: float | None
     ) -> None:
-        """`save`, in the thread; returns once all is in host memory, after the previous checkpoint."""
+        """Start `save` in the thread; return once all is in host memory, after the previous checkpoint."""
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self._in_flight = self._thread.submit(
@@ -145,7 +150,7 @@ class CheckpointWriter:
         )
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written; raises the error of writing it."""
+        """Wait until the checkpoint is written; raise the error of writing it."""
         write, self._in_flight = self._in_flight, None
         if write is not None:
             write.result()
@@ -159,30 +164,17 @@ class CheckpointWriter:
 
 
 def load_latest(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The last whole checkpoint, or None, with a warning about damaged ones."""
+    """Return the last whole checkpoint, or None; warn of damaged ones."""
     with _reading(path):
         folder = Folder(path)
         return _first_whole(folder, reversed(_steps(folder)))
 
 
 def load_best(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """The whole checkpoint of least evaluation loss, or None without an evaluation."""
+    """Return the whole checkpoint of least evaluation loss, or None without an evaluation."""
     with _reading(path):
         folder = Folder(path)
-        return _first_whole(folder, _by_loss(read_metas(folder)))
-
-
-def read_metas(folder: Folder) -> dict[str, dict[str, Any]]:
-    """Contents of meta.json of the checkpoints in a folder, by name, without damaged ones."""
-    with _reading(folder):
-        metas = {name: _meta(folder, name) for name in _steps(folder)}
-    return {name: meta for name, meta in metas.items() if meta}
-
-
-def load(folder: Folder, name: str) -> Checkpoint | None:
-    """One checkpoint by its name; None, with a warning, if it is damaged."""
-    with _reading(folder):
-        return _first_whole(folder, [name])
+        return _first_whole(folder, _by_loss(_metas(folder)))
 
 
 def _first_whole(folder: Folder, names: Iterable[str]) -> Checkpoint | None:
@@ -208,15 +200,15 @@ def _drop_old(folder: Folder, written: Mapping[str, Any]) -> None:
 
     Later ones are damaged: otherwise the pack would have gone on from them.
     """
-    metas = {name: _meta(folder, name) for name in _steps(folder)}
-    own = {
+    names = _steps(folder)
+    of_pack = {
         name: meta
-        for name, meta in metas.items()
-        if meta and meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
+        for name, meta in _metas(folder).items()
+        if meta["step"] <= written["step"] and meta.get("trial_ids") == written.get("trial_ids")
     }
-    open_ones = [name for name, meta in own.items() if meta.get("is_open")]
-    kept = {*list(own)[-KEEP:], *_by_loss(own)[:1], *open_ones}
-    folder.remove(*(name for name in metas if name not in kept))
+    open_ones = [name for name, meta in of_pack.items() if meta.get("is_open")]
+    kept = {*list(of_pack)[-KEEP:], *_by_loss(of_pack)[:1], *open_ones}
+    folder.remove(*(name for name in names if name not in kept))
 
 
 def _by_loss(metas: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -228,15 +220,17 @@ def _steps(folder: Folder) -> list[str]:
     return [name for name in folder.names() if re.fullmatch(r"step-\d{8,}", name)]
 
 
-def _meta(folder: Folder, name: str) -> dict[str, Any] | None:
-    try:
-        return _read_meta(folder, name)
-    except (FileNotFoundError, ValueError):
-        return None
+def _metas(folder: Folder) -> dict[str, dict[str, Any]]:
+    """Read meta.json of each checkpoint in a folder, by name; leave damaged ones out."""
+    metas = {}
+    for name in _steps(folder):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            metas[name] = _read_meta(folder, name)
+    return metas
 
 
 def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
-    """Contents of a checkpoint's meta.json.
+    """Read a checkpoint's meta.json.
 
     Raises:
         FileNotFoundError: there is none.
@@ -248,11 +242,11 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
         raise ValueError(f"{_META} is no JSON") from None
     if not isinstance(meta, dict):
         raise ValueError(f"{_META} is no table")
-    if _OWN not in meta:
+    if _META_SHA256 not in meta:
         raise ValueError(
             f"{_META} has no checksum of itself, as earlier versions and other programs write it"
         )
-    if meta[_OWN] != _digest(meta):
+    if meta[_META_SHA256] != _digest(meta):
         raise ValueError(f"the checksum of {_META} does not match")
     loss = meta.get("evaluation_loss")
     if not (
@@ -268,3 +262,84 @@ def _read_meta(folder: Folder, name: str) -> dict[str, Any]:
 
 def _reading(folder: object) -> contextlib.AbstractContextManager[None]:
     return raised_as(StoreError, f"checkpoint folder {folder} cannot be read")
+
+
+def begin(
+    root: Folder,
+    trials: Sequence[Trial],
+    shorter: Sequence[Trial],
+    trial_id: Callable[[Trial], str],
+    folder: str,
+) -> int:
+    """Write a checkpoint for a pack to go on from, made of checkpoints of the same trials with fewer steps.
+
+    `root` is the folder of all packs' checkpoints, `folder` this pack's. The shorter trials may lie in other
+    packs. Before the checkpoint updates must agree too, so it has at most `open_steps` steps.
+
+    Returns:
+        The steps before the checkpoint; 0 if the trials have no checkpoints of a common step.
+    """
+    ids, shorter_ids = ([trial_id(trial) for trial in some] for some in (trials, shorter))
+    latest = load_latest(folder)
+    if latest is not None and latest.meta.get("trial_ids") == ids:
+        return latest.step
+    places = _common(root, shorter_ids, min(map(open_steps, [*shorter, *trials])))
+    joined = _joined(root, places, shorter_ids, trials[0].train.steps) if places else None
+    if joined is None:
+        return 0
+    save(folder, joined.step, joined.tensors, joined.meta | {"trial_ids": ids})
+    return joined.step
+
+
+def _common(root: Folder, trial_ids: Sequence[str], most: int) -> dict[str, tuple[str, str]]:
+    """Return the pack and name of each trial's checkpoint, at the latest step that all trials have."""
+    by_step: dict[int, dict[str, tuple[str, str]]] = {}
+    for pack in filter(re.compile(r"[0-9a-f]{16}(-[0-9a-f]{8})?").fullmatch, root.names()):
+        with _reading(root / pack):
+            metas = _metas(root / pack)
+        for name, meta in metas.items():
+            if not (meta.keys() >= _OF_PACKS and 0 < meta["step"] <= most):
+                continue
+            for k, trial_id in enumerate(meta["trial_ids"]):
+                # Not a trial that halving stopped: a longer run might have kept it.
+                if trial_id in trial_ids and meta["statuses"][k] != "stopped":
+                    by_step.setdefault(meta["step"], {})[trial_id] = (pack, name)
+    whole = [step for step, places in by_step.items() if len(places) == len(set(trial_ids))]
+    return by_step[max(whole)] if whole else {}
+
+
+def _joined(
+    root: Folder, places: dict[str, tuple[str, str]], trial_ids: Sequence[str], steps: int
+) -> Checkpoint | None:
+    """Join checkpoints into one for these trials with more steps; return None if one is damaged."""
+    parts: dict[tuple[str, str], Checkpoint] = {}
+    for pack, name in set(places.values()):
+        with _reading(root / pack):
+            part = _first_whole(root / pack, [name])
+        if part is None:
+            return None
+        parts[pack, name] = part
+    rows: dict[str, list[Tensor]] = {}
+    meta: dict[str, Any] = {"members": [], "statuses": [], "ended_at": [], "reasons": [], "validation": []}
+    losses, wall_time, step = [], 0.0, 0
+    for k, trial_id in enumerate(trial_ids):
+        part = parts[places[trial_id]]
+        before, step = part.meta, part.step
+        at = before["trial_ids"].index(trial_id)
+        for name in ("statuses", "ended_at", "reasons"):
+            meta[name].append(before[name][at])
+        points = [point for point in before["validation"] if point["member"] == at]
+        meta["validation"] += [point | {"member": k} for point in points]
+        wall_time += before["wall_time"] / len(before["trial_ids"])
+        losses.append(part.tensors["losses_SK"][:step, at])
+        if at in before["members"]:
+            meta["members"].append(k)
+            for name, tensor in part.tensors.items():
+                if name != "losses_SK":
+                    rows.setdefault(name, []).append(tensor[before["members"].index(at)])
+    if not rows:
+        return None
+    losses_SK = torch.full((steps, len(trial_ids)), torch.nan, dtype=torch.float64)
+    losses_SK[:step] = torch.stack(losses, 1)
+    tensors = {name: torch.stack(members) for name, members in rows.items()}
+    return Checkpoint(step, tensors | {"losses_SK": losses_SK}, meta | {"wall_time": wall_time})

@@ -1,29 +1,110 @@
-"""Rows of a pack's members, and the interface of their executions: in turns, and stacked.
+"""Members of a pack on the device: their loss, and their steps in turns or stacked as one program.
 
-Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens.
+In turns, each member makes its step alone by torch's fused functions, which is fast on CPUs. Stacked, a step
+(gradients, clipping, update) is one function of tensors under `torch.func.vmap`, which is fast on
+accelerators: a device may trace it once and repeat it. Its arguments are all that changes from step to step.
+
+Shapes: R rows of the stack, S steps, N evaluation batches, B sequences, T tokens, V vocabulary, P parameters,
+X numbers of a step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
 
 from mup_tpu.config import Trial
 from mup_tpu.devices import Device
-from mup_tpu.internals.torch import compile_function
+from mup_tpu.internals.torch import compile_function, tree_flatten, tree_unflatten
 from mup_tpu.models import Parameter
 from mup_tpu.rules.parametrization import Scaling
-from mup_tpu.training.loss import MemberLoss
-from mup_tpu.training.optimizer import State
+from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, State, clip_factors
+
+MemberLoss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
+"""Mean cross-entropy in nat per token, from a member's parameters, its buffers and tokens_BT1.
+
+Its gradient has the terms that a network adds to the loss, its value has not: losses of networks with and
+without such terms compare.
+"""
+
+
+def member_loss(network: nn.Module, vocab_size: int, precision: str, device: torch.device) -> MemberLoss:
+    """Return the loss of one member, by a network without weights (`Architecture.network`)."""
+    bf16, by_xla = precision == "bf16", device.type == "xla"
+
+    def cross_entropy(logits_BTV: Tensor, tokens_BT1: Tensor) -> Tensor:
+        logits_NV, targets_N = logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()
+        logits_NV = logits_NV.float() if bf16 else logits_NV
+        if not by_xla:
+            return functional.cross_entropy(logits_NV, targets_N)
+        # With class indices, TPU compilers gather the targets of all members on every chip.
+        vocabulary_V = torch.arange(vocab_size, device=targets_N.device, dtype=targets_N.dtype)
+        is_target_NV = targets_N[:, None] == vocabulary_V
+        return -functional.log_softmax(logits_NV, -1).where(is_target_NV, 0.0).sum(-1).mean()
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT1: Tensor) -> Tensor:
+        added: list[Tensor] = []
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+            logits_BTV = functional_call(
+                network, parameters | buffers, (tokens_BT1[:, :-1], added), tie_weights=True
+            )
+        value = cross_entropy(logits_BTV, tokens_BT1)
+        for term in added:
+            value = value + (term - term.detach())
+        return value
+
+    return loss
+
+
+def micro_batches(tokens_BT1: Tensor, count: int) -> Iterator[tuple[Tensor, float]]:
+    """Yield parts of a batch, each with its share of the sequences; at most one part per sequence."""
+    for part in tokens_BT1.tensor_split(min(count, len(tokens_BT1))):
+        yield part, len(part) / len(tokens_BT1)
+
+
+def over_micro_batches(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Wrap a function of a batch, its last argument, to take it part by part and average the results."""
+    if count == 1:
+        return function
+
+    def call(*arguments: Any) -> Any:
+        *others, tokens_BT1 = arguments
+        means: list[Tensor] = []
+        for part, share in micro_batches(tokens_BT1, count):
+            values, structure = tree_flatten(function(*others, part))
+            if means:
+                for mean, value in zip(means, values, strict=True):
+                    mean.add_(value, alpha=share)
+            else:
+                means = [value.mul_(share) for value in values]
+            del values  # frees this part's results before the next part's are computed
+        return tree_unflatten(means, structure)
+
+    return call
+
+
+def backward_in_this_thread() -> torch.autograd.set_multithreading_enabled:
+    """Run backward in the calling thread.
+
+    XLA's thread for backward holds a gradient for a moment after backward has returned. Every live tensor is
+    an output of the program that is handed over, so another program would be compiled: up to three times in
+    50 steps on a busy host.
+    """
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 @dataclass
 class Members(ABC):
-    """Rows of members on the device, in one execution."""
+    """Rows of members on the device, and how they go through a step: in turns, or stacked."""
 
     device: Device
     loss: MemberLoss
@@ -51,12 +132,11 @@ class Members(ABC):
     def __post_init__(self) -> None: ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function through torch.compile, if asked for."""
         return compile_function(function) if self.compile else function
 
     @abstractmethod
     def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
-        """Losses_SR before each update, after training `live` rows on the first batches of a stack.
+        """Train `live` rows on the first batches of a stack; return losses_SR before each update.
 
         `steps` are their numbers, for schedules. Other rows may train too. Losses after the last step are
         meaningless.
@@ -64,4 +144,120 @@ class Members(ABC):
 
     @abstractmethod
     def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
-        """Mean losses_R over N batches, without training."""
+        """Return mean losses_R over N batches, without training."""
+
+
+class InTurns(Members):
+    """Members that make their steps one after another, without those that have ended."""
+
+    def __post_init__(self) -> None:
+        self._bf16 = self.trials[0].train.precision == "bf16"
+        self._loss = self.compiled(self.loss)
+        self._whole_loss = over_micro_batches(self._loss, self.micro_batches)
+        rows = range(len(self.trials))
+        self._leaves = [
+            {name: p[r].detach().requires_grad_() for name, p in self.parameters.items()} for r in rows
+        ]
+        self._buffers = [{name: b[r] for name, b in self.buffers.items()} for r in rows]
+        self._optimizers = [
+            MemberOptimizer(
+                self.trials[r],
+                self.declared,
+                self._leaves[r],
+                self.scalings[r],
+                {slot: {name: t[r] for name, t in tensors.items()} for slot, tensors in self.state.items()},
+                self.steps_done,
+            )
+            for r in rows
+        ]
+        first = next(iter(self.parameters.values()))
+        self._device_type = first.device.type
+        self._no_losses_R = first.new_full((len(first),), math.nan)
+
+    def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        """Train live rows; losses_SR of the others are nan."""
+        batches_BT1 = tokens_SBT1[: len(steps)]
+        return torch.stack([self._step(*both, live) for both in zip(batches_BT1, steps, strict=True)])
+
+    def _step(self, tokens_BT1: Tensor, step: int, live: Sequence[int]) -> Tensor:
+        losses_R = self._no_losses_R.clone()
+        for r in live:
+            leaves, optimizer, losses = self._leaves[r], self._optimizers[r], []
+            with self._weights_cast_once():
+                for part, share in micro_batches(tokens_BT1, self.micro_batches):
+                    loss = self._loss(leaves, self._buffers[r], part)
+                    with backward_in_this_thread():
+                        loss.backward(torch.full_like(loss, share))
+                    losses.append(loss.detach() * share)
+                    del loss  # frees its graph before the next part's is built
+            if optimizer.trial.optimizer.grad_clip:
+                torch.nn.utils.clip_grad_norm_(list(leaves.values()), optimizer.trial.optimizer.grad_clip)
+            optimizer.update(step)
+            losses_R[r] = torch.stack(losses).sum()
+        return losses_R
+
+    def _weights_cast_once(self) -> contextlib.AbstractContextManager[Any]:
+        # Autocast, off here and on in the loss, keeps its bf16 copies of weights for the whole block.
+        return torch.autocast(self._device_type, enabled=False) if self._bf16 else contextlib.nullcontext()
+
+    def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        """Evaluate live rows; losses_R of the others are nan."""
+        losses_R = self._no_losses_R.clone()
+        for r in live:
+            member = self._leaves[r], self._buffers[r]
+            with self._weights_cast_once():
+                losses = [self._whole_loss(*member, tokens_BT1) for tokens_BT1 in tokens_NBT1]
+            losses_R[r] = torch.stack(losses).mean()
+        return losses_R
+
+
+class Stacked(Members):
+    """Members that are one program; all rows train, live or not."""
+
+    is_stacked = True
+
+    def __post_init__(self) -> None:
+        device = self.device
+        self._dtype = next(iter(self.parameters.values())).dtype
+        limits = [trial.optimizer.grad_clip or math.inf for trial in self.trials]
+        self._clip_limits_R = device.place_members(torch.tensor(limits, dtype=self._dtype))
+        self._optimizer = StackedOptimizer(
+            self.trials, self.declared, self.scalings, lambda t: device.place_members(t.to(self._dtype))
+        )
+        compiled = self.compiled if not device.compiles else lambda function: function
+        self.gradients_and_losses, self._losses = (
+            device.per_shard(
+                over_micro_batches(compiled(vmap(function, in_dims=(0, 0, None))), self.micro_batches)
+            )
+            for function in (grad_and_value(self.loss), self.loss)
+        )
+        self._steps = device.repeated(self.step, self.compile)
+        self._evaluations = device.repeated(self._evaluation)
+
+    def train(self, tokens_SBT1: Tensor, steps: range, live: Sequence[int]) -> Tensor:
+        numbers_SRX = self._optimizer.step_numbers(steps).to(self._dtype)
+        return self._steps(
+            (self.parameters, self.state),
+            (self.buffers, self._clip_limits_R, self._optimizer.factors_KP3),
+            (tokens_SBT1, self.device.place_stack(numbers_SRX, "trial", len(tokens_SBT1))),
+            len(steps),
+        )
+
+    def step(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        """Make one step of all rows, for `Device.repeated`; return losses_R before the update."""
+        parameters, state = changed
+        buffers, clip_limits_R, factors_RP3 = fixed
+        tokens_BT1, numbers_RX = batch
+        with backward_in_this_thread():
+            gradients, losses_R = self.gradients_and_losses(parameters, buffers, tokens_BT1)
+        with torch.no_grad():
+            clips_R = clip_factors(gradients, clip_limits_R)
+            self._optimizer.update(parameters, gradients, clips_R, state, factors_RP3, numbers_RX)
+        return losses_R
+
+    def evaluate(self, tokens_NBT1: Tensor, live: Sequence[int]) -> Tensor:
+        fixed, batches = (self.parameters, self.buffers), (tokens_NBT1,)
+        return self._evaluations((), fixed, batches, len(tokens_NBT1)).mean(0)
+
+    def _evaluation(self, changed: Any, fixed: Any, batch: Any) -> Tensor:
+        return self._losses(*fixed, *batch)

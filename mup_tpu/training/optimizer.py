@@ -17,7 +17,7 @@ from mup_tpu.config import Trial
 from mup_tpu.optimizers import Group, StackedParameter, UpdateRule, constants, update_rule_of
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
-from mup_tpu.training.schedule import schedule_factor
+from mup_tpu.training.trials import schedule_factor
 
 State = dict[str, dict[str, Tensor]]
 """Optimizer state: slot name ("exp_avg", ...) -> parameter name -> stacked tensor."""
@@ -30,11 +30,6 @@ def state_slots(trial: Trial, parameters: Mapping[str, Parameter]) -> dict[str, 
         for slot in update_rule_of(trial.optimizer, parameter).slots(trial.optimizer):
             slots.setdefault(slot, []).append(name)
     return slots
-
-
-def learning_rate(trial: Trial, step: int) -> float:
-    """Learning rate of a trial at a step, before the factors of all rules."""
-    return trial.optimizer.learning_rate * schedule_factor(trial.train, step)
 
 
 def _factors(

@@ -24,6 +24,7 @@ from mup_tpu.config import Trial
 from mup_tpu.devices import Device, Execution
 from mup_tpu.errors import ConfigError
 from mup_tpu.models import (
+    Declaration,
     Forms,
     architecture_of,
     declare,
@@ -34,15 +35,31 @@ from mup_tpu.models import (
 from mup_tpu.models.attention import choose_form
 from mup_tpu.models.blocks import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
-from mup_tpu.training import compilation
-from mup_tpu.training.in_turns import InTurns
-from mup_tpu.training.loss import member_loss
-from mup_tpu.training.members import Members
+from mup_tpu.training.members import InTurns, Members, Stacked, member_loss
 from mup_tpu.training.optimizer import State, state_slots
-from mup_tpu.training.pack_key import pack_key
-from mup_tpu.training.stacked import Stacked
+from mup_tpu.training.trials import pack_key
 
 EXECUTIONS: Mapping[Execution, type[Members]] = {"loop": InTurns, "vmap": Stacked}
+
+# Torch's compiler pays for a pack on a GPU if it saves more time than it takes. The rule looks at no clock,
+# so that a pack trains alike each time. Seconds of a step without the compiler are those of one H100 in bf16
+# (benchmarks/gpu_peers.csv); other GPUs and precisions are a guess.
+_COMPILATION_S = 40.0  # 28 to 42 on 16 cores (measured)
+_SAVED = 0.5  # share of a step: 0.68 at width 64 (measured)
+_LAYER_S = 0.65e-3  # launches of a layer
+_NUMBER_S = 0.29e-9  # a token, for each layer and unit of its width
+_LOGIT_S = 0.05e-9  # a token, for each entry of the vocabulary
+
+
+def plain_step_s(declaration: Declaration, vocab_size: int, tokens: int) -> float:
+    """Return the seconds of a step that is not compiled, on this number of tokens of all members."""
+    a_token = _NUMBER_S * declaration.width * declaration.layers + _LOGIT_S * vocab_size
+    return _LAYER_S * declaration.layers + a_token * tokens
+
+
+def compilation_pays(declaration: Declaration, vocab_size: int, tokens: int, steps: int) -> bool:
+    """Return whether that number of steps saves more time than their compilation takes."""
+    return _SAVED * steps * plain_step_s(declaration, vocab_size, tokens) > _COMPILATION_S
 
 
 class Pack:
@@ -93,8 +110,8 @@ class Pack:
         stacked = {name: torch.empty(len(trials), *shape) for name, shape in shapes.items()}
         for k, trial in enumerate(trials):
             # Each member's own declaration: starts may differ (readout_zero_init).
-            own = declare(trial.model, vocab_size, length).parameters
-            fresh = init_parameters(own, self.scalings[k], trial.model.init_std, trial.train.seed)
+            parameters = declare(trial.model, vocab_size, length).parameters
+            fresh = init_parameters(parameters, self.scalings[k], trial.model.init_std, trial.train.seed)
             for name, p in fresh.items():
                 stacked[name][k] = p
         state = {
@@ -129,21 +146,19 @@ class Pack:
         )  # fmt: skip
 
     def _is_worth_compiling(self) -> bool:
-        """Whether torch's compiler has the step: where it was asked for, or pays on a GPU."""
         if self._compile or not self._execution.is_stacked or self.device.torch_device.type != "cuda":
             return self._compile
         first = self.trials[0]
         tokens = len(self._rows) * first.data.batch_size * first.data.sequence_length
         steps = first.train.steps - self.steps_done
-        return compilation.pays(self.declaration, self.vocab_size, tokens, steps)
+        return compilation_pays(self.declaration, self.vocab_size, tokens, steps)
 
     @property
     def compiles(self) -> bool:
-        """Whether the step is compiled before it runs."""
         return self._running.compile or self.device.torch_device.type == "xla"
 
     def _place(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Stacked tensors on the device, filled up to R rows with copies of the last."""
+        """Place stacked tensors on the device, filled up to R rows with copies of the last."""
         placed = {}
         for name, tensor in tensors.items():
             missing = len(self._rows) - len(tensor)
@@ -170,21 +185,19 @@ class Pack:
 
     @torch.no_grad()
     def evaluate(self, tokens_NBT1: Tensor) -> Tensor:
-        """Mean losses_R over N batches (`Device.place_stack`), without training; for `read`."""
+        """Return mean losses_R over N batches (`Device.place_stack`), without training; for `read`."""
         return self._running.evaluate(tokens_NBT1, self._live_rows())
 
     def longest_stretch(self, batch_bytes: int) -> int:
-        """Most steps to hand over at once, by a batch's bytes."""
         return self.device.longest_stretch(batch_bytes) if self._execution.is_stacked else 1
 
     def read(self, losses_R: Tensor) -> Tensor:
-        """Losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
+        """Read losses (..., R) as (..., K) on the CPU: nan for members that have left the stack."""
         losses_K = torch.full((*losses_R.shape[:-1], len(self.trials)), math.nan, dtype=losses_R.dtype)
         losses_K[..., self.members] = self.device.read(losses_R)[..., : len(self.members)]
         return losses_K
 
     def _on_cpu(self, tensor: Tensor) -> Tensor:
-        """The rows of `members`, without padding."""
         return self.device.read(tensor)[: len(self.members)]
 
     def _live_rows(self) -> list[int]:
@@ -196,14 +209,14 @@ class Pack:
             self.live[k] = False
         rows = self._live_rows()
         if 0 < 2 * len(rows) <= len(self.members) and len(rows) + self.device.mesh.trial <= len(self._rows):
-            left = {
+            remaining = {
                 kind: {name: self._on_cpu(t)[rows] for name, t in tensors.items()}
                 for kind, tensors in self._tensors.items()
             }
-            self._stack([self.members[r] for r in rows], left)
+            self._stack([self.members[r] for r in rows], remaining)
 
     def member_parameters(self, member: int) -> dict[str, Tensor]:
-        """Weights by name, on the CPU, of a member that is still in the stack.
+        """Return the weights by name, on the CPU, of a member that is still in the stack.
 
         Raises:
             ValueError: it has left, some time after its end.
@@ -212,7 +225,7 @@ class Pack:
         return {name: self._on_cpu(p)[row] for name, p in self.parameters.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and optimizer state of `members` for a checkpoint, stacked, on the CPU, for any mesh."""
+        """Return parameters and optimizer state of `members`, stacked, on the CPU, for a checkpoint."""
         return {
             f"{kind}/{name}": self._on_cpu(tensor)
             for kind, tensors in self._tensors.items()
@@ -227,7 +240,7 @@ class Pack:
 
 
 def _fast_forms(trials: Sequence[Trial], device: Device, is_stacked: bool, compile: bool) -> dict[str, Any]:
-    """Fields of `Forms` that are fast on a device; torch.compile fuses torch's own forms by itself."""
+    # torch.compile fuses torch's own forms by itself.
     kind, length = device.torch_device.type, trials[0].data.sequence_length
     in_blocks = kind == "cpu" and not is_stacked and not compile
     is_folded, is_deep = is_stacked and kind == "cuda", trials[0].model.depth >= SCANNED_FROM

@@ -1,4 +1,6 @@
-"""Records of a pack's members: losses, ends, and rows for the store.
+"""Records of a pack's members: their losses, how each ends, and its row and learning curve.
+
+Without torch until a pack trains, since drivers write the rows of trials that fail.
 
 Shapes: K members, S steps.
 """
@@ -7,18 +9,59 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import importlib.metadata
+import json
 import math
-from collections.abc import Mapping, Sequence
+import platform
+import subprocess
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from mup_tpu.config import Trial
+from mup_tpu.config.columns import configured
 from mup_tpu.data import TokenDataset
-from mup_tpu.training.halving import RECENT, behind_best
-from mup_tpu.training.rows import run_row, train_curve
+from mup_tpu.models import declare, parameter_scalings, sizes
+from mup_tpu.optimizers import constants, update_rule_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Packages that decide numbers.
+_VERSIONED = ("mup_tpu", "torch", "torch_xla", "transformers", "mup", "ray")
+
+# Successive halving inside a pack, after Jamieson & Talwalkar 2016 (arXiv:1502.07943), by distance from the
+# best instead of rank: a sweep needs the curve around the optimum, so members near the best stay. There is no
+# rung in the first quarter, where the warm-up decides the order of learning rates (benchmarks/halving.py).
+RUNGS = ((0.5, 0.15), (0.75, 0.10))
+"""Share of the steps, and nat per token behind the best above which a member stops."""
+
+RECENT = 0.1
+"""Share of the steps before a rung whose mean training loss is compared; batches are the same."""
+
+
+def rungs(steps: int) -> dict[int, float]:
+    """Return the step of each rung, with the nat per token behind the best above which a member stops."""
+    return {max(1, round(share * steps)): gap for share, gap in RUNGS}
+
+
+def behind_best(recent_SK: np.ndarray, groups: Sequence[Hashable]) -> np.ndarray:
+    """Return the distance of each member's mean loss from the best of its group, nat per token.
+
+    Ended members have nan in `recent_SK`, and in the result.
+    """
+    means_K = recent_SK.mean(axis=0)
+    gaps_K = np.full(len(groups), np.nan)
+    for group in set(groups):
+        inside = np.array([g == group for g in groups]) & np.isfinite(means_K)
+        if inside.any():
+            gaps_K[inside] = means_K[inside] - means_K[inside].min()
+    return gaps_K
 
 
 @dataclass
@@ -35,15 +78,13 @@ class MemberRecord:
 
     @property
     def runs(self) -> bool:
-        """Whether the member still trains."""
         return self.status == "running"
 
     def end(self, status: str, step: int, reason: str = "") -> None:
-        """End the member after this number of steps."""
         self.status, self.ended_at, self.reason = status, step, reason
 
     def loss(self, trained: list[float], final: float) -> float:
-        """Loss of the row, nat per token; a stopped member's is its last known of the same kind.
+        """Return the loss of the row, nat per token; a stopped member's is its last known of the same kind.
 
         `trained` are the training losses of its steps, `final` its held-out loss after the last one.
         """
@@ -60,27 +101,27 @@ class Records:
     """Training losses of all members, and the record of each."""
 
     def __init__(self, trials: Sequence[Trial], dataset: TokenDataset) -> None:
+        import torch
+
         self._dataset = dataset
         self.losses_SK = torch.full((trials[0].train.steps, len(trials)), math.nan, dtype=torch.float64)
         self.members = [MemberRecord(trial) for trial in trials]
 
     @property
     def statuses(self) -> tuple[str, ...]:
-        """Status of each member."""
         return tuple(member.status for member in self.members)
 
     def trial_ids(self) -> list[str]:
-        """trial_id of each member."""
         return [member.trial.trial_id(self._dataset.fingerprint) for member in self.members]
 
     def end_diverged(self, done: int) -> list[int]:
         """End members with a loss that is not finite, at the first such step; return their numbers."""
         bad_SK = ~self.losses_SK[:done].isfinite()
-        lost = [k for k, member in enumerate(self.members) if member.runs and bad_SK[:, k].any()]
-        for k in lost:
+        diverged = [k for k, member in enumerate(self.members) if member.runs and bad_SK[:, k].any()]
+        for k in diverged:
             first = int(bad_SK[:, k].nonzero()[0])
             self.members[k].end("diverged", first, f"loss not finite at step {first}")
-        return lost
+        return diverged
 
     def end_hopeless(self, done: int, limit: float, tuned: Sequence[str]) -> list[int]:
         """End members more than `limit` nat behind the best of their group; return their numbers.
@@ -107,12 +148,12 @@ class Records:
                 member.end("diverged", done, f"loss not finite at step {done}")
 
     def ended(self, status: str, done: int) -> Records:
-        """A copy in which members that still run have ended."""
-        found = copy.copy(self)
-        found.members = [
+        """Return a copy in which members that still run have ended."""
+        ended = copy.copy(self)
+        ended.members = [
             dataclasses.replace(m, status=status, ended_at=done) if m.runs else m for m in self.members
         ]
-        return found
+        return ended
 
     def evaluated(self, done: int, losses: Sequence[float]) -> None:
         """Note held-out losses after a step."""
@@ -125,10 +166,12 @@ class Records:
     def results(
         self, final: Sequence[float], every: int, wall_time: float, device: str
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of the run table, and points of the learning curves, one for `every` steps.
+        """Return rows of the run table, and points of the learning curves, one for `every` steps.
 
         `final` are held-out losses after the last step, `wall_time` the seconds of the pack.
         """
+        import torch
+
         rows, curves = [], []
         for k, member in enumerate(self.members):
             trained = self.losses_SK[: member.ended_at, k].tolist()
@@ -150,7 +193,7 @@ class Records:
         return rows, curves
 
     def state(self) -> dict[str, Any]:
-        """Plain values of a checkpoint; the losses are a tensor beside them."""
+        """Return plain values for a checkpoint; the losses are a tensor beside them."""
         return {
             "trial_ids": self.trial_ids(),
             "statuses": list(self.statuses),
@@ -170,3 +213,82 @@ class Records:
         for point in state["validation"]:
             point |= {"step": int(point["step"]), "loss": float(point["loss"])}
             self.members[point.pop("member")].validation.append(point)
+
+
+def run_row(trial: Trial, dataset: TokenDataset, **outcome: Any) -> dict[str, Any]:
+    """Return a row of the run table: the trial's configuration, and `outcome`, the columns of its result.
+
+    A divergence has loss = +inf.
+    """
+    return {
+        **configured(trial),
+        "trial_id": trial.trial_id(dataset.fingerprint),
+        "dataset": dataset.name,
+        "data_fingerprint": dataset.fingerprint,
+        **sizes(trial, dataset.vocab_size),
+        **applied(trial, dataset.vocab_size),
+        "tokens": outcome["steps_done"] * trial.data.batch_size * trial.data.sequence_length,
+        "versions": _versions(),
+        "git_commit": _git_commit(),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **outcome,
+    }
+
+
+def failed_row(trial: Trial, dataset: TokenDataset, reason: str, **outcome: Any) -> dict[str, Any]:
+    """Return the row of a trial without a result, with the reason; the next call tries it again."""
+    defaults = {"steps_done": 0, "loss": math.nan, "pack_size": 1}
+    return run_row(trial, dataset, status="failed", reason=reason, **defaults | outcome)
+
+
+def applied(trial: Trial, vocab_size: int) -> dict[str, float]:
+    """Return columns of hyperparameters with the factors of all rules, for hidden matrices, which share them.
+
+    Hyperparameters that the update rule lacks (β of SGD) have no column.
+    """
+    config, length = trial.optimizer, trial.data.sequence_length
+    parameters = declare(trial.model, vocab_size, length).parameters
+    name, parameter = next((n, p) for n, p in parameters.items() if p.role == "hidden")
+    scaling, rule = parameter_scalings(trial, vocab_size, length)[name], update_rule_of(config, parameter)
+    values = {
+        "lr": rule.learning_rate(config) * scaling.learning_rate,
+        "weight_decay": rule.weight_decay(config, parameter, scaling),
+        **rule.applied(config, constants(trial, [rule])[rule.name], scaling),
+    }
+    return {f"applied_{name}": value for name, value in values.items()}
+
+
+def train_curve(losses: list[float], every: int, tokens_per_step: int) -> list[dict[str, Any]]:
+    """Return points of a training curve: mean losses of `every` steps each (nan once diverged)."""
+    points = []
+    for start in range(0, len(losses), every):
+        part = losses[start : start + every]
+        done = start + len(part)
+        mean = math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan
+        points.append({"step": done, "tokens": done * tokens_per_step, "split": "train", "loss": mean})
+    return points
+
+
+@functools.cache
+def _versions() -> str:
+    versions = {"python": platform.python_version()}
+    for package in _VERSIONED:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return json.dumps(versions, sort_keys=True)
+
+
+@functools.cache
+def _git_commit() -> str:
+    """Return the commit of this package's checkout, with "+" if changed since; "" outside of a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""

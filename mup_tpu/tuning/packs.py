@@ -18,9 +18,8 @@ from mup_tpu.jobs.plan import describe, make_packs, work
 from mup_tpu.jobs.pool import Pool
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import Store
-from mup_tpu.training.continuation import begin
+from mup_tpu.training.record import failed_row
 from mup_tpu.training.report import PackResult, Rates, Report
-from mup_tpu.training.rows import failed_row
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.trial_runner import Rows, TrialKind, TrialRunner
@@ -91,6 +90,8 @@ class Packs(TrialKind[Trial]):
 
     def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
         """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
+        from mup_tpu.training.checkpoint import begin
+
         at_start = 0
         for pack in packs:
             shorter = [trial.replace(steps=steps_before) for trial in pack]

@@ -29,8 +29,8 @@ from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
 from mup_tpu.jobs.cluster import ray_cluster
 from mup_tpu.store import FINAL, Store
-from mup_tpu.training.rows import failed_row
-from mup_tpu.training.signals import handling
+from mup_tpu.training.process import handling
+from mup_tpu.training.record import failed_row
 from mup_tpu.tuning.precision import decided
 from mup_tpu.tuning.ray_tune import TuneSearch
 from mup_tpu.tuning.search_log import SearchLog

@@ -105,8 +105,7 @@ def _folder_of(trial: Trial, root: str, shorter: Trial | None, console: Console)
     """
     from mup_tpu import data
     from mup_tpu.files import Folder
-    from mup_tpu.training.checkpoint import load_latest
-    from mup_tpu.training.continuation import begin
+    from mup_tpu.training.checkpoint import begin, load_latest
 
     fingerprint, found = data.load(trial.data).fingerprint, load_latest(root)
     trial_id = trial.trial_id(fingerprint)
@@ -174,7 +173,7 @@ def _export(trial: Trial, result: PackResult, path: Path, checkpoints: str | Non
 @contextlib.contextmanager
 def _log_lines(console: Console, results: str | None) -> Iterator[None]:
     """Log lines in the results' logs, and on a console that is no terminal."""
-    from mup_tpu.training.host_log import attached, host_log
+    from mup_tpu.training.process import attached, host_log
 
     with contextlib.ExitStack() as stack:
         if not console.is_terminal:

@@ -19,7 +19,7 @@ from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import describe, missing_trials
 from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
-from mup_tpu.training.continuation import longer
+from mup_tpu.training.trials import longer
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.precision import decided_sweep

@@ -18,7 +18,7 @@ from mup_tpu import data
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.errors import StoreError
-from mup_tpu.training.host_log import host_log
+from mup_tpu.training.process import host_log
 from mup_tpu.training.report import PackResult
 from mup_tpu.tuning.search_progress import KEY, point_of
 

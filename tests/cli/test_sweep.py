@@ -18,7 +18,7 @@ from mup_tpu.config.search import Domain, load_search
 from mup_tpu.config.toml import load_sweep
 from mup_tpu.data.corpus import source_files
 from mup_tpu.store import StoredAxes, load_axes, load_runs
-from mup_tpu.training.pack_key import pack_key
+from mup_tpu.training.trials import pack_key
 
 ROOT = Path(__file__).parents[2]
 ALONE = ["--threads", os.cpu_count() or 1]

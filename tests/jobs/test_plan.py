@@ -2,7 +2,7 @@
 
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.jobs.plan import largest_pack, make_packs, missing_trials
-from mup_tpu.training.pack_key import pack_key
+from mup_tpu.training.trials import pack_key
 
 SWEEP = Sweep(
     "x", Trial(), widths=(64, 128), learning_rates=tuple(2.0**-e for e in range(4, 11)), num_seeds=2

@@ -14,7 +14,7 @@ from mup_tpu.models import Forms, architecture_of, declare, forward_factors, for
 from mup_tpu.models.llama import mlp_width
 from mup_tpu.models.weights import export_stock, folded
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.schedule import schedule_factor
+from mup_tpu.training.trials import schedule_factor
 
 VOCAB, T = 40, 16
 

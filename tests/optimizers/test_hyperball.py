@@ -14,7 +14,7 @@ from mup_tpu.models import Parameter, declare
 from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.base import matrices_of
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.rows import applied
+from mup_tpu.training.record import applied
 
 ANGLE, VOCAB, T = 0.05, 40, 16
 

@@ -19,8 +19,8 @@ from mup_tpu.optimizers import UPDATE_RULES, Group, StackedParameter, constants
 from mup_tpu.optimizers.muon import orthogonalised, scale_of
 from mup_tpu.training.optimizer import state_slots
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.rows import applied
-from mup_tpu.training.schedule import schedule_factor
+from mup_tpu.training.record import applied
+from mup_tpu.training.trials import schedule_factor
 
 MUON = UPDATE_RULES["muon"]
 LR, DECAY = 0.02, 0.1

@@ -13,7 +13,7 @@ from mup_tpu.rules import parametrization
 from mup_tpu.rules.optimizer import BATCH_RULES, PowerRule
 from mup_tpu.rules.parametrization import Parametrization, Scaling
 from mup_tpu.training.optimizer import MemberOptimizer, StackedOptimizer, state_slots
-from mup_tpu.training.schedule import schedule_factor
+from mup_tpu.training.trials import schedule_factor
 
 STEPS = 6
 

@@ -2,9 +2,13 @@
 
 import os
 import shutil
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from torch import nn
+from torch.func import grad_and_value, vmap
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -13,10 +17,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mup_tpu.config import Trial
 from mup_tpu.devices import get_device
 from mup_tpu.errors import ConfigError
+from mup_tpu.models import declare
 from mup_tpu.optimizers import UPDATE_RULES
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Parametrization
-from mup_tpu.training.pack import Pack
-from mup_tpu.training.schedule import schedule_factor
+from mup_tpu.training.members import member_loss
+from mup_tpu.training.pack import Pack, compilation_pays, plain_step_s
+from mup_tpu.training.trials import schedule_factor
 
 VOCAB = 48
 DEVICE = get_device(os.environ.get("MUP_TPU_TEST_DEVICE", "cpu"))
@@ -492,3 +498,59 @@ def test_members_may_differ_in_the_residual_factor(execution, monkeypatch):
     torch.testing.assert_close(together[:, :1], without, **tolerance)
     torch.testing.assert_close(together[:, 1:], train([halved], execution)[1], **tolerance)
     assert (together[1:, 0] - together[1:, 1]).abs().min() > 1e-4, "the factor does something"
+
+
+TOKENS = 7
+
+
+class Penalised(nn.Module):
+    """Logits of each token by itself, with the squared weights as an added loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(TOKENS, TOKENS))
+
+    def forward(self, tokens_BT, added=None):
+        if added is not None:
+            added.append(3 * self.table.square().sum())
+        return self.table[tokens_BT]
+
+
+def test_terms_that_a_network_adds_are_in_the_gradient_and_not_in_the_value():
+    generator = torch.Generator().manual_seed(0)
+    tables = torch.randn(2, TOKENS, TOKENS, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(0, TOKENS, (3, 6), generator=generator)
+    loss = member_loss(Penalised(), TOKENS, "float64", torch.device("cpu"))
+    gradients, values = vmap(grad_and_value(loss), in_dims=(0, None, None))({"table": tables}, {}, tokens)
+    for table, gradient, value in zip(tables, gradients["table"], values, strict=True):
+        alone = table.clone().requires_grad_()
+        plain = functional.cross_entropy(alone[tokens[:, :-1]].flatten(0, 1), tokens[:, 1:].flatten())
+        torch.testing.assert_close(value, plain.detach(), rtol=1e-12, atol=0.0)
+        (expected,) = torch.autograd.grad(plain + 3 * alone.square().sum(), alone)
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "gpu_peers.csv"
+BYTES, BATCH, LENGTH = 256, 16, 512
+
+
+def declared(width):
+    trial = Trial().replace(width=width, head_size=64, depth=2, batch_size=BATCH, sequence_length=LENGTH)
+    return declare(trial.model, BYTES, LENGTH)
+
+
+def test_seconds_of_a_step_are_those_of_an_h100():
+    table = pd.read_csv(TABLE)
+    graphs = table[table["peer"] == "graph"]
+    assert len(graphs) >= 4
+    for row in graphs.itertuples():
+        tokens = row.members * BATCH * LENGTH
+        found = plain_step_s(declared(row.width), BYTES, tokens)
+        assert found == pytest.approx(tokens / row.tokens_per_s, rel=0.15)
+
+
+def test_eight_trials_of_width_64_are_compiled_for_more_than_17_000_steps():
+    """Of an H100's 4.6 ms a step."""
+    tokens = 8 * BATCH * LENGTH
+    worth = [compilation_pays(declared(64), BYTES, tokens, steps) for steps in (17_000, 18_000)]
+    assert worth == [False, True]

@@ -1,7 +1,7 @@
-"""Log files of packs, in the folder logs of their results: one a process, named by its host.
+"""The process that trains: its log file, and its signal handlers.
 
-Packs log to the logger "mup_tpu". A driver sees no output of workers on other hosts, so each worker keeps its
-own log, warnings included.
+Packs log to the logger "mup_tpu". A driver sees no output of workers on other hosts, so each worker keeps a
+log, warnings included, in the folder logs of its results.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from mup_tpu.config.visible import VisibleFormatter
 from mup_tpu.errors import reason
@@ -156,3 +159,22 @@ class _UploadHandler(logging.Handler):
             self._folder.write(f"{self._name}.{self._part}.log", "".join(self._lines).encode())
         except OSError:
             self.handleError(record)  # training goes on without its log
+
+
+@contextlib.contextmanager
+def handling(
+    handlers: Mapping[signal.Signals, Callable[[int, Any], object] | signal.Handlers],
+) -> Iterator[None]:
+    """Handle signals in the block, and restore the earlier handlers after it.
+
+    Python hands signals to its main thread only: in another thread this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

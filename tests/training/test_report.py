@@ -3,12 +3,7 @@
 import dataclasses
 import logging
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
-import warnings
 
 import pytest
 import torch
@@ -17,12 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from mup_tpu.config import RunOptions
 from mup_tpu.devices import get_device
 from mup_tpu.devices.peak import peak_flops, tpu_peak_flops
-from mup_tpu.files import Folder
-from mup_tpu.training.host_log import attached, host_log
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.training.meter import HORIZON_S, Meter
 from mup_tpu.training.pack import Pack
-from mup_tpu.training.report import Rates, Report
+from mup_tpu.training.report import HORIZON_S, Meter, Rates, Report
 
 
 class Clock:
@@ -135,70 +127,3 @@ def test_a_pack_logs_a_line_every_log_point_and_one_summary_an_epoch_and_at_the_
         "step 20/30", "step 25/30", "epoch 2, to step 25", "step 30/30",
     ]  # fmt: skip
     assert lines[-1].startswith("2 finished · best loss ")
-
-
-@pytest.mark.parametrize("url", [None, "memory://logs/results"])
-def test_the_logs_of_a_folder_hold_lines_and_warnings(url, tmp_path):
-    folder = Folder(url or tmp_path)
-    for pack in range(2):  # a process that trains two packs, one after the other
-        with host_log(folder.path, capture_warnings=True):
-            logging.getLogger("mup_tpu.training.loop").info("step 1")
-            warnings.warn(f"checkpoint {pack} of {folder} is damaged", stacklevel=1)
-    logs = folder / "logs"
-    text = "".join(logs.read(name).decode() for name in logs.names())
-    assert text.count(" step 1\n") == text.count("UserWarning: checkpoint") == 2
-    assert len(logs.names()) == (2 if url else 1)
-    assert all(name.startswith(f"{socket.gethostname()}-") for name in logs.names())
-
-
-def test_what_a_log_warns_of_is_on_stderr_once_too(capsys):
-    """As of a bucket that does not answer, where the log itself lies."""
-    logger = logging.getLogger("mup_tpu.files")
-    with host_log("memory://warned/results"):
-        logger.info("step 1")
-        logger.warning("the bucket does not answer")
-    assert capsys.readouterr().err == "the bucket does not answer\n"
-    with attached(logging.StreamHandler(sys.stdout), "mup_tpu"), host_log("memory://warned/results"):
-        logger.warning("the bucket does not answer")
-    assert capsys.readouterr() == ("the bucket does not answer\n", "")
-    logs = Folder("memory://warned/results/logs")
-    assert all("does not answer" in logs.read(name).decode() for name in logs.names())
-    assert len(logs.names()) == 2
-
-
-def test_training_goes_on_where_no_log_can_be_kept(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="no log is kept: .*file/x/logs cannot be written"):  # noqa: SIM117
-        with host_log(str(tmp_path / "file" / "x")):
-            logging.getLogger("mup_tpu").info("step 1")
-
-
-LOG_ON_A_FULL_DISK = """
-import logging, resource, sys
-from mup_tpu.training.host_log import host_log
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-with host_log(sys.argv[1]):
-    for step in range(3):
-        logging.getLogger("mup_tpu").info("step %d", step)
-"""
-
-
-def test_a_log_on_a_full_disk_is_one_line_and_training_goes_on(tmp_path):
-    command = [sys.executable, "-c", LOG_ON_A_FULL_DISK, tmp_path]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "warning: lines of the log are lost: File too large\n")
-
-
-@pytest.mark.parametrize("linked", ["the log", "its folder"])
-def test_a_log_is_not_written_through_a_link(linked, tmp_path):
-    name, victims = f"{socket.gethostname()}-{os.getpid()}.log", tmp_path / "victims"
-    victims.mkdir()
-    (victims / name).write_text("mine")
-    if linked == "the log":
-        (tmp_path / "logs").mkdir()
-        (tmp_path / "logs" / name).symlink_to(victims / name)
-    else:
-        (tmp_path / "logs").symlink_to(victims)
-    with pytest.warns(UserWarning, match="no log is kept: .*logs cannot be written"), host_log(str(tmp_path)):  # noqa: SIM117
-        logging.getLogger("mup_tpu").info("step 1")
-    assert (victims / name).read_text() == "mine"
