@@ -2,7 +2,7 @@
 
 python experiments/ablations.py --until-settled --budget 10m          buys the runs that decide
 python experiments/ablations.py --names sqrt_attention warmup_0.9     runs the whole grid of two sweeps
-python experiments/ablations.py --widths 128 512 2048 --num-seeds 3 --results results/ablations_h200
+python experiments/ablations.py --scale 128,512,2048 --num-seeds 3 --results results/ablations_h200
                                                                   needs an H200; more should break there
 
 Init and multipliers come from quickstart.py; with default ones, seeds would differ by more than mistakes
@@ -11,7 +11,7 @@ cost.
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli import run_ablations
+from mup_tpu.cli.experiments import run_ablations
 from mup_tpu.config import Sweep
 
 GROWING_HEAD_SIZE = {"growing_dimension": "head_size"}

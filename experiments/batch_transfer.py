@@ -8,7 +8,7 @@ Held-out text is the same for all, and nothing is clipped, since the norm of a g
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Ladder, Sweep
 
 SEQUENCES = 4096

@@ -9,7 +9,7 @@ a TPU does, by float32 sums of bfloat16 products, and needs no bfloat16 instruct
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(

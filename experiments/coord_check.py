@@ -1,10 +1,10 @@
 """The coordinate check of AdamW and SGD, with tied and untied readout: no layer may grow with width in μP.
 
 python experiments/coord_check.py                    widths 64 to 2048; stored points are not measured again
-python experiments/coord_check.py --widths 64 128 256
+python experiments/coord_check.py --scale 64,128,256
 """
 
-from mup_tpu.cli import run_coord_checks
+from mup_tpu.cli.experiments import run_coord_checks
 from mup_tpu.config import Axis, Trial
 
 BASE = Trial().replace(depth=2, head_size=32, base_width=64, sequence_length=128, batch_size=4)

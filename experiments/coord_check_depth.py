@@ -4,7 +4,7 @@ python experiments/coord_check_depth.py                  depths 2 to 64; stored 
 python experiments/coord_check_depth.py --scale depth=2,4,8
 """
 
-from mup_tpu.cli import run_coord_checks
+from mup_tpu.cli.experiments import run_coord_checks
 from mup_tpu.config import Axis, Trial
 
 # Width 64 is twice the base width, so that SP and μP differ.

@@ -7,7 +7,7 @@ In μP at its best learning rate. At one batch size and length, a constant times
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(

@@ -8,7 +8,7 @@ rules look alike and deeper is worse. Init and multipliers come from lr_transfer
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(

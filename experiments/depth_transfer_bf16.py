@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from depth_transfer import SWEEP as FLOAT32
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = replace(

@@ -9,7 +9,7 @@ import dataclasses
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     QUICKSTART, experiment="embedding_rate", parametrizations=("sp_embedding", "completedp")

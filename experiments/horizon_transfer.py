@@ -9,7 +9,7 @@ horizon_transfer_short.py.
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis, Sweep
 
 SWEEP = Sweep(

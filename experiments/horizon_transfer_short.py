@@ -7,7 +7,7 @@ import dataclasses
 
 from horizon_transfer import SWEEP as LONGER
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(

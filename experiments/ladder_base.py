@@ -10,7 +10,7 @@ import dataclasses
 from ladder_completedp import RUNGS
 from ladder_completedp import SWEEP as LADDER
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(

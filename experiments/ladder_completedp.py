@@ -1,6 +1,6 @@
 """Width, depth, batch and steps grow together: does the best learning rate stay in Complete(d)P?
 
-python experiments/ladder_completedp.py --learning-rates 2^-7 2^-6 2^-5 2^-4
+python experiments/ladder_completedp.py --tune 2^-7,2^-6,2^-5,2^-4
 
 Seven rungs of constant tokens a parameter. The last has 8 times the parameters of the first, and takes about
 60 times the FLOPs. ladder_mup.py asks the same of μP, whose rule is for the width alone. No weight decay is
@@ -9,7 +9,7 @@ better on the lowest rung (ladder_base.py).
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Ladder, Sweep
 
 RUNGS = (

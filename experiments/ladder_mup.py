@@ -9,7 +9,7 @@ import dataclasses
 
 from ladder_completedp import SWEEP as COMPLETEDP
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     COMPLETEDP,

@@ -8,7 +8,7 @@ import dataclasses
 from ladder_completedp import SWEEP as LADDER
 from ladder_top_mup import SEARCH as IN_MUP
 
-from mup_tpu.cli import run_search_experiment
+from mup_tpu.cli.experiments import run_search_experiment
 
 SEARCH = dataclasses.replace(
     IN_MUP,

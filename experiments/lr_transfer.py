@@ -1,6 +1,6 @@
 """Does the best learning rate of a narrow GPT-2 stay the best of a wide one, in SP and in μP?
 
-python experiments/lr_transfer.py --width 128     runs one width; each trial is stored as its pack finishes
+python experiments/lr_transfer.py --scale 128     runs one width; each trial is stored as its pack finishes
 python experiments/lr_transfer.py                 runs all missing trials
 python experiments/lr_transfer.py --preset h200   the same question on one H200, 128 to 2048 in bf16
 
@@ -9,7 +9,7 @@ Init, warm-up and multipliers come from the best trial of results/tune_small (wi
 
 import dataclasses
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(

@@ -1,13 +1,13 @@
 """lr_transfer.py with untuned init and multipliers (σ = 0.06, all α = 1).
 
-python experiments/lr_transfer_untuned.py --width 128
+python experiments/lr_transfer_untuned.py --scale 128
 """
 
 import dataclasses
 
 from lr_transfer import SWEEP as TUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     TUNED,

@@ -10,7 +10,7 @@ import dataclasses
 
 from moe_transfer import SWEEP as WIDTHS
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Axis
 
 SWEEP = dataclasses.replace(

@@ -10,7 +10,7 @@ import dataclasses
 
 from quickstart import SWEEP as QUICK
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     QUICK,

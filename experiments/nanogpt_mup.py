@@ -1,6 +1,6 @@
 """A published experiment repeated on other text: nanoGPT-mup's learning-rate transfer on shakespeare_char.
 
-python experiments/nanogpt_mup.py --width 256        runs one width
+python experiments/nanogpt_mup.py --scale 256        runs one width
 python experiments/nanogpt_mup.py                    runs all missing trials
 
 The setting of EleutherAI/nanoGPT-mup, mup_examples/mutransfer_lr_shakespeare_char: 2 layers, heads of 64,
@@ -14,7 +14,7 @@ python experiments/nanogpt_mup.py --preset h200
 
 import dataclasses
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(

@@ -9,7 +9,7 @@ import dataclasses
 
 from nanogpt_mup import SWEEP as PUBLISHED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     PUBLISHED,

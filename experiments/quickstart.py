@@ -10,7 +10,7 @@ default ones a few short runs are too noisy to tell.
 
 from dataclasses import replace
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep, Trial
 
 SWEEP = Sweep(

@@ -7,7 +7,7 @@ import dataclasses
 
 from quickstart import SWEEP as QUICKSTART
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 
 SWEEP = dataclasses.replace(
     QUICKSTART, experiment="quickstart_again", base=QUICKSTART.base.replace(seed=1000, data_seed=1)

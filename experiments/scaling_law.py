@@ -8,7 +8,7 @@ import dataclasses
 
 from lr_transfer_untuned import SWEEP as UNTUNED
 
-from mup_tpu.cli import run_experiment
+from mup_tpu.cli.experiments import run_experiment
 from mup_tpu.config import Sweep
 
 SWEEP = Sweep(

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu import _moved
-
 if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
@@ -28,8 +26,6 @@ _FROM = {
     "study": ("Study", "octaves"),
     "tuning.target_plan": ("plan",),
 }
-
-_moved.install()
 
 
 def __getattr__(name: str) -> Any:

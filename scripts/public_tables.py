@@ -247,11 +247,9 @@ def _options(source: Source) -> str:
     along = "".join(f" --along {column}" for column in source.columns.along)
     named = source.columns.parametrization == "optimizer"
     scale = (
-        f" --width-col {source.columns.scale}"
-        if named or source.columns.scale in ("steps", "batch_size")
-        else ""
+        f" --scale {source.columns.scale}" if named or source.columns.scale in ("steps", "batch_size") else ""
     )
-    return along + scale + (" --parametrization-col optimizer" if named else "")
+    return along + scale + (" --compare optimizer" if named else "")
 
 
 def _findings(sweeps: pd.DataFrame, pooled: pd.DataFrame) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mup_tpu import cli
+from mup_tpu.cli import experiments
 from mup_tpu.config import Sweep
 from mup_tpu.store import load_runs
 from mup_tpu.training.trials import pack_key
@@ -47,7 +47,7 @@ def test_what_rules_are_compared_on_grows_and_they_answer(scale):
     assert 1 in grown and len(grown) >= 3  # fewer have no verdict
 
 
-ONE_TRIAL = ["--width", "64", "--learning-rates", "2^-8", "--num-seeds", "1", "--parametrizations", "mup"]
+ONE_TRIAL = ["--scale", "64", "--tune", "2^-8", "--num-seeds", "1", "--compare", "mup"]
 
 
 @pytest.mark.nightly
@@ -64,12 +64,12 @@ def test_experiment_script_runs_one_width(tmp_path):
 @pytest.mark.slow
 def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capfd, monkeypatch):
     """As it is but for the number of steps, in this process."""
-    run_experiment = cli.run_experiment
+    run_experiment = experiments.run_experiment
 
     def shortened(sweep, *others):
         run_experiment(dataclasses.replace(sweep, base=sweep.base.replace(steps=20)), *others)
 
-    monkeypatch.setattr(cli, "run_experiment", shortened)
+    monkeypatch.setattr(experiments, "run_experiment", shortened)
     script = str(ROOT / "experiments" / "lr_transfer.py")
     monkeypatch.setattr(sys, "argv", [script, *ONE_TRIAL, "--results", str(tmp_path / "results")])
     runpy.run_path(script, run_name="__main__")
@@ -81,7 +81,7 @@ def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capf
 @pytest.mark.parametrize(
     ("script", "option", "value", "sentence"),
     [
-        ("quickstart", "--width", "100", "width 100 is not a multiple"),
+        ("quickstart", "--scale", "100", "width 100 is not a multiple"),
         ("lr_transfer", "--preset", "tpu", "preset 'tpu' is not one of this experiment's: 'cpu' or 'h200'"),
         (
             "ablations",
@@ -100,7 +100,7 @@ def test_bad_input_is_one_sentence(script, option, value, sentence, capfd, monke
 
 
 def test_bad_input_of_a_process_has_no_traceback():
-    command = [sys.executable, "experiments/quickstart.py", "--width", "100", "--results", "/dev/null/x"]
+    command = [sys.executable, "experiments/quickstart.py", "--scale", "100", "--results", "/dev/null/x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "width 100 is not a multiple" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -123,14 +123,17 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
     assert "DRIFTS" in run(replay_python.parent / "mup-tpu", "analyze", ROOT / "results" / "quickstart")
     reported = [
         replay_python.parent / "mup-tpu",
-        "report",
+        "analyze",
+        "--report",
         ROOT / "results" / "quickstart",
         "--out",
         "x.html",
     ]
     done = subprocess.run(reported, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.endswith("pip install 'mup_tpu[report]'\n"), done.stderr
-    assert "were spent" in run(replay_python.parent / "mup-tpu", "next", ROOT / "results" / "muon_transfer")
+    assert "were spent" in run(
+        replay_python.parent / "mup-tpu", "analyze", "--next", ROOT / "results" / "muon_transfer"
+    )
     names = {path.relative_to(ROOT) for path in (ROOT / "mup_tpu").rglob("*") if path.is_file()}
     wanted = {name for name in names if "__pycache__" not in name.parts}
     missing = sorted(str(name) for name in wanted if not (installed.parent / name).exists())
@@ -177,9 +180,9 @@ def require_what_to_install(python: Path, hidden: tuple[str, ...], tmp_path: Pat
     )
     commands = (
         "train", "train --checkpoints kept --export out", "sweep sweep.toml", "sweep sweep.toml --dry-run",
-        "sweep sweep.toml --until-settled", "sweep sweep.toml --ray", "search search.toml", "coord-check",
+        "sweep sweep.toml --until-settled", "sweep sweep.toml --ray", "search search.toml", "check",
         "data inspect --corpus sotu", "data prepare --corpus sotu --out shards",
-        f"transfer {ROOT / 'results' / 'tune_small'} --width 512",
+        f"transfer {ROOT / 'results' / 'tune_small'} --at width=512",
     )  # fmt: skip
     asked = [python, "-c", EACH_IN_A_FORK, json.dumps(hidden), *commands]
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -83,7 +83,7 @@ def test_the_comparison_of_several_sweeps_comes_out_of_the_stored_rows(folder, a
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [RESULTS / "quickstart", SEARCHES[0]], ids=lambda p: p.name)
 def test_plot_writes_every_stored_figure(folder, tmp_path, capsys):
-    main(["plot", str(folder), "--out", str(tmp_path)])
+    main(["analyze", "--figures", str(folder), "--out", str(tmp_path)])
     assert names_in(tmp_path) == names_in(folder / "figures")
 
 
@@ -188,7 +188,7 @@ def test_the_first_pages_open_with_the_stored_verdicts(page):
     text = (RESULTS.parent / page).read_text(encoding="utf-8")
     for mark, plain in (("**", ""), ("\\*", "*"), ("−", "-"), ("μP:", "mup:"), ("SP:", "sp:")):
         text = text.replace(mark, plain)
-    top = text.partition("\n## Is it")[0] if page == "README.md" else text.partition("\n## 2.")[0]
+    top = text.partition("\n## Where to")[0] if page == "README.md" else text.partition("\n## 2.")[0]
     stored = json.loads((RESULTS / "quickstart" / "figures" / "analysis.json").read_text())
     for result in stored["results"]:
         assert result["verdict"]["sentence"] in top
@@ -223,7 +223,7 @@ def test_the_table_of_all_sweeps_comes_out_of_the_stored_rows():
     assert re.sub(numbers, "#", made) == re.sub(numbers, "#", stored)
     values = [[float(n.replace("−", "-")) for n in re.findall(numbers, text)] for text in (made, stored)]
     assert values[0] == pytest.approx(values[1], abs=0.011), (
-        "make it again: mup-tpu referee --out results/README.md"
+        "make it again: mup-tpu analyze results --report --out results/README.md"
     )
 
 

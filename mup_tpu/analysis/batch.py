@@ -10,14 +10,6 @@ from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.config.columns import CONFIGURED, label, write_scale
 
-_SHORT = {"parametrization": "--parametrizations ", "width": "--widths ", "lr": "--learning-rates "}
-"""Short options of a sweep's usual axes, by column."""
-
-
-def _option(column: str, role: str) -> str:
-    """Option of a sweep's command that sets the values of an axis, up to the first of them."""
-    return _SHORT.get(column) or f"--{role} {CONFIGURED[column].field}="
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -69,10 +61,12 @@ class Batch:
             values = " ".join(f"2^{x:.4g}" for x in grid)
             if is_ours:
                 roles = ("compare", "scale", "tune")
-                compared, grown, tuned = (_option(*axis) for axis in zip(axes, roles, strict=True))
+                compared, grown, tuned = (
+                    f"--{role} {CONFIGURED[column].field}=" for role, column in zip(roles, axes, strict=True)
+                )
                 lines.append(
                     f"{command} {compared}{self.parametrization} {grown}{scale:g} --num-seeds {seeds} "
-                    f"{tuned}{values if tuned.endswith(' ') else values.replace(' ', ',')}"
+                    f"{tuned}{values.replace(' ', ',')}"
                 )
             else:
                 at = write_scale(columns.scale, scale)

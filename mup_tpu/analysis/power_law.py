@@ -203,7 +203,7 @@ def fit_power_laws(
         StoreError: the results folder holds no runs.
     """
     if not scales:
-        raise TableError("a power law needs scales: give for example --scales width depth")
+        raise TableError("a power law needs scales: give for example --scale width,depth")
     if twice := next((name for name in scales if scales.count(name) > 1), None):
         raise TableError(f"scales: {on_one_line(twice)} is given twice")
     rows = select(table if isinstance(table, pd.DataFrame) else read_rows(table), where)

@@ -39,7 +39,8 @@ _BEFORE = {"architecture": "gpt2", "optimizer": "adamw"}
 
 _INTRODUCTION = """\
 Which hyperparameters stay as a model or its training grows, under which rule? A row is one rule of one sweep
-(`mup-tpu referee {name}`); the sweep's page has sizes, lengths and data, `docs/rules.md` the rules.
+(`mup-tpu analyze {name} --report --out {name}/README.md`); the sweep's page has sizes, lengths and data,
+`docs/rules.md` the rules.
 
 - **α**: exponent of the best value over the scale (95 %), 0 where it stays.
 - **Regret**: cost of the smallest scale's best value at the largest, nat; intervals are on the sweep's page.

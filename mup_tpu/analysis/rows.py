@@ -87,7 +87,7 @@ def require_columns(table: pd.DataFrame, columns: Columns) -> None:
     if missing:
         hints = {
             usual.scale: "--scale names the scale",
-            usual.hyperparameter: "--hyperparameter the tuned column",
+            usual.hyperparameter: "--tune the tuned column",
         }
         hint = ", ".join(hints[column] for column in missing if column in hints)
         raise TableError(no_column(table, *missing) + (f"; {hint}" if hint else ""))
@@ -152,8 +152,8 @@ def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
             one, *others = [f"{value:g}" for value in table.loc[rows, column].unique()]
             options = (
                 f"--where {column}={one} holds it",
-                f"--seed-col {column} takes it for replicates",
-                f"mup-tpu law --scales {columns.scale} {column} fits both",
+                f"--columns seed={column} takes it for replicates",
+                f"mup-tpu predict --scale {columns.scale},{column} fits both",
             )
             shown.append(f"{column} ({', '.join([one, *others][:4])}: {', '.join(options)})")
         else:
@@ -201,7 +201,7 @@ def _settings(table: pd.DataFrame, columns: Columns) -> list[str]:
 def _rule_options(column: str, values: pd.Series) -> str:
     first, *others = sorted(values.unique())
     listed = ", ".join(map(repr, [first, *others][:4]))
-    return f"{listed}: --parametrization-col {column} compares them, --where {column}={first} takes one"
+    return f"{listed}: --compare {column} compares them, --where {column}={first} takes one"
 
 
 def cost_column(table: pd.DataFrame, columns: Columns) -> tuple[str, str]:

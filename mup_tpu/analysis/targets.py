@@ -110,7 +110,7 @@ def _measure(table: RunTable, name: str) -> tuple[np.ndarray, np.ndarray]:
     if name not in known or rows[name].dtype.kind not in "iuf" or not (rows[name] > 0).all():
         grow = ", ".join(f"{c}=VALUE" for c in [own, *(c for c in known if c != own and _grows(rows, c))][:6])
         is_told = table.stored is not None or bool(rows[table.columns.params].notna().all())
-        hint = "" if is_told else " (--params-col names a table's parameters)"
+        hint = "" if is_told else " (--columns params=COLUMN names a table's parameters)"
         raise TableError(f"at {name!r}: the table does not say how {name} follows {own}{hint}; give {grow}")
     by_scale = rows.groupby("scale")[name]
     if (by_scale.nunique() > 1).any():

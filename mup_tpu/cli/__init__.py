@@ -1,7 +1,7 @@
 """The command line: `mup-tpu COMMAND`, also `python -m mup_tpu COMMAND`.
 
-Commands are plain typed functions; options come from their signatures and from the config dataclasses. Heavy
-packages are imported inside the command that needs them, so that help and replay answer at once.
+Commands are plain typed functions; their options come from their signatures and from the configuration's
+dataclasses. Only the module of the command that runs is imported, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -9,73 +9,100 @@ from __future__ import annotations
 import mup_tpu.cli.interrupt  # noqa: F401 (before all others: Ctrl-C may come while they are imported)
 
 # isort: split
+import difflib
+import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
-
-import tyro
+import textwrap
+from collections.abc import Iterator, Sequence
 
 import mup_tpu
-from mup_tpu.cli.ending import guard
-from mup_tpu.cli.experiments import run_ablations, run_coord_checks, run_experiment, run_search_experiment
+from mup_tpu.errors import ConfigError
 
-__all__ = ["guard", "main", "run_ablations", "run_coord_checks", "run_experiment", "run_search_experiment"]
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "init": ("study", "Write a first TOML file, which runs as it is."),
+    "plan": ("training", "Plan the runs, within a budget, that predict a large model's learning rate."),
+    "sweep": ("sweep", "Run the missing trials of a sweep."),
+    "search": ("sweep", "Search several hyperparameters at once with Ray Tune."),
+    "train": ("training", "Train one trial and print its loss."),
+    "transfer": ("training", "Train a larger model with the hyperparameters of a search or sweep."),
+    "ask": ("study", "Print trials of a study to run elsewhere, each trial once."),
+    "tell": ("study", "Store the loss of a trial that `mup-tpu ask` printed."),
+    "analyze": ("analysis", "Print the optimum of every scale, its drift and regret, and the verdict."),
+    "predict": ("analysis", "Predict the optimum at a scale that was not run."),
+    "check": ("check", "Check that no layer's activations or updates grow with the scale."),
+    "doctor": ("doctor", "Report packages, devices and folders, with a remedy for each problem."),
+    "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
+    "data inspect": ("data", "Describe a corpus or prepared shards, and show held-out text."),
+}
+"""Module in this package, and summary, of each command."""
+
+_DESCRIPTION = "Tune a narrow model, check that the optimum transfers, and train the wide model once."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command of `mup-tpu`; wrong input ends it with one sentence and exit code 2."""
-    from mup_tpu.cli import checks, data, plan, replay, start, study, training, tuning
-
-    app = tyro.extras.SubcommandApp()
-    commands: tuple[Callable[..., None], ...] = (
-        start.init,
-        plan.plan,
-        training.train,
-        tuning.sweep,
-        tuning.search,
-        tuning.transfer,
-        study.ask,
-        study.tell,
-        checks.coord_check,
-        replay.runs,
-        replay.analyze,
-        replay.where_,
-        replay.next_,
-        replay.predict,
-        replay.law,
-        replay.isoflop,
-        replay.plot,
-        replay.report,
-        replay.referee,
-        checks.doctor,
-    )
-    for command in commands:
-        app.command(name=command.__name__.rstrip("_").replace("_", "-"))(command)
-    app.command(data.app, name="data", help="Prepare shards of a corpus, or look at one.")
-    arguments = _each_at(sys.argv[1:] if arguments is None else arguments)
-    if arguments == ["--version"]:
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    if words == ["--version"]:
         print(f"mup-tpu {mup_tpu.__version__}")
         return
-    guard(
-        lambda: app.cli(
-            prog="mup-tpu",
-            description="Tune GPT-2 narrow, check with numbers that the optimum transfers, train wide once.",
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+    if not words or words[0] in ("-h", "--help") or words in (["data"], ["data", "--help"], ["data", "-h"]):
+        print(_overview(words[0] if words[:1] == ["data"] else ""))
+        sys.exit(0 if words else 2)
+
+    from mup_tpu.cli.console import guard
+
+    guard(lambda: _run(words))
+
+
+def _overview(group: str) -> str:
+    """Return the help that lists all commands, or those of a group."""
+    lines = ["usage: mup-tpu COMMAND [OPTIONS]", "", _DESCRIPTION, ""]
+    for name, (_, summary) in COMMANDS.items():
+        if name.startswith(group):
+            lines += textwrap.wrap(summary, 78, initial_indent=f"  {name:14}", subsequent_indent=" " * 16)
+    return "\n".join([*lines, "", "`mup-tpu COMMAND --help` lists the options of a command."])
+
+
+def _run(words: Sequence[str]) -> None:
+    """Import a command's module, and run the command."""
+    import tyro
+
+    count = 2 if words[0] == "data" else 1
+    name = " ".join(words[:count])
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.4)
+        hint = f"the nearest is {near[0]!r}" if near else f"the commands are {', '.join(COMMANDS)}"
+        raise ConfigError(f"unknown command {name!r}; {hint}")
+    module = importlib.import_module(f"mup_tpu.cli.{COMMANDS[name][0]}")
+    tyro.cli(
+        getattr(module, name.split()[-1]),
+        prog=f"mup-tpu {name}",
+        args=[*_repeated(words[count:])],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
 
 
-def _each_at(arguments: Sequence[str]) -> list[str]:
-    """Arguments with an --at before each target: `--at width=64 depth=2` as `--at width=64 --at depth=2`.
+_VALUES = {
+    "--at": r"\w+=[^/\\]*|[\d.]+e\d+",
+    "--columns": r"\w+=.*",
+    "--states": r"[^=/]+=\w+",
+    "--set": r"\w+=.*",
+    "--where": r"[^=<>/]+[<>]?=.*",
+}
+"""Form of the values of options that take several: a path behind them is not one of theirs."""
 
-    An option of several values would take a path behind it too.
-    """
-    found, is_at = list[str](), False
-    for argument in arguments:
-        is_target = re.fullmatch(r"\w+=[^/\\]*|[\d.]+e\d+", argument)
-        if is_at and is_target and found[-1] != "--at":
-            found.append("--at")
-        is_at = argument == "--at" or (is_at and is_target is not None)
-        found.append(argument)
-    return found
+
+def _repeated(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words with the option before each of its values: `--at width=64 --at depth=2`."""
+    option, is_first = "", False
+    for word in words:
+        if option and not is_first and re.fullmatch(_VALUES[option], word):
+            yield option
+        elif not is_first:
+            option = ""
+        is_first = word in _VALUES
+        option = word if is_first else option
+        yield word

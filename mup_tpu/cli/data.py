@@ -6,7 +6,6 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.panel import Panel
 
 from mup_tpu.cli.console import Console
@@ -16,17 +15,14 @@ from mup_tpu.config.paths import Folder
 if TYPE_CHECKING:
     from mup_tpu.data.shard_folder import ShardFolder
 
-app = tyro.extras.SubcommandApp()
 
-
-@app.command
 def prepare(
     out: Folder, data: DataConfig = DataConfig(), shard_samples: int = 4096, workers: int = 0
 ) -> None:
-    """Write a corpus as tokenised shards that training streams (train --corpus FOLDER_OR_URL).
+    """Write a corpus as tokenised shards that training streams.
 
-    Shards are WebDataset tar files with an index. After a kill the same command goes on, and ends with the
-    same bytes.
+    `mup-tpu train --corpus OUT` trains on them. Shards are WebDataset tar files with an index. After a kill
+    the same command goes on, and ends with the same bytes.
 
     Args:
         out: Folder or fsspec URL to write to (gs://, s3://).
@@ -48,9 +44,8 @@ def prepare(
     )
 
 
-@app.command
 def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = False) -> None:
-    """Describe a corpus or a folder of prepared shards, and show some of its held-out text.
+    """Describe a corpus or prepared shards, and show held-out text.
 
     Args:
         data: Corpus or prepared shards; a corpus is tokenised on first use.

@@ -1,4 +1,4 @@
-"""Findings about this machine: packages, devices, folders and services, with a remedy for each problem."""
+"""The command doctor: findings about this machine, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mup_tpu.cli.console import Console
+from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
@@ -32,6 +34,30 @@ class Finding:
     found: str
     problem: str = ""
     """Problem with its remedy, in one sentence; "" if there is none."""
+
+
+def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
+    """Report packages, devices and folders, with a remedy for each problem.
+
+    Args:
+        results: Results folder (or fsspec URL) to write to.
+        tpu: Type of TPU (such as v4-8, or all): instead, compile packs for it with the TPU's own compiler on
+            this machine, and report memory, collectives and estimated cycles of each.
+    """
+    console = Console()
+    doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
+    findings = []
+    with console.status(doing) as status:
+        for finding in found:
+            findings.append(finding)
+            status.update(f"{doing} ({len(findings)} done)")
+    for finding in findings:
+        console.print(f"{finding.subject:>20}  {finding.found}")
+    problems = [finding.problem for finding in findings if finding.problem]
+    for problem in problems:
+        console.print(f"- {problem}", style="yellow")
+    if not problems:
+        console.print("no problems", style="green")
 
 
 def examine(results: str = "results") -> Iterator[Finding]:

@@ -7,14 +7,21 @@ from collections.abc import Mapping, Sequence
 
 import tyro
 
-from mup_tpu.cli.console import Console
-from mup_tpu.cli.dry_run import say_what_would_run
-from mup_tpu.cli.ending import guard
-from mup_tpu.cli.grid import SearchRun, SweepRun
-from mup_tpu.cli.tuning import run_and_show, run_either, search_and_show, show_and_judge
+from mup_tpu.cli.analysis import show
+from mup_tpu.cli.console import Console, guard
+from mup_tpu.cli.sweep import (
+    SearchRun,
+    SweepRun,
+    print_forecast,
+    run_and_show,
+    run_either,
+    search_and_show,
+    show_and_judge,
+)
 from mup_tpu.config import Axis, Sweep, Trial, unknown_key
 from mup_tpu.config.paths import Folder
 from mup_tpu.config.search import Search
+from mup_tpu.config.toml import parse_axis
 from mup_tpu.errors import ConfigError
 
 
@@ -55,17 +62,15 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
         for name in names:
             if name not in sweeps:
                 raise ConfigError(f"names: {unknown_key(name, sweeps)}")
-        from mup_tpu.cli import replay
-
         outcome, results = Counter[str](), str(how.results)
         for name in names:
             sweep, folder = how.grid.change(sweeps[name]), f"{results}/{name}"
-            if how.is_dry:
-                say_what_would_run(sweep, folder, how)
+            if how.dry.dry_run:
+                print_forecast(sweep, folder, how)
             else:
                 outcome += run_either(sweep, folder, how, Console())
-        if not how.is_dry:
-            show_and_judge(outcome, results, lambda: replay.show(results))
+        if not how.dry.dry_run:
+            show_and_judge(outcome, results, lambda: show(results))
 
     _command_line(experiment, description)
 
@@ -73,7 +78,7 @@ def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
 def run_coord_checks(
     trials: Sequence[Trial],
     description: str | None,
-    usual: Axis,
+    default: Axis,
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     check_steps: int = 4,
 ) -> None:
@@ -81,23 +86,22 @@ def run_coord_checks(
 
     def experiment(
         scale: str | None = None,
-        widths: tuple[int, ...] | None = None,
         num_seeds: int = 3,
         results: Folder | None = None,
     ) -> None:
         """Run several coordinate checks.
 
         Args:
-            scale: Another scale, or other points: depth=2,4,8.
-            widths: Widths to compare; short for --scale width=...
+            scale: Points of the scale, FIELD=VALUES: depth=2,4,8. Values alone are widths.
             num_seeds: Seeds to average over.
             results: Results folder; stored points are not measured again. By default results/coord_check,
                 or results/coord_check_depth and so on.
         """
-        from mup_tpu.cli.checks import Check, coord_checks, scale_of_check
+        from mup_tpu.cli.check import Check, coord_checks
 
-        check = Check(scale_of_check(scale, widths, usual), parametrizations, num_seeds, check_steps)
-        coord_checks(results or check.usual_results, trials, check)
+        axis = default if scale is None else parse_axis(scale, "scale")
+        check = Check(axis, parametrizations, num_seeds, check_steps)
+        coord_checks(results or check.default_results, trials, check)
 
     _command_line(experiment, description)
 
@@ -117,5 +121,5 @@ def run_search_experiment(search: Search, description: str | None) -> None:
 
 
 def _command_line(experiment: object, description: str | None) -> None:
-    config = (tyro.conf.OmitArgPrefixes,)
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     guard(lambda: tyro.cli(experiment, description=description, config=config))  # type: ignore[call-overload]

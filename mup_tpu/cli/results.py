@@ -23,9 +23,9 @@ from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
+from mup_tpu.cli.analysis import TableOptions
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
-from mup_tpu.cli.tables import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted
@@ -266,6 +266,19 @@ class SeveralSweeps(Results):
         """Compared sweeps as CSV."""
         numbers = self.compared.drop(columns="regret_status")
         return {"ablations.csv": to_csv(numbers, float_format="%.4f")}
+
+    def write_report(self, out: Path | None = None) -> str:
+        """Write the report; NAME.md is a Markdown page with its figure beside it."""
+        if out is None or out.suffix != ".md":
+            return super().write_report(out)
+        from mup_tpu.analysis.referee import Judged, held, page, rulings
+
+        judged: Judged = {}
+        sweeps, left_out = rulings(self.path, judged)
+        text = page(Path(self.path).name, sweeps, left_out, "referee.png", held(self.path, judged))
+        write_file(f"page {out}", out, text)
+        write_figures({"referee": plots.referee_figure(sweeps)}, out.parent)
+        return str(out)
 
     def page(self) -> rendering.Page:
         """Report of all sweeps."""

@@ -1,30 +1,41 @@
-"""Commands about studies: a sweep of somebody's own training, ask and tell."""
+"""Commands about studies, sweeps of one's own training: init, ask and tell."""
 
 from __future__ import annotations
 
+import importlib.resources
 import json as json_format
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from mup_tpu.cli.console import Console
-from mup_tpu.cli.replay import where_
-from mup_tpu.config.paths import Where
+from mup_tpu.cli.output import write_new
+from mup_tpu.config.paths import File, Where
 from mup_tpu.config.values import as_number, parse_seconds
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
     from mup_tpu.study import Study
 
+Kind = Literal["sweep", "search", "ladder", "study"]
+_NEXT = {
+    "sweep": "mup-tpu sweep {} --dry-run",
+    "ladder": "mup-tpu sweep {} --dry-run",
+    "search": "mup-tpu search {}",
+    "study": "mup-tpu sweep {} --until-settled",
+}
+"""Command that takes the file of each kind."""
+
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of a training of one's own."""
+    """Options of a study of one's own training."""
 
     trainer: str | None = None
-    """Own training in place of our networks: my_package.my_module:train, or a command line with {names} of
-    the file, which prints the loss last; by default the file's trainer."""
+    """Training in place of our networks: my_package.my_module:train, or a command line with {names} of the
+    file, which prints the loss last; by default the file's trainer."""
     workers: int | None = None
     """Trials of a --trainer at once on this machine; by default one a GPU, or one a core."""
     timeout: str | None = None
@@ -33,7 +44,7 @@ class StudyOptions:
     """Ray's resources for a trial of a --trainer: CPU=2 GPU=1."""
 
     def amounts(self) -> dict[str, float] | None:
-        """Resources as numbers; None if none are given."""
+        """Return the resources as numbers; None if none are given."""
         amounts = {}
         for text in self.resources:
             name, _, written = text.partition("=")
@@ -43,44 +54,50 @@ class StudyOptions:
         return amounts or None
 
 
+def init(kind: Annotated[Kind, tyro.conf.Positional] = "sweep", out: File | None = None) -> None:
+    """Write a first TOML file, which runs as it is.
+
+    Its comments explain the choices.
+
+    Args:
+        kind: Sweep of one hyperparameter along a scale, search of several with Ray Tune, ladder: a sweep
+            along a scale of several fields that grow together, or study: a sweep of your own training.
+        out: The file; by default KIND.toml here. An existing file is never overwritten.
+    """
+    path = Path(f"{kind}.toml") if out is None else out
+    template = importlib.resources.files("mup_tpu").joinpath("templates", f"{kind}.toml")
+    text = template.read_text(encoding="utf-8")
+    write_new(path, text.replace(f" {kind}.toml ", f" {path} "))
+    Console().print(f"wrote {path}; next: {_NEXT[kind].format(path)}")
+
+
 def ask(
     path: Where,
-    count: Annotated[int | None, tyro.conf.Positional] = None,
-    json: bool = False,
+    count: Annotated[int, tyro.conf.Positional] = 1,
     until_settled: bool = False,
     patience: str = "24h",
-    where: tuple[str, ...] = (),
-    all: bool = False,
+    json: bool = False,
 ) -> None:
-    """Give trials of a study to run elsewhere, each trial once; `mup-tpu tell` takes their losses.
+    """Print trials of a study to run elsewhere, each trial once.
+
+    `mup-tpu tell` takes their losses.
 
     Args:
         path: Results folder (or fsspec URL) of a study, or its TOML file.
-        count: Most trials to give; by default one.
+        count: Most trials to print.
+        until_settled: Choose the runs that decide the verdict, in place of the grid's order.
+        patience: Lease of a trial, as 90s, 30m or 24h; afterwards it may be printed again.
         json: Print a JSON object a line, with the trial's id and values.
-        until_settled: Choose runs where they decide, in place of the grid's order.
-        patience: Time after which an untold trial may be given again, as 90s, 30m or 24h.
-        where: Former option, now of `mup-tpu where`.
-        all: Former option, now of `mup-tpu where`.
     """
-    if where or all or (count is None and not _is_study(path)):
-        note = "note: `mup-tpu where` now sets the rows that a verdict uses"
-        Console(stderr=True).print(note, style="yellow")
-        where_(path, where, all)
-        return
-    study = _study(path)
-    trials = study.ask(
-        1 if count is None else count,
-        until_settled=until_settled,
-        patience=parse_seconds("patience", patience),
+    trials = _study(path).ask(
+        count, until_settled=until_settled, patience=parse_seconds("patience", patience)
     )
     for trial in trials:
         values = {"id": trial.id, **trial.values}
         words = " ".join(f"{name}={value}" for name, value in values.items())
         print(json_format.dumps(values) if json else words)
     if not trials:
-        nothing = "nothing to give: all missing trials are given already, or no verdict is open"
-        Console(stderr=True).print(nothing)
+        Console(stderr=True).print("no trial: all missing trials are leased, or no verdict is open")
 
 
 def tell(
@@ -89,20 +106,20 @@ def tell(
     loss: Annotated[str | None, tyro.conf.Positional] = None,
     failed: str | None = None,
 ) -> None:
-    """Store the loss of a trial that `mup-tpu ask` gave.
+    """Store the loss of a trial that `mup-tpu ask` printed.
 
     Args:
         path: Results folder (or fsspec URL) of the study, or its TOML file.
         trial_id: The trial's id.
         loss: Loss of the trial; nan or inf if it diverged.
-        failed: Reason why it has no loss; it may be given again.
+        failed: Reason why it has no loss; the trial may then be asked for again.
     """
     value = None if loss is None else as_number(loss)
     if loss is not None and value is None:
         raise ConfigError(f"loss {loss!r} is not a number")
     trial = _study(path).tell(trial_id, value, failed=failed)
-    said = f"loss {value:g}" if value is not None else f"failed: {failed}"
-    Console().print(f"{trial}: {said}")
+    outcome = f"loss {value:g}" if value is not None else f"failed: {failed}"
+    Console().print(f"{trial}: {outcome}")
 
 
 def _study(path: str) -> Study:
@@ -110,10 +127,3 @@ def _study(path: str) -> Study:
     from mup_tpu.study.toml import load_study
 
     return load_study(path)[0] if path.endswith(".toml") else Study.load(path)
-
-
-def _is_study(path: str) -> bool:
-    from mup_tpu.store import results_folder
-    from mup_tpu.study.study import FILE
-
-    return path.endswith(".toml") or FILE in results_folder(path).names()

@@ -1,17 +1,26 @@
-"""The command `train`; torch is imported when it runs."""
+"""Commands about single trainings: train, transfer and plan. Torch is imported when it is needed."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
+
+from mup_tpu.cli.analysis import Repeated
 from mup_tpu.cli.console import Console
-from mup_tpu.config import RunOptions, Trial
-from mup_tpu.config.paths import File
-from mup_tpu.config.toml import load_trial
-from mup_tpu.errors import ConfigError
+from mup_tpu.cli.output import to_json, write_new
+from mup_tpu.cli.sweep import show_and_judge
+from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.columns import write
+from mup_tpu.config.paths import File, Folder, Where
+from mup_tpu.config.toml import load_trial, read_toml, sweep_of
+from mup_tpu.config.values import as_number
+from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.single import Kept, train_one
+from mup_tpu.tuning.target import Target
 
 
 @dataclass(frozen=True)
@@ -99,3 +108,155 @@ def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) 
         f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",
     ):
         console.print(line)
+
+
+def transfer(
+    path: Where,
+    target: Target = Target(),
+    results: Folder | None = None,
+    sweep: Folder | None = None,
+    run: RunOptions = RunOptions(),
+    where: SweepOptions = SweepOptions(),
+) -> None:
+    """Train a larger model with the hyperparameters of a search or sweep.
+
+    A search gives its best trials. A sweep gives its rule's predicted optimum at the target (mup's by
+    default); the prediction is kept (predictions.json) and scored.
+
+    Args:
+        path: Results folder of the search or sweep.
+        target: Scale of the transfer, and its trials there.
+        results: Results folder; by default PATH_transfer.
+        sweep: Results folder of a sweep at the target; its optimum is the reference of the regret.
+        run: Options of each trial.
+        where: Machine or cluster of the trials.
+    """
+    from mup_tpu.tuning.zero_shot import Transfer
+
+    console = Console()
+    moved = Transfer(path, target, sweep)
+    for warning in moved.warnings:
+        console.print(f"warning: {warning}", style="yellow")
+    for origin in moved.origin:
+        console.print(origin)
+    try:
+        moved.keep(path)
+    except StoreError as error:  # one may transfer from a folder that others own
+        console.print(f"warning: the prediction is not kept there: {error}", style="yellow")
+    folder = results or f"{path.rstrip('/')}_transfer"
+    outcome = moved.run(folder, where, run, console)
+    moved.keep(folder)
+    runs, (_, at), tuned = moved.reached(folder), moved.sizes, moved.tuned
+    rows: list[dict[Any, Any]] = runs.to_dict("records")
+    for row in rows:
+        console.print(
+            f"{at}, {row['parametrization']}, {tuned} {write(tuned, row[tuned])}, "
+            f"seed {row['seed']}: {row['status']}, loss {row['loss']:.4f} nat/token"
+        )
+    for row in moved.regrets(runs):
+        console.print(
+            f"{row['parametrization']}: regret {row['regret']:+.4f} nat at {at} against "
+            f"the best of {sweep} there ({row['best']:.4f})",
+            style="bold",
+        )
+    for sentence in moved.outcomes(runs):
+        console.print(sentence, style="bold")
+    show_and_judge(outcome, folder, lambda: None)
+
+
+def plan(
+    file: Annotated[File | None, tyro.conf.Positional] = None,
+    at: Repeated = (),
+    budget: str | None = None,
+    table: Annotated[str | None, tyro.conf.arg(name="from")] = None,
+    on: str | None = None,
+    mfu: float = 0.3,
+    out: File | None = None,
+    json: bool = False,
+) -> None:
+    """Plan the runs, within a budget, that predict a large model's learning rate.
+
+    Writes the plan as a sweep for `mup-tpu sweep FILE --until-settled --first-looks`.
+
+    Args:
+        file: TOML file of a sweep, with its model under [base.model] and so on; its parametrizations are the
+            choices. It may hold target = {width = 4096} and budget = "200h" as well.
+        at: Fields at the target: width=4096 depth=32 batch_size=256 tokens=26e9 (or steps=10000).
+        budget: FLOP (1e20), or a time on this machine or --on (200h).
+        table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
+            of typical ones.
+        on: Machine of the budget and the costs: a TPU type (v4-8), or GPUs (8xH100). By default this one.
+        mfu: Share of the machine's peak that training is assumed to reach, between 0 and 1.
+        out: File for the sweep; by default plan.toml. An existing file is never overwritten.
+        json: Print JSON only, for machines; --out alone writes the sweep.
+    """
+    from mup_tpu.tuning.target_plan import plan as make
+
+    if not 0 < mfu <= 1:
+        raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
+    sweep, given = _read(file)
+    goal = at or given.get("target", ())
+    paid = budget or given.get("budget")
+    if paid is None:
+        raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
+    is_time = as_number(str(paid)) is None
+    speed = mfu * _peak(on, sweep.base) if is_time or on else None
+    planned = make(goal, paid, sweep, table, speed)
+    written = out or (None if json else File("plan.toml"))
+    if written is not None:
+        write_new(written, planned.toml())
+    console = Console()
+    if json:
+        console.write(to_json(planned.to_dict()))
+        return
+    for line in planned.lines():
+        console.print(line)
+    results = f"results/{planned.sweep.experiment}"
+    limit = f" --budget {paid}" if is_time and on is None else ""
+    console.print(f"wrote {written}; next:", wrap=False)
+    console.print(f"  mup-tpu sweep {written} --until-settled --first-looks{limit}", wrap=False)
+    console.print(f"  mup-tpu transfer {results} --at {planned.transfer}", wrap=False)
+
+
+def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
+    """Sweep of a file, with its target and budget."""
+    if file is None:
+        return Sweep("plan", Trial().replace(precision="auto")), {}
+    values = read_toml(file)
+    given: dict[str, Any] = {name: values.pop(name) for name in ("target", "budget") if name in values}
+    if isinstance(goal := given.get("target"), dict):
+        given["target"] = tuple(f"{name}={value}" for name, value in goal.items())
+    elif "target" in given:
+        given["target"] = str(goal)
+    return sweep_of({"experiment": "plan"} | values, str(file)), given
+
+
+def _peak(on: str | None, base: Trial) -> float:
+    """Peak FLOP/s of a machine, all of its devices together.
+
+    Raises:
+        ConfigError: the machine is unknown.
+    """
+    from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.precision import precision_of
+
+    if base.train.precision == "auto":
+        base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")
+    if on is None:
+        machine = forecast.this_machine([base] * 8, RunOptions())
+        if math.isnan(machine.flops):
+            raise ConfigError(
+                f"the peak of {machine.name} in {base.train.precision} is not known: give --budget as FLOP "
+                "(1e20), or --on with a known machine, as H100"
+            )
+        return machine.flops
+    from mup_tpu.devices.peak import gpu_peak_flops, tpu_type
+
+    count, _, name = on.rpartition("x")
+    if re.fullmatch(r"\d+", count) or not count:
+        peak = gpu_peak_flops(name, base.train.precision)
+        if peak is not None:
+            return int(count or 1) * peak
+    if not re.match(r"v\d", on):
+        raise ConfigError(f"on {on!r} is not a known machine: give GPUs, as 8xH100, or a TPU type, as v4-8")
+    return forecast.tpu(tpu_type(on)).flops

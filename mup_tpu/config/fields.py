@@ -32,8 +32,8 @@ class About:
     """Name in run tables; by default the field's."""
     as_power: bool = False
     """Whether values are written as powers of 2."""
-    former: str = ""
-    """Name in earlier versions: files may still use it, and `trial_id` hashes it."""
+    hashed_as: str = ""
+    """Name under which `trial_id` hashes the field, where it is not the field's."""
     above: float = -math.inf
     """Lower bound, itself not allowed."""
     least: float = -math.inf

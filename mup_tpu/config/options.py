@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import tyro
 
@@ -27,9 +27,9 @@ class RunOptions:
     """Device to train on; "auto" takes CUDA if it is there. "xla" is TPUs, through torch_xla."""
     mesh: str = "auto"
     """Split of a pack over XLA devices: trial=4,data=2 splits its members 4 ways and each batch 2 ways."""
-    placement: Annotated[Literal["host", "chip", "slice"], tyro.conf.arg(aliases=["--tpu-trial"])] = "host"
+    placement: Literal["host", "chip", "slice"] = "host"
     """TPU resources reserved for one pack on a Ray cluster: a host's chips, one chip, or a slice of hosts."""
-    execution: Annotated[Literal["auto", "loop", "vmap"], tyro.conf.arg(aliases=["--way"])] = "auto"
+    execution: Literal["auto", "loop", "vmap"] = "auto"
     """Members of a pack in turns ("loop", the CPU's default) or stacked as one program ("vmap")."""
     micro_batches: int = described(1, least=1)
     """Parts of a batch, computed in turn before one update to save memory. Sums are taken in another order;
@@ -120,10 +120,12 @@ class DryRunOptions:
 
     dry_run: bool = False
     """Print the missing trials, their packs, and the time and memory that they may take; train nothing."""
-    dry_run_on: str | None = None
-    """Type of TPU for the dry run, such as v4-8, in place of this machine."""
+    on: str | None = None
+    """Machine of the dry run, a type of TPU such as v4-8; by default this one."""
     mfu: Real = described(0.3, above=0, most=1)
     """Share of the peak arithmetic that training is assumed to reach, between 0 and 1."""
 
     def __post_init__(self) -> None:
         require_valid(self)
+        if self.on is not None and not self.dry_run:
+            raise ConfigError(f"on {shown(self.on)} requires dry_run: give both")

@@ -6,9 +6,7 @@ Every field decides the result. How a trial is run (device, threads, logging) is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from mup_tpu.config.fields import described, require_one_of, require_valid
 from mup_tpu.config.values import LearningRate, Real, not_a_multiple
@@ -39,8 +37,8 @@ class ModelConfig:
     """Transformer layers."""
     head_size: int = described(32, above=0, most=_WIDEST)
     """Dimensions of one attention head; at the base width if the head size grows with width."""
-    growing_dimension: Annotated[Literal["heads", "head_size"], tyro.conf.arg(aliases=["--growing"])] = (
-        described("heads", column="growing", former="growing")
+    growing_dimension: Literal["heads", "head_size"] = described(
+        "heads", column="growing", hashed_as="growing"
     )
     """Part that grows with width: the number of heads, or the size of each."""
     tied: bool = True

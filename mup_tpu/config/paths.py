@@ -1,4 +1,4 @@
-"""Types of options that name files and folders; "" names none and is refused."""
+"""Types of options: files and folders (an empty name is refused), and lists of names."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ Where = Annotated[Folder, tyro.conf.Positional]
 
 Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]
 """Positional paths, one at least."""
+
+Names = Annotated[
+    tuple[str, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME,NAME",
+        instance_from_str=lambda tokens: tuple(name for name in tokens[0].split(",") if name),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(value)],
+    ),
+]
+"""Names with commas between them."""

@@ -88,7 +88,7 @@ class SearchOptions:
     """Share of its steps before a trial may be stopped."""
     reduction_factor: Real = described(3.0, above=1)
     """Number of trials at a rung of ASHA for each one that goes on."""
-    time_budget: str | None = None
+    budget: str | None = None
     """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
     max_concurrent: int = described(0, least=0)
     """Most trials at once; 0 takes as many as the cluster has room for."""
@@ -105,12 +105,12 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         require_valid(self)
-        self.seconds  # noqa: B018 (checks time_budget)
+        self.seconds  # noqa: B018 (checks budget)
 
     @property
     def seconds(self) -> float | None:
         """The time budget in seconds."""
-        return None if self.time_budget is None else parse_seconds("time_budget", self.time_budget)
+        return None if self.budget is None else parse_seconds("budget", self.budget)
 
 
 def load_search(path: str | Path) -> Search:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mup_tpu.config.fields import TYPE_NAMES, require_value, typed_fields, unread_under
+from mup_tpu.config.fields import TYPE_NAMES, about, require_value, typed_fields, unread_under
 from mup_tpu.config.sweep import Axis, Ladder, Sweep
-from mup_tpu.config.trial import PARTS, Trial, current_names
+from mup_tpu.config.trial import PARTS, Trial, part_of_field
 from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, raised_as
 from mup_tpu.files import read_regular
@@ -67,13 +67,17 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
         return dataclasses.replace(sweep, **axes)
 
 
+_DEFAULT_FIELDS = {"scale": "width", "tune": "learning_rate", "compare": "parametrization"}
+"""Field of each axis of the command line, where its values are given alone."""
+
+
 def parse_axis(text: str, option: str) -> Axis:
-    """An axis from the command line: `depth=2,4,8`, `weight_decay=0,0.01`, `learning_rate=2^-9,2^-8`."""
-    name, found, values = text.partition("=")
-    if not found:
-        raise ConfigError(
-            f"{option} {shown(text)} is not FIELD=VALUE,VALUE,...; write for example depth=2,4,8"
-        )
+    """Read an axis from the command line: `depth=2,4,8`, or values of width, rate or rule alone: `64,128`."""
+    name, equals, values = text.partition("=")
+    if not equals:
+        if text in part_of_field():
+            raise ConfigError(f"{option} {text} has no values; write for example depth=2,4,8")
+        name, values = _DEFAULT_FIELDS[option], text
     name = name.strip()
     return _axis({name: [parse_value(name, value, option) for value in values.split(",") if value]}, option)
 
@@ -105,8 +109,7 @@ def _axis(values: Any, where: str) -> Axis:
             f"{where} {shown(values)} is not one field with its values, such as {{depth = [2, 4, 8]}}; "
             "fields that change together are a [[ladder]]"
         )
-    ((given, points),) = values.items()
-    name = current_names().get(given) or given
+    ((name, points),) = values.items()
     _field_hint(name, where)
     if not isinstance(points, list):
         raise ConfigError(f"{where}: {name} {shown(points)} is not a list")
@@ -130,63 +133,79 @@ def _point(name: str, value: Any, where: str) -> Any:
     return read
 
 
-def from_dict(cls: type[T], values: Any, where: str = "configuration") -> T:
-    """A config dataclass from plain nested values, checked.
+def from_dict(cls: type[T], values: Any, where: str = "configuration", table: str = "") -> T:
+    """Build a config dataclass from plain nested values, and check it.
+
+    Args:
+        cls: the dataclass.
+        values: values by field.
+        where: file or place, at the start of errors.
+        table: table of the file that holds the values, such as "base.model"; "" for its top.
 
     Raises:
-        ConfigError: an unknown key (the nearest known one is named), a wrong type or a value not allowed.
+        ConfigError: an unknown key (its table or the nearest known key is named), a wrong type or a value
+            that is not allowed.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {shown(values)} is not a table of keys")
     fields = {f.name: (f, hint) for f, hint in typed_fields(cls)}  # type: ignore[arg-type]
-    if cls in PARTS.values():
-        values = _under_present_names(values, where)
     for key in values:
         if key not in fields:
-            raise ConfigError(f"{where}: {unknown_key(key, fields)}")
+            raise ConfigError(
+                f"{where}: {_misplaced(key, table, 'base' in fields) or unknown_key(key, fields)}"
+            )
     for f, _ in fields.values():
         has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
         if not has_default and f.name not in values:
             raise ConfigError(f"{where}: {f.name} is missing")
-    read = {key: _read(fields[key][1], value, f"{where}: {key}") for key, value in values.items()}
+    read = {
+        key: _read(fields[key][1], value, f"{where}: {key}", f"{table}.{key}".strip("."))
+        for key, value in values.items()
+    }
     with _named(where):
         return cls(**read)
 
 
-def _under_present_names(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Values of a part of a trial by the present names of its fields."""
-    for former, name in current_names().items():
-        if former in values and name in values:
-            raise ConfigError(f"{where}: {former} and {name} were both given: {former} is its former name")
-    return {current_names().get(key, key): value for key, value in values.items()}
+def _misplaced(key: str, table: str, has_base: bool) -> str:
+    """Return a sentence on a key that belongs to another table; "" if no table has it."""
+    outer, _, part = table.rpartition(".")
+    outer = outer or ("base" if has_base else "")
+    if home := part_of_field().get(key):
+        return f"{key} belongs to [{f'{outer}.{home}'.strip('.')}]" + (f", not to [{table}]" if table else "")
+    if part in PARTS and outer and key in {f.name for f, _ in typed_fields(Sweep)}:
+        return f"{key} belongs to the top of the file, above the first [table]"
+    return ""
 
 
 def stored_trial(values: Any) -> Trial:
-    """A trial from a stored configuration; unread fields return to their defaults.
+    """Build a trial from a stored configuration; unread fields return to their defaults.
 
-    Earlier versions let unread fields differ, so that equal trainings had several ids.
+    The first rows let unread fields differ, so that equal trainings had several ids, and have some fields
+    under the name that `trial_id` hashes.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"configuration: {shown(values)} is not a table of keys")
     read = dict(values)
     for part, cls in PARTS.items():
-        if isinstance(own := values.get(part), dict):
-            whole = {f.name: own.get(f.name, f.default) for f in dataclasses.fields(cls)}
+        if isinstance(stored := values.get(part), dict):
+            names = {about(f).hashed_as: f.name for f in dataclasses.fields(cls) if about(f).hashed_as}
+            stored = {names.get(key, key): value for key, value in stored.items()}
+            whole = {f.name: stored.get(f.name, f.default) for f in dataclasses.fields(cls)}
             unread = {f.name for f in dataclasses.fields(cls) if unread_under(f, whole)}
-            read[part] = {key: value for key, value in own.items() if key not in unread}
+            read[part] = {key: value for key, value in stored.items() if key not in unread}
     return from_dict(Trial, read)
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
+def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
     """A plain value in a field's type: tables become dataclasses, lists tuples, numbers and powers floats.
 
     A value that cannot be of the type stays as it is, and a later check refuses it.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_dict(hint, value, where)
+        return from_dict(hint, value, where, table)
     if origin in (typing.Union, types.UnionType):  # T | None
-        return _read(next(kind for kind in inner if kind is not type(None)), value, where)
+        return _read(next(kind for kind in inner if kind is not type(None)), value, where, table)
     if origin is tuple and isinstance(value, list):
         return tuple(_read(inner[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):

@@ -62,8 +62,7 @@ class Trial:
             ConfigError: a name belongs to no part, or the values do not fit.
         """
         parts: dict[str, dict[str, Any]] = {}
-        for given, value in changes.items():
-            name = current_names().get(given, given)
+        for name, value in changes.items():
             if name not in part_of_field():
                 raise ConfigError(unknown_key(name, part_of_field()))
             parts.setdefault(part_of_field()[name], {})[name] = value
@@ -95,7 +94,7 @@ class Trial:
             config = getattr(self, part.name)
             content[part.name] = {}
             for f in dataclasses.fields(config):
-                name, value = about(f).former or f.name, getattr(config, f.name)
+                name, value = about(f).hashed_as or f.name, getattr(config, f.name)
                 if name not in IN_FINGERPRINT and (name in _ALWAYS_IN_ID[part.name] or value != f.default):
                     content[part.name][name] = float(value) if isinstance(f.default, float) else value
         canonical = json.dumps(_floats_as_hex(content), sort_keys=True, separators=(",", ":"))
@@ -157,13 +156,6 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
 def part_of_field() -> dict[str, str]:
     """Part of a trial by the name of a field."""
     return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
-
-
-@functools.cache
-def current_names() -> dict[str, str]:
-    """Present name of a field by its former name."""
-    fields = (f for cls in PARTS.values() for f in dataclasses.fields(cls))
-    return {about(f).former: f.name for f in fields if about(f).former}
 
 
 def field_column(name: str) -> str:

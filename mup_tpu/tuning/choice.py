@@ -49,9 +49,9 @@ def choices(path: str, target: Target) -> list[Choice]:
     there = sorted(finished[rule_column].dropna().unique())
     rules = target.rules(there if len(there) == 1 else ("mup",))
     lender = next((rule for rule in (*rules, "mup") if rule in there), there[0])
-    if lender not in rules and (lender != "mup" and len(there) > 1 or target.parametrizations is None):
+    if lender not in rules and (lender != "mup" and len(there) > 1 or target.compare is None):
         raise ConfigError(
-            f"results folder {path} has no trial of {rules[0]}: give --parametrizations {' or '.join(there)}"
+            f"results folder {path} has no trial of {rules[0]}: give --compare {' or '.join(there)}"
         )
     analysis, table, why = _analysis(path)
     found = []
@@ -104,7 +104,7 @@ def _predicted(
     source: Found, target: Target, axes: StoredAxes, analysis: TransferAnalysis, table: RunTable
 ) -> Choice:
     """Choice of a rule by its prediction at the target; without one, its best trial."""
-    fields = target.fields
+    fields, changes = target.split(axes.scale.fields)
     compared = str(configured(source.trial)[axes.compare.column])
     only = [result for result in analysis.results if result.compared == compared]
     if not set(fields) <= set(axes.scale.fields):
@@ -112,7 +112,6 @@ def _predicted(
     elif len(axes.tune.fields) > 1 or not only:
         why = "its tuned value is not one field" if only else "the verdict takes none of its rows"
     else:
-        changes = {name: value for name, value in target.changes.items() if value is not None}
         goal = source.trial.replace(**changes, **fields)
         at = At(", ".join(f"{n}={v}" for n, v in fields.items()), _measure(goal, axes.scale.column))
         try:
@@ -122,7 +121,7 @@ def _predicted(
         else:
             (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
             own = source.trial.flat()
-            is_scored = all(own[n] == v for n, v in changes.items() if n not in axes.scale.fields)
+            is_scored = all(own[n] == v for n, v in changes.items())
             (field,) = axes.tune.fields
             trial = source.trial.replace(**{field: made.value})
             said = "\n  ".join([predictions.sentence(made), *predictions.details(made)])

@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def transfer(self) -> str:
-        """The target as `mup-tpu transfer --to` takes it: the fields that grow in the sweep."""
+        """The target as `mup-tpu transfer --at` takes it: the fields that grow in the sweep."""
         grown = self.sweep.scale_axis.fields
         return " ".join(text for text in self.goal if text.partition("=")[0] in grown)
 

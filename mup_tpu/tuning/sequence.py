@@ -302,7 +302,7 @@ def _check_question(sweep: Sweep, points: Mapping[float, dict[str, Any]], result
         raise StoreError(
             f"results folder {results} asks about {', '.join(c.words for c in asked)}, and this sweep has "
             f"{label(column)} {at} too: give scales that it asks about, or have it ask about all "
-            f"(mup-tpu where {results} --all)"
+            f"(mup-tpu analyze {results} --keep)"
         )
 
 

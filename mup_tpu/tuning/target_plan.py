@@ -118,7 +118,7 @@ def _fields(target: str | Sequence[str], base: Trial) -> dict[str, int]:
         batch = found.get("batch_size", base.data.batch_size) * base.data.sequence_length
         found["steps"] = max(1, round(tokens / batch))
     if not found:
-        raise ConfigError("a plan needs a target: give --target width=4096")
+        raise ConfigError("a plan needs a target: give --at width=4096")
     return found
 
 

@@ -170,16 +170,17 @@ class Transfer:
     """
 
     def __init__(self, path: str, target: Target, sweep: str | None = None) -> None:
-        self.sweep, self._fields = sweep, target.fields
+        axes = _axes(path)
+        self.sweep, self.tuned = sweep, axes.tune.column
+        self._fields, changes = target.split(axes.scale.fields)
         self._name = f"{Path(path).name}_transfer"
-        self.tuned = _axes(path).tune.column
         self.chosen: list[Choice] = []
         if target.top > 1 or is_search(path):
             found = {rule: best_trials(path, target.top, rule) for rule in target.rules(("mup", "sp"))}
             self.trials = [
                 trial
                 for rule, best in found.items()
-                for trial in target_trials(best, self._fields, (rule,), target.num_seeds, **target.changes)
+                for trial in target_trials(best, self._fields, (rule,), target.num_seeds, **changes)
             ]
             self.source = next(iter(found.values()))[0]
         else:
@@ -192,7 +193,7 @@ class Transfer:
                     self._fields,
                     (choice.source.trial.model.parametrization,),
                     target.num_seeds,
-                    **target.changes,
+                    **changes,
                 )
             ]
             self.source = self.chosen[0].source

@@ -70,7 +70,7 @@ def test_a_folder_of_sweeps_is_compared_by_analyze_and_plot(tmp_path, capsys, st
         stored_sweep(tmp_path / "several" / name, name)
     main(["analyze", str(tmp_path / "several")])
     assert "2 sweeps" in capsys.readouterr().out
-    main(["plot", str(tmp_path / "several")])
+    main(["analyze", "--figures", str(tmp_path / "several")])
     figures = tmp_path / "several" / "figures"
     assert {p.name for p in figures.iterdir()} == {"ablations.png", "ablations.svg", "ablations.csv"}
     assert pd.read_csv(figures / "ablations.csv")["name"].tolist() == ["one", "two"]

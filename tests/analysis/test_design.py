@@ -260,7 +260,7 @@ def test_any_axis_of_our_own_sweeps_is_a_command_line():
         .next_batch.commands(table.columns, "python experiments/x.py")
     )
     assert line == (
-        "python experiments/x.py --parametrizations all --widths 256 --num-seeds 2 "
+        "python experiments/x.py --compare parametrization=all --scale width=256 --num-seeds 2 "
         "--tune init_std=2^-14,2^-13"
     )
 

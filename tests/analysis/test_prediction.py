@@ -260,7 +260,7 @@ def test_targets_that_cannot_be_are_one_sentence(at, sentence):
 
 def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them():
     runs = valley_runs().rename(columns={"params_non_embedding": "weights"})
-    with pytest.raises(TableError, match=r"how params follows width \(--params-col names a table's param"):
+    with pytest.raises(TableError, match=r"how params follows width \(--columns params=COLUMN names a table"):
         predict(runs, "params=1.3e9")
     named = check_table(runs, Columns(params="weights"))
     assert predict(named, f"params={12 * 4096**2}").predictions[0].scale == pytest.approx(4096)

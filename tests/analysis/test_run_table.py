@@ -186,10 +186,10 @@ def test_runs_that_clash_say_in_which_columns_they_differ_and_the_option_for_eac
         check_table(of_rules(host="a"))
     said = str(caught.value)
     assert "two runs of all, scale 64, 2^-9, seed 0 have different losses" in said
-    assert "they differ in rule ('mup', 'sp': --parametrization-col rule compares them, --where" in said
+    assert "they differ in rule ('mup', 'sp': --compare rule compares them, --where" in said
     assert "rule=mup takes one), run_name (a name a run)" in said and "host" not in said
     assert len(check_table(of_rules(), Columns(parametrization="rule")).runs) == 12
-    with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* --seed-col run takes it for"):
+    with pytest.raises(TableError, match=r"they differ in run \(0, 1: .* --columns seed=run takes it for"):
         check_table(runs().drop(columns="seed").assign(run=[0, 1] * 6))
 
 
@@ -201,14 +201,13 @@ def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales
     with pytest.raises(TableError) as caught:
         check_table(table, Columns(scale="N"))
     assert "batch (32, 64: --where batch=32 holds it" in str(caught.value)
-    assert "mup-tpu law --scales N batch fits both)" in str(caught.value)
+    assert "mup-tpu predict --scale N,batch fits both)" in str(caught.value)
 
 
 def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():
     table = check_table(of_rules(), Columns(seed="run_name"))
     assert any(
-        "rule varies inside cells ('mup', 'sp': --parametrization-col rule compares them" in note
-        for note in table.notes
+        "rule varies inside cells ('mup', 'sp': --compare rule compares them" in note for note in table.notes
     )
     assert not any(
         "varies" in note for note in check_table(of_rules(), Columns(parametrization="rule")).notes

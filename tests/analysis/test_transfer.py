@@ -106,10 +106,10 @@ def test_settling_an_experiment_of_ours_is_a_command_line(tmp_path):
     )
     settle = analyze(table).results[0].verdict.settle
     assert settle == (
-        "python experiments/lr_transfer.py --results r --parametrizations all --widths 256 --num-seeds 3 "
-        "--learning-rates 2^-13 2^-12 && "
-        "python experiments/lr_transfer.py --results r --parametrizations all --widths 512 --num-seeds 3 "
-        "--learning-rates 2^-13 2^-12"
+        "python experiments/lr_transfer.py --results r --compare parametrization=all "
+        "--scale width=256 --num-seeds 3 --tune learning_rate=2^-13,2^-12 && "
+        "python experiments/lr_transfer.py --results r --compare parametrization=all "
+        "--scale width=512 --num-seeds 3 --tune learning_rate=2^-13,2^-12"
     )
 
 

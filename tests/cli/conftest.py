@@ -49,7 +49,8 @@ def outcome(capfd: pytest.CaptureFixture[str]) -> Outcome:
 
 FORKS = """
 import json, os, sys
-import mup_tpu.cli.replay, mup_tpu.cli.training, mup_tpu.models.weights, mup_tpu.training.loop
+import mup_tpu.cli.analysis, mup_tpu.cli.results, mup_tpu.cli.training
+import mup_tpu.models.weights, mup_tpu.training.loop
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 for line in sys.stdin:
     program, arguments, out, err = json.loads(line)

@@ -46,7 +46,7 @@ def test_a_sweep_trains_on_prepared_shards(bpe_shards, corpus, tmp_path, outcome
         "[base.model]\nbase_width = 32\nhead_size = 16\n[base.train]\nsteps = 8\n"
         f'[base.data]\ncorpus = "{bpe_shards}"\nsequence_length = 32\nbatch_size = 4\n'
     )
-    code, _, err = outcome("sweep", file, "--no-ray", "--results", tmp_path / "r")
+    code, _, err = outcome("sweep", file, "--results", tmp_path / "r")
     assert code == 0, err
     runs = load_runs(tmp_path / "r")
     assert len(runs) == 2 and set(runs["status"]) == {"finished"} and set(runs["dataset"]) == {corpus.name}

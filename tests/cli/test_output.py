@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from mup_tpu.cli import console, guard
+from mup_tpu.cli import console
+from mup_tpu.cli.console import guard
 from mup_tpu.cli.doctor import examine
 from mup_tpu.config import Sweep, Trial
 from mup_tpu.config.columns import configured
@@ -37,7 +38,7 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
     assert code == 2 and error.startswith(lost) and error.endswith(sentence), error  # between them a bar
     assert (export / "model.safetensors").exists(), "first the row and the export, then words about them"
     assert load_runs(tmp_path / "r")["status"].tolist() == ["finished"]
-    assert run("runs", tmp_path / "r") == (2, sentence)
+    assert run("analyze", "--runs", tmp_path / "r") == (2, sentence)
     assert run(*command, "--results", tmp_path / "both", err="/dev/full")[0] == 2
     assert load_runs(tmp_path / "both")["status"].tolist() == ["finished"]
 
@@ -45,7 +46,7 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
 def test_ctrl_c_says_so_in_one_word_even_if_nobody_reads_the_output_any_more():
     """In `mup-tpu ... | tee log` it ends both, and what was not yet written has nowhere to go."""
     program = (
-        "import os\nfrom mup_tpu.cli import guard\n"
+        "import os\nfrom mup_tpu.cli.console import guard\n"
         "def call():\n    print('unread', end='')\n    raise KeyboardInterrupt\n"
         "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nguard(call)\n"
     )
@@ -73,12 +74,12 @@ def test_names_and_paths_are_shown_as_they_are_and_never_as_markup(tmp_path, out
     ]
     file = folder / "[bold]table[red].csv"
     pd.DataFrame(rows).to_csv(file, index=False)
-    names = ["--scale", scale, "--hyperparameter", tuned, "--parametrization-col", "group"]
-    for command in ("analyze", "next", "plot", "report"):
-        code, out, err = outcome(command, file, *names)
+    names = ["--scale", scale, "--tune", tuned, "--compare", "group"]
+    for option in ("--next", "--figures", "--report"):
+        code, out, err = outcome("analyze", file, *names, option)
         assert code == 0, err
         assert "[/b]" in out
-        assert command != "analyze" or all(group in out for group in groups)
+        assert option == "--next" or all(group in out for group in groups)
     for figure in (folder / "figures").glob("*.svg"):
         assert "smile" in figure.read_text() or figure.stem == "optimum"
     code, _, err = outcome("analyze", file, "--scale", "[/i]")
@@ -97,10 +98,8 @@ def test_a_results_folder_with_markup_in_its_path_is_shown(tmp_path, outcome):
         for k, t in enumerate(sweep.trials())
     ]
     Store(folder, sweep.experiment).append(rows)
-    for command in ("runs", "analyze"):
-        code, out, err = outcome(command, folder)
-        assert code == 0, err
-    assert "[red]x[$y$]" in outcome("runs", folder)[1]
+    assert outcome("analyze", folder)[0] == 0
+    assert "[red]x[$y$]" in outcome("analyze", "--runs", folder)[1]
 
 
 EMPTY = [
@@ -111,11 +110,11 @@ EMPTY = [
     ["data", "prepare", "--out"],
     ["sweep", "x.toml", "--results"],
     ["sweep"],
-    ["transfer", "x", "--width", 64, "--sweep"],
-    ["coord-check", "--results"],
-    ["runs", "x", "--csv"],
-    ["plot", "x", "--out"],
-    ["report"],
+    ["transfer", "x", "--at", "width=64", "--sweep"],
+    ["check", "--results"],
+    ["analyze", "x", "--csv"],
+    ["analyze", "--figures", "x", "--out"],
+    ["analyze"],
     ["init", "--out"],
     ["doctor", "--results"],
 ]
@@ -131,7 +130,9 @@ def test_an_empty_path_is_refused(words, outcome, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [["train", "--export"], ["plot", "x", "--out"], ["runs", "x", "--csv"]], ids=lambda w: w[0]
+    "words",
+    [["train", "--export"], ["analyze", "--figures", "x", "--out"], ["analyze", "x", "--csv"]],
+    ids=" ".join,
 )
 def test_a_url_is_refused_where_only_a_local_path_is_written(words, outcome, tmp_path, monkeypatch):
     """It would become a folder named gs:."""
@@ -159,8 +160,8 @@ def hostile_table(tmp_path):
 
 
 def test_control_characters_of_a_table_reach_no_terminal(hostile_table, outcome):
-    names = ["--scale", ESCAPES[0], "--parametrization-col", "group"]
-    for command in (["analyze"], ["next"], ["analyze", "--loss-col", "\x1b[31m"]):
+    names = ["--scale", ESCAPES[0], "--compare", "group"]
+    for command in (["analyze"], ["analyze", "--next"], ["analyze", "--columns", "loss=\x1b[31m"]):
         _, out, err = outcome(*command, hostile_table, *names)
         assert not set(out + err) & set("\x1b\x07\x9b\u202e\r\x08")
         assert "\\x1b[2J" in out or "x1b[31m" in err
@@ -169,9 +170,9 @@ def test_control_characters_of_a_table_reach_no_terminal(hostile_table, outcome)
 def test_control_characters_of_stored_rows_reach_no_terminal(tmp_path, outcome, capfd):
     row = configured(Trial()) | {"trial_id": "a", "status": "\x1b[31mred", "loss": 2.5}
     Store(tmp_path / "x", "\x1b]0;t\x07").append([row])
-    code, out, _ = outcome("runs", tmp_path / "x")
+    code, out, _ = outcome("analyze", "--runs", tmp_path / "x")
     assert code == 0 and "\\x1b[31mred" in out and "\\x1b]0;t" in out and "\x1b" not in out
-    code, _, err = outcome("runs", "\x1b[31m\udcff")
+    code, _, err = outcome("analyze", "--runs", "\x1b[31m\udcff")
     assert code == 2 and "\\x1b[31m" in err and "\x1b" not in err
 
     with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +198,7 @@ def test_no_cell_of_an_exported_table_is_a_formula(tmp_path, outcome):
         for i, reason in enumerate(reasons)
     ]
     Store(tmp_path / "x", "x").append(rows)
-    assert outcome("runs", tmp_path / "x", "--csv", tmp_path / "out.csv")[0] == 0
+    assert outcome("analyze", tmp_path / "x", "--csv", tmp_path / "out.csv")[0] == 0
     written = pd.read_csv(tmp_path / "out.csv")
     assert written["reason"].tolist() == [f"'{reason}" for reason in reasons[:-2]] + ["plain", r"a\r=1"]
     assert set(written["loss"]) == {-1.5}, "numbers stay numbers"
@@ -228,7 +229,7 @@ def test_names_that_are_too_long_for_the_system_are_one_sentence(outcome, tmp_pa
     for words in (
         ["analyze", f"{long}.csv"],
         ["analyze", f"mlflow:{long}"],
-        ["runs", long],
+        ["analyze", "--runs", long],
         ["doctor", "--results", long],
         ["train", "--corpus", long],
         ["train", "--results", long],
@@ -244,7 +245,7 @@ def test_a_working_folder_that_is_gone_is_one_sentence(tmp_path, forked):
     program = (
         "import os, sys\nfrom mup_tpu.cli import main\n"
         "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\n"
-        "for words in (['runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n"
+        "for words in (['analyze', '--runs', 'x'], ['init'], ['init', '--out', sys.argv[2]]):\n"
         "    try:\n        main(words)\n        print(0)\n"
         "    except SystemExit as end:\n        print(end.code)\n"
     )
@@ -279,5 +280,5 @@ def test_a_run_without_a_step_has_no_curve_in_a_report(tmp_path, outcome):
     empty = [row for row in rows if (row["width"], row["lr"]) != (64, 2.0**-7)]
     empty.append({"width": 64, "lr": 2.0**-7, "step": None, "loss": 2.0})
     (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, empty)))
-    code, _, error = outcome("report", tmp_path / "runs.jsonl")
+    code, _, error = outcome("analyze", "--report", tmp_path / "runs.jsonl")
     assert code == 0, error

@@ -36,21 +36,21 @@ def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monke
     assert first is not None and "wrote plan.toml; next:" in out
     commands = [line.split()[1:] for line in out.splitlines() if line.startswith("  mup-tpu")]
     assert [command[0] for command in commands] == ["sweep", "transfer"]
-    code, out, err = outcome(*commands[0], "--no-ray")
+    code, out, err = outcome(*commands[0])
     assert code == 0, err
     assert "ran" in out and "mup" in out
     rows = load_table("results/tiny").runs
     assert (rows["purchase"] == 1).sum() == int(first[1])
     code, out, err = outcome("predict", "results/tiny", "--at", "width=64")
     assert code == 0 and "1 octave beyond width 32" in out, err
-    code, out, err = outcome(*commands[1], "--no-ray")
+    code, out, err = outcome(*commands[1])
     assert code == 0 and "predicted on" in out, err
     assert [p.scale for p in load_predictions("results/tiny")] == [64]
 
 
 def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ("plan", "--target", "width=4096", "tokens=1e9", "--budget", "1h", "--on")
+    arguments = ("plan", "--at", "width=4096", "tokens=1e9", "--budget", "1h", "--on")
     code, out, err = outcome(*arguments, "8xH100", "--mfu", "0.5", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -71,7 +71,7 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
         ("--on", "RTX4090", "on 'RTX4090' is not a known machine: give GPUs"),
         ("--mfu", "2", "mfu 2 is not allowed"),
     ):
-        code, _, err = outcome("plan", "--target", "width=4096", "--budget", "1h", option, value)
+        code, _, err = outcome("plan", "--at", "width=4096", "--budget", "1h", option, value)
         assert code == 2 and sentence in err
-    code, _, err = outcome("plan", "--target", "width=4096")
+    code, _, err = outcome("plan", "--at", "width=4096")
     assert code == 2 and "a plan needs a budget" in err

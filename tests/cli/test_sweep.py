@@ -70,17 +70,21 @@ def test_every_alternative_in_a_templates_comments_is_allowed():
 def test_what_init_wrote_trains_and_a_dry_run_then_leaves_out_what_is_stored(outcome, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert outcome("init")[0] == 0
-    part = ["--widths", 64, "--parametrizations", "mup", "--num-seeds", 1]
-    code, _, error = outcome("sweep", "sweep.toml", *part, "--learning-rates", "2^-7")
+    part = ["--scale", "64", "--compare", "mup", "--num-seeds", 1]
+    code, _, error = outcome("sweep", "sweep.toml", *part, "--tune", "2^-7")
     assert code == 0, error
-    more = [*part, "--learning-rates", "2^-7", "2^-6"]
-    code, out, _ = outcome("sweep", "sweep.toml", *more, "--dry-run-on", "v4-8", "--mfu", 0.1)
+    more = [*part, "--tune", "2^-7,2^-6"]
+    code, out, _ = outcome("sweep", "sweep.toml", *more, "--dry-run", "--on", "v4-8", "--mfu", 0.1)
     assert code == 0 and "2 trials, 1 stored" in out and "in all 1 trials" in out
     assert "on TPU v4-8, at 10% of 1.1e+03 TFLOP/s" in out
     assert len(load_runs("results/sweep")) == 1
-    for wrong in (["--dry-run-on", "v9"], ["--dry-run", "--mfu", 0]):
+    for wrong, sentence in (
+        (["--dry-run", "--on", "v9"], "'v9' is not one of"),
+        (["--on", "v4-8"], "on 'v4-8' requires dry_run"),
+        (["--dry-run", "--mfu", 0], "mfu 0.0 is not allowed"),
+    ):
         code, _, error = outcome("sweep", "sweep.toml", *more, *wrong)
-        assert code == 2 and ("'v9' is not one of" in error or "mfu 0.0 is not allowed" in error)
+        assert code == 2 and sentence in error
 
 
 @pytest.mark.slow
@@ -142,12 +146,12 @@ def test_while_a_driver_that_trains_itself_imports_torch_nothing_else_is_importe
 def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
     file, results = tmp_path / "sweep.toml", tmp_path / "results"
     file.write_text(sweep_toml)
-    code, out, err = outcome("sweep", file, "--results", results, "--no-ray")
+    code, out, err = outcome("sweep", file, "--results", results)
     assert code == 0, err
     assert "ran 4 trials: 4 finished" in out
     assert "mup: INCONCLUSIVE: 0 of 1 widths have a bracketed optimum" in out
 
-    code, out, err = outcome("runs", results, "--csv", tmp_path / "runs.csv")
+    code, out, err = outcome("analyze", results, "--csv", tmp_path / "runs.csv")
     assert code == 0, err
     assert len(pd.read_csv(tmp_path / "runs.csv")) == 4
 
@@ -155,11 +159,11 @@ def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
     assert code == 0, err
     assert {r["parametrization"] for r in json.loads(out)["results"]} == {"mup", "sp"}
 
-    code, out, err = outcome("plot", results, "--out", tmp_path / "figures")
+    code, out, err = outcome("analyze", "--figures", results, "--out", tmp_path / "figures")
     assert code == 0, err
     assert (tmp_path / "figures" / "transfer.png").stat().st_size > 10_000
 
-    code, out, err = outcome("report", results)
+    code, out, err = outcome("analyze", "--report", results)
     assert code == 0, err
     assert "INCONCLUSIVE" in (results / "report.html").read_text()
 
@@ -184,7 +188,7 @@ def test_one_field_of_a_toml_makes_it_sgd_adamw_or_muon(corpus, tmp_path, outcom
         file, results = tmp_path / "sweep.toml", tmp_path / optimizer
         given = {"compare": 'parametrizations = ["mup"]', "corpus": str(corpus), "optimizer": optimizer}
         file.write_text(ONE_OPTIMIZER.format(**given))
-        code, out, err = outcome("sweep", file, "--results", results, "--no-ray")
+        code, out, err = outcome("sweep", file, "--results", results)
         assert code == 0, err
         assert "ran 4 trials: 4 finished" in out
         tables[optimizer] = load_runs(results)
@@ -200,7 +204,7 @@ def test_optimizers_are_compared_in_one_sweep(corpus, tmp_path, outcome):
     file = tmp_path / "sweep.toml"
     compare = 'compare = {optimizer = ["sgd", "adamw", "muon"]}'
     file.write_text(ONE_OPTIMIZER.format(compare=compare, corpus=str(corpus), optimizer="adamw"))
-    code, out, err = outcome("sweep", file, "--results", tmp_path / "r", "--no-ray", *ALONE)
+    code, out, err = outcome("sweep", file, "--results", tmp_path / "r", *ALONE)
     assert code == 0, err
     assert load_runs(tmp_path / "r")["optimizer"].value_counts().to_dict() == dict.fromkeys(
         ("sgd", "adamw", "muon"), 4
@@ -261,7 +265,7 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
     file = tmp_path / "sweep.toml"
     wide = sweep_toml.replace("[32]", "[32, 524288]")
     file.write_text(wide.replace('"2^-7", 0.02', "0.02") + "\n")
-    run = ["sweep", file, "--parametrizations", "mup", *ALONE]
+    run = ["sweep", file, "--compare", "mup", *ALONE]
     for stored in (0, 1):
         code, out, err = outcome(*run, "--results", tmp_path / "out")
         assert code == 1, out + err

@@ -34,7 +34,7 @@ def test_search_then_transfer_to_a_wider_model(local_ray, tmp_path, outcome, swe
     assert code == 2
     assert "holds a search of 2 trials; go on with --resume" in err
 
-    code, out, err = outcome("transfer", results, "--width", 64, "--steps", 20, "--no-ray", *ALONE)
+    code, out, err = outcome("transfer", results, "--at", "width=64", "steps=20", *ALONE)
     assert code == 0, err
     assert "warning: steps 12 became 20" in out
     assert "width 64, mup" in out
@@ -46,7 +46,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     toml = tmp_path / "sweep.toml"
     toml.write_text(sweep_toml)
     results = tmp_path / "r"
-    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--parametrizations", "mup"]
+    axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--compare", "mup"]
     code, out, _ = outcome("sweep", toml, *axes, "--results", results, *ALONE)
     assert code == 0 and "at 0, scale 2: loss" in out
     runs = load_runs(results)
@@ -56,19 +56,17 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
         (2, 0),
         (2, 0.1),
     ]
-    code, out, _ = outcome("runs", results)
+    code, out, _ = outcome("analyze", "--runs", results)
     assert "depth" in out and "width" not in out
-    arguments = ["transfer", results, "--to", "depth=3", "--parametrizations", "mup", "--sweep", results]
+    arguments = ["transfer", results, "--at", "depth=3", "--compare", "mup", "--sweep", results]
     code, out, _ = outcome(*arguments)
     assert code == 0 and "a rule for width says nothing of depth" in out
     assert "depth 3, mup, weight_decay 0" in out
     for bad, sentence in (
         (["sweep", toml, "--scale", "dept=1"], "scale: unknown key 'dept'"),
-        (["sweep", toml, "--widths", "32", "--scale", "depth=1"], "scale and widths of the sweep were both"),
-        (["sweep", toml, "--width", "32", "--widths", "32"], "width and widths were both given"),
         (["sweep", toml, *axes[:2], "--results", tmp_path / "r_transfer"], "holds experiment 'r_transfer'"),
-        (["transfer", results], "transfer needs a target: give --width, or --to"),
-        (["transfer", results, "--to", "depth"], "to 'depth' is not FIELD=VALUE"),
+        (["transfer", results], "transfer needs a target: give --at FIELD=VALUE"),
+        (["transfer", results, "--at", "depth"], "at 'depth' is not FIELD=VALUE"),
     ):
         code, _, error = outcome(*bad)
         assert code == 2 and sentence in error.replace("\n", " ")
@@ -91,23 +89,21 @@ def searched(tmp_path):
             ["--num-seeds", 10**9],
             "num_seeds 1000000000 makes 1,000,000,000 trials; at most 100,000 are planned",
         ),
-        (["--to", "width=256"], "to 'width=256' and another value of width were both given"),
-        (["--to", "steps=9", "--steps", 7], "to 'steps=9' and another value of steps were both given"),
+        (["--at", "width=256"], "at 'width=256' and another value of width were both given"),
         (["--top", 0], "top 0 is not allowed: it must be above 0"),
-        (["--parametrizations", "foo"], "parametrizations 'foo' is not one of 'mup', 'sp'"),
-        (["--parametrizations"], "parametrizations is empty: give at least one"),
+        (["--compare", "foo"], "compare 'foo' is not one of 'mup', 'sp'"),
         (["--sweep", "nowhere"], "results folder nowhere holds no store"),
     ],
 )
 def test_what_is_wrong_with_a_transfer_is_said_before_anything_trains(searched, options, sentence, outcome):
-    code, out, err = outcome("transfer", searched, "--width", 128, *options)
+    code, out, err = outcome("transfer", searched, "--at", "width=128", *options)
     assert code == 2 and sentence in err
     assert not searched.with_name("searched_transfer").exists()
 
 
 def test_a_sweep_without_a_finished_trial_is_nothing_to_compare_a_transfer_with(searched, tmp_path, outcome):
     Store(tmp_path / "sweep", "sweep").append([{"trial_id": "b", "status": "diverged", "loss": math.inf}])
-    options = ["--width", 128, "--sweep", tmp_path / "sweep"]
+    options = ["--at", "width=128", "--sweep", tmp_path / "sweep"]
     code, _, err = outcome("transfer", searched, *options)
     assert code == 2 and "holds no finished trial to compare with" in err
 
@@ -116,12 +112,12 @@ def test_a_sweep_without_a_finished_trial_is_nothing_to_compare_a_transfer_with(
 def test_a_row_whose_config_is_no_trial_is_one_sentence(config, tmp_path, outcome):
     row = configured(Trial()) | {"trial_id": "a", "status": "finished", "loss": 2.5, "config": config}
     Store(tmp_path / "damaged", "damaged").append([row])
-    code, _, err = outcome("transfer", tmp_path / "damaged", "--width", 256)
+    code, _, err = outcome("transfer", tmp_path / "damaged", "--at", "width=256")
     assert code == 2 and "has a row whose config is no JSON of a trial" in err
 
 
 def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcome):
-    moved = Transfer(two_rules, Target(width=1024))
+    moved = Transfer(two_rules, Target(at=("width=1024",)))
     moved.keep(two_rules)
     moved.keep(two_rules)
     (kept,) = load_predictions(two_rules)
@@ -141,10 +137,11 @@ def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcom
     code, out, _ = outcome("analyze", two_rules, "--json")
     (scored,) = json.loads(out)["predictions"]
     assert scored["is_inside"] is True and scored["x"] == pytest.approx(-6, abs=0.1)
-    code, _, err = outcome("report", two_rules)
+    code, _, err = outcome("analyze", "--report", two_rules)
     assert code == 0 and "at width 1024, predicted on" in Path(two_rules, "report.html").read_text(), err
-    code, out, err = outcome("referee", Path(two_rules).parent)
-    assert code == 0 and "Predictions inside their 95 % interval: 1 of 1" in out, err
+    page = Path(two_rules).parent / "page.md"
+    code, _, err = outcome("analyze", page.parent, "--report", "--out", page)
+    assert code == 0 and "Predictions inside their 95 % interval: 1 of 1" in page.read_text(), err
 
 
 def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules, tmp_path, outcome):
@@ -158,7 +155,7 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
             for x, t in zip(at, trials, strict=True)
         )
 
-    moved = Transfer(two_rules, Target(width=1024))
+    moved = Transfer(two_rules, Target(at=("width=1024",)))
     (choice,) = moved.chosen
     run(choice.prediction.x)
     moved.keep(folder)
@@ -167,13 +164,13 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
     assert code == 0 and "its optimum is not known; loss predicted" in said, err
     assert "at width 1024" in said and "2048" not in said and "INCONCLUSIVE" not in said
     run(*range(-9, -3))
-    for command in ("analyze", "next"):
-        code, out, err = outcome(command, folder)
+    for options in ([], ["--next"]):
+        code, out, err = outcome("analyze", folder, *options)
         said = " ".join(out.split())
         assert code == 0 and "came out: 2^-6.0" in said and said.count("predicted on") == 1, err
         assert "2048" not in said and "INCONCLUSIVE" not in said
     assert "nothing to run" in said
-    code, _, err = outcome("report", folder)
+    code, _, err = outcome("analyze", "--report", folder)
     page = (folder / "report.html").read_text()
     assert code == 0 and "at width 1024, predicted on" in page and "width 2048" not in page, err
 

@@ -31,6 +31,6 @@ def test_head_size_is_the_configured_one_and_the_actual_one_has_a_column_of_its_
     runs = load_runs(RESULTS / "ablations" / "growing_head_size")
     assert set(runs["head_size"]) == {32}
     assert (runs["actual_head_size"] == runs["width"] // 2).all()
-    grown = Trial().replace(width=256, base_width=64, head_size=32, growing="head_size")
+    grown = Trial().replace(width=256, base_width=64, head_size=32, growing_dimension="head_size")
     row = columns.configured(grown)
     assert (row["head_size"], row["actual_head_size"]) == (32, 128)

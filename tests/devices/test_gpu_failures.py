@@ -122,7 +122,7 @@ def test_the_time_of_runs_on_a_gpu_of_unknown_speed_is_not_told(hollow_gpu, tmp_
         "import sys\n"
         "from mup_tpu.cli import main\n"
         "main(['sweep', sys.argv[1], '--results', sys.argv[2], '--dry-run'])\n"
-        "main(['plan', sys.argv[1], '--target', 'width=512', '--budget', '2h'])\n"
+        "main(['plan', sys.argv[1], '--at', 'width=512', '--budget', '2h'])\n"
     )
     said = " ".join(hollow_gpu("-c", program, file, tmp_path / "none", code=2).split())
     assert "the peak of NVIDIA H100 80GB HBM3 in float64 is not known, nor the time" in said

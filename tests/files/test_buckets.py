@@ -214,7 +214,7 @@ def sweep_file(sweep, tmp_path_factory):
     """The same sweep for the command line."""
     file = tmp_path_factory.mktemp("sweep") / "sweep.py"
     file.write_text(
-        "import json, sys\nfrom mup_tpu.cli import run_experiment\nfrom mup_tpu.config import *\n"
+        "import json, sys\nfrom mup_tpu.cli.experiments import run_experiment\nfrom mup_tpu.config import *\n"
         "from mup_tpu.config.toml import from_dict\n"
         f"base = from_dict(Trial, json.loads({json.dumps(sweep.base.to_dict())!r}))\n"
         "run_experiment(Sweep('small', base, widths=(32, 64), learning_rates=(0.01, 1e30),\n"
@@ -474,7 +474,7 @@ def test_a_token_without_rights_ends_in_a_sentence(cloud, corpus):
     why = {"s3": "", "gs": "does not have storage.objects access"}[cloud.scheme]
     with without_rights(cloud) as endpoint:
         commands = [
-            ["runs", url],
+            ["analyze", "--runs", url],
             ["train", "--corpus", corpus, "--results", url],
             ["data", "prepare", "--corpus", corpus, "--out", url],
             ["data", "inspect", "--corpus", url],
@@ -502,13 +502,15 @@ def test_who_has_no_credentials_is_told_so(moto, gcs_emulator, tmp_path, gcsfs_i
     }
     unset = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     url = moto.url()
-    for words in (["runs", url], ["data", "inspect", "--corpus", url]):
+    for words in (["analyze", "--runs", url], ["data", "inspect", "--corpus", url]):
         ended = command(moto, *words, **nowhere, **unset)
         assert_one_sentence(ended, url, "Unable to locate credentials")
         assert "try 2 of" not in ended.stderr
     url = gcs_emulator.url()
     with server_of(Unauthenticated) as endpoint:
-        assert_one_sentence(command(gcs_emulator, "runs", url, endpoint=endpoint), url, "Invalid Credentials")
+        assert_one_sentence(
+            command(gcs_emulator, "analyze", "--runs", url, endpoint=endpoint), url, "Invalid Credentials"
+        )
 
 
 def test_an_upload_that_is_cut_is_tried_again(cloud):

@@ -41,7 +41,7 @@ ALONE = """
 import ipaddress, os
 from pathlib import Path
 import ray
-from mup_tpu.cli.ending import guard
+from mup_tpu.cli.console import guard
 from mup_tpu.jobs.cluster import ray_cluster
 
 def descendants(pid):

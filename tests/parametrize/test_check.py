@@ -208,14 +208,14 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     (tmp_path / "checked.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    main(["coord-check", "--module", "checked:build", "--num-seeds", "2", "--json"])
+    main(["check", "--module", "checked:build", "--num-seeds", "2", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (
         found["passes"] == {"mup": True}
         and found["widths"] == [64, 128, 256, 512, 1024]
         and found["seeds"] == 2
     )
-    words = ["coord-check", "--module", "checked:build", "--num-seeds", "2", "--parametrizations", "sp"]
+    words = ["check", "--module", "checked:build", "--num-seeds", "2", "--compare", "sp"]
     with pytest.raises(SystemExit) as end:
         main([*words, "--json"])
     said = capsys.readouterr()
@@ -223,5 +223,5 @@ def test_a_command_fails_where_a_layer_grows(tmp_path, monkeypatch, capsys):
     assert json.loads(said.out)["growing"]["sp"]["low"] > 0
     for name, sentence in (("none:build", "cannot be imported"), ("checked:no", "has no no"), ("x", "form")):
         with pytest.raises(SystemExit) as end:
-            main(["coord-check", "--module", name])
+            main(["check", "--module", name])
         assert end.value.code == 2 and sentence in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
         for seed in (0, 1)
     ]  # fmt: skip
     Store(tmp_path / "family", "family", axes).append(rows)
-    main(["report", str(tmp_path / "family")])
+    main(["analyze", "--report", str(tmp_path / "family")])
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
     text = text_of((tmp_path / "family" / "report.html").read_text(encoding="utf-8"))
     assert "family: does learning rate transfer across compute?" in text
@@ -199,7 +199,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     }
     for folder, says in folders.items():
         out = tmp_path / f"{folder.name}.html"
-        main(["report", str(folder), "--out", str(out)])
+        main(["analyze", "--report", str(folder), "--out", str(out)])
         assert says in out.read_text(encoding="utf-8")
     assert capsys.readouterr().out.count("report: ") == 3
 

@@ -64,7 +64,7 @@ def test_a_study_is_not_transferred_and_no_reference_of_a_transfer(tmp_path, two
     study.tell(*study.ask(1), 2.5)
     for path, sweep in ((study.folder, None), (two_rules, study.folder)):
         with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
-            Transfer(path, Target(width=1024), sweep)
+            Transfer(path, Target(at=("width=1024",)), sweep)
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):
@@ -176,10 +176,6 @@ def test_ask_and_tell_on_the_command_line(toml, capsys):
         assert command("tell", "results/cli", *words) == 2
         error = capsys.readouterr().err
         assert sentence in error and error.count("error:") == 1
-    assert command("where", "results/cli") == command("ask", "results/cli", "--where", "width>=256") == 0
-    shown = capsys.readouterr()
-    assert "asks about all rows" in shown.out and "asks about width from 256 on" in shown.out
-    assert "`mup-tpu where` now sets" in shown.err
 
 
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
@@ -193,7 +189,7 @@ def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
         file.write_text(text)
         assert command("sweep", str(file)) == 2
         assert sentence in capsys.readouterr().err.replace("\n", " ")
-    assert command("sweep", toml, "--widths", "64") == 2
+    assert command("sweep", toml, "--scale", "64") == 2
     assert command("ask", "results/nothing", "3") == 2
     assert "holds no study" in capsys.readouterr().err
 

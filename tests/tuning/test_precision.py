@@ -77,7 +77,7 @@ def test_train_dry_run_and_transfer_follow(cpu_with, corpus, tiny, tmp_path, cap
     assert "precision bf16: this CPU has avx512_bf16" in capsys.readouterr().out
     main(["train", "--precision", "auto", "--results", results, "--device", "cpu", *_options(tiny)])
     assert load_precisions(results) == ["bf16"]
-    main(["transfer", results, "--width", "64", "--device", "cpu", "--parametrizations", "mup"])
+    main(["transfer", results, "--at", "width=64", "--device", "cpu", "--compare", "mup"])
     assert load_precisions(f"{results}_transfer") == ["bf16"]
 
 

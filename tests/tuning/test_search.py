@@ -20,8 +20,7 @@ from rich.console import Console
 
 from mup_tpu import data
 from mup_tpu.cli import main
-from mup_tpu.cli.grid import SearchRun
-from mup_tpu.cli.tuning import search_and_show
+from mup_tpu.cli.sweep import SearchRun, search_and_show
 from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.devices import peak
@@ -483,8 +482,8 @@ def test_two_searches_do_not_write_one_folder(tiny, tmp_path):
         (lambda tiny: Domain("uniform", 2.0, 1.0), "low 2 is not below high 1"),
         (lambda tiny: Domain("choice"), "values of a choice are empty"),
         (
-            lambda tiny: SearchOptions(time_budget="soon"),
-            "time_budget 'soon' is not a time",
+            lambda tiny: SearchOptions(budget="soon"),
+            "budget 'soon' is not a time",
         ),
         (lambda tiny: SearchOptions(grace=0), "grace 0 is not allowed: it must be above 0"),
         (lambda tiny: SearchOptions(num_samples=0), "num_samples 0 is not allowed"),
@@ -495,6 +494,6 @@ def test_bad_searches_are_refused_in_one_sentence(make, sentence, tiny):
         make(tiny)
 
 
-def test_time_budgets():
-    budgets = [SearchOptions(time_budget=t).seconds for t in (None, "90s", "1.5m", "14 min", "2h")]
+def test_budgets():
+    budgets = [SearchOptions(budget=t).seconds for t in (None, "90s", "1.5m", "14 min", "2h")]
     assert budgets == [None, 90, 90, 840, 7200]

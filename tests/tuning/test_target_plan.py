@@ -224,7 +224,7 @@ def test_a_sweeps_own_rules_and_rates_are_taken_and_another_hyperparameter_is_re
 @pytest.mark.parametrize(
     ("target", "budget", "sentence"),
     [
-        ("", "1e17", "a plan needs a target: give --target width=4096"),
+        ("", "1e17", "a plan needs a target: give --at width=4096"),
         ("widht=3", "1e17", "is not FIELD=VALUE with a field of width, depth, batch_size, steps, tokens"),
         ("width=wide", "1e17", "width 'wide' is not a whole number"),
         ("steps=9,tokens=3e6", "1e17", "steps and tokens were both given"),

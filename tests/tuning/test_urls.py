@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from mup_tpu.cli import replay
+from mup_tpu.cli.analysis import analyze, show
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
@@ -49,8 +49,8 @@ def test_a_sweep_at_a_url_stores_checkpoints_logs_and_draws_there(sweep, local, 
     (log,) = (folder / "logs").names()
     assert "step 20/30" in folder.read(f"logs/{log}").decode()
     assert not run_sweep(sweep, url, SweepOptions(), run, console), "what is stored is not run again"
-    replay.show(url)
-    replay.report(url)
+    show(url)
+    analyze((url,), report=True)
     assert {"transfer.png", "transfer.svg", "analysis.json"} <= set((folder / "figures").names())
     assert b"<html" in folder.read("report.html")
     out = capsys.readouterr().out

@@ -66,13 +66,13 @@ _USUAL = {
 _NAMES = {what: tuple(names.split()) for what, names in _USUAL.items()}
 
 _FLAGS = {
-    "scale": "--width-col",
-    "hyperparameter": "--lr-col",
-    "loss": "--loss-col",
-    "seed": "--seed-col",
-    "parametrization": "--parametrization-col",
-    "step": "--step-col",
-    "params": "--params-col",
+    "scale": "--scale",
+    "hyperparameter": "--tune",
+    "loss": "--columns loss=COLUMN",
+    "seed": "--columns seed=COLUMN",
+    "parametrization": "--compare",
+    "step": "--columns step=COLUMN",
+    "params": "--columns params=COLUMN",
 }
 _SCALES = ("width", "depth", "size")
 """Scales; the first that varies is taken."""

@@ -69,7 +69,7 @@ def meanings(column: pd.Series, states: States) -> pd.Series:
     if unknown:
         raise TableError(
             f"{column.name} has states that are not known: {_list(unknown)}; say what they mean with "
-            "--finished-states, --diverged-states or --unfinished-states (which are left out)"
+            "--states STATE=finished, diverged or unfinished (which are left out)"
         )
     return named.map(meaning)
 

@@ -189,7 +189,7 @@ def test_lists_of_runs_by_size_in_json_are_one_table(tmp_path, capsys):
     }
     file = tmp_path / "summary.json"
     file.write_text(json.dumps({"all_runs": runs, "optimizer": "muonh", "selected_runs": {"130m": {"x": 1}}}))
-    main(["analyze", str(file), "--loss-col", "c4_loss", "--json"])
+    main(["analyze", str(file), "--columns", "loss=c4_loss", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {o["scale"] for o in found["results"][0]["optima"]} == {130e6, 520e6, 1.2e9}
 

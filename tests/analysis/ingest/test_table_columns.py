@@ -44,7 +44,7 @@ def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short)
     assert (table.columns.scale, table.columns.hyperparameter) == short
     assert table.notes[0].startswith("columns told by their names: ")
     assert all(name in table.notes[0] for name in names)
-    assert "--width-col" in table.notes[0] and "--loss-col" in table.notes[0]
+    assert "--scale" in table.notes[0] and "--columns loss=COLUMN" in table.notes[0]
 
 
 def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
@@ -68,7 +68,7 @@ def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does(
 def test_held_out_losses_come_before_training_s_and_the_other_is_said():
     table = check_table(named("width", "lr", "seed", "val/loss", **{"train/loss": np.linspace(1, 2, 12)}))
     assert table.runs["loss"].tolist() == RUNS["loss"].tolist()
-    assert "the loss is val/loss, not train/loss (--loss-col names another)" in table.notes
+    assert "the loss is val/loss, not train/loss (--columns loss=COLUMN names another)" in table.notes
 
 
 def test_of_a_learning_rate_that_was_set_and_one_that_was_logged_the_former_counts():
@@ -89,7 +89,7 @@ def test_what_grows_is_the_first_size_that_varies():
 def test_two_columns_that_differ_are_not_chosen_between():
     shuffled = np.roll(RUNS["lr"].to_numpy(), 1)
     with pytest.raises(
-        TableError, match="columns max_lr and base_lr may both be the learning rate: say which with --lr-col"
+        TableError, match="columns max_lr and base_lr may both be the learning rate: say which with --tune"
     ):
         check_table(named("width", "max_lr", "seed", "loss", base_lr=shuffled))
 

@@ -1,16 +1,20 @@
-"""Commands that check: layers that blow up (coord-check), and this machine (doctor)."""
+"""The command check: does any layer grow with the scale?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from mup_tpu.cli.analysis import Repeated
 from mup_tpu.cli.console import Console, progress_bar
 from mup_tpu.config import Axis, Trial, require_above_zero
+from mup_tpu.config.paths import File
 from mup_tpu.config.paths import Folder as FolderName
-from mup_tpu.config.toml import parse_axis
+from mup_tpu.config.toml import load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.errors import ConfigError, LayerGrows, StoreError, raised_as
 
 if TYPE_CHECKING:
@@ -40,56 +44,67 @@ class Check:
             raise ConfigError("parametrizations is empty: give at least one")
 
     @property
-    def usual_results(self) -> str:
+    def default_results(self) -> str:
         """Results folder by default; a table holds one scale."""
         return "results/coord_check" + ("" if self.scale.field == "width" else f"_{self.scale.field}")
 
 
-def coord_check(
-    results: FolderName | None = None,
-    trial: Trial = Trial(),
+def check(
+    file: Annotated[File | None, tyro.conf.Positional] = None,
+    set: Repeated = (),
     scale: str | None = None,
-    widths: tuple[int, ...] | None = None,
-    parametrizations: tuple[str, ...] = ("sp", "mup"),
+    compare: str | None = None,
     num_seeds: int = 3,
-    check_steps: int = 4,
+    steps: int = 4,
+    results: FolderName | None = None,
     module: str | None = None,
     json: bool = False,
 ) -> None:
-    """Train a few steps at several widths; plot each layer's activation and update size against width.
+    """Check that no layer's activations or updates grow with the scale.
 
-    A parametrization passes where no layer grows: in μP none should, in SP some do and blow up. Another
-    scale, such as --scale depth=2,4,8,16, is measured in the same way.
+    Trains a few steps at each point of the scale, and plots the size of each layer's activations and updates.
+    A parametrization passes where no layer grows: in μP none should, in SP some do and blow up.
 
     Args:
+        file: TOML file of a trial or a sweep, whose model is checked; by default a GPT-2.
+        set: Fields of the trial, FIELD=VALUE: depth=4 optimizer=muon learning_rate=2^-6.
+        scale: Points of the scale, FIELD=VALUES: depth=2,4,8,16. Values alone are widths: 64,128. By default
+            widths 64 to 1024; a width that would take longer than a minute is left to the same command, run
+            again. Without a base along the scale, the smallest value is the base.
+        compare: Parametrizations to compare; by default sp,mup, and of --module mup.
+        num_seeds: Seeds to average over.
+        steps: Optimizer steps, at a constant learning rate.
         results: Folder for the table and the figures; stored points are not measured again. By default
             results/coord_check, or results/coord_check_depth and so on.
-        trial: Trial at each point, with the scale's values, --parametrizations and a constant schedule.
-            Without a base along the scale, the smallest value is the base.
-        scale: Another scale, any number of a trial: depth=2,4,8,16,32,64.
-        widths: Widths to compare; short for --scale width=... By default 64 to 1024; a width that would
-            take longer than a minute is left to the same command, run again.
-        parametrizations: Parametrizations to compare.
-        num_seeds: Seeds to average over.
-        check_steps: Optimizer steps, at a constant learning rate.
-        module: Own module in place of our networks, my_module:build, where my_module also has `batch`, a
-            value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
+        module: Your own module in place of our networks, my_module:build, where my_module also has `batch`,
+            a value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
             grows. It stops adding widths and seeds after a minute.
-        json: Print JSON only, for machines; of an own module.
+        json: Print JSON only, for machines; of --module.
     """
-    if module is not None:
-        if scale is not None or results is not None:
-            raise ConfigError("scale and results are options of checks of our own networks: leave them out")
-        rules = ("mup",) if parametrizations == ("sp", "mup") else parametrizations
-        axis = scale_of_check(None, widths, WIDTHS)
-        _check_module(module, Check(axis, rules, num_seeds, check_steps, _SECONDS), trial, json)
+    base = Trial()
+    if file is not None:
+        base = load_sweep(file).base if "experiment" in read_toml(file) else load_trial(file)
+    changes = {}
+    for text in set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"set {text!r} is not FIELD=VALUE; write for example depth=4")
+        changes[name] = parse_value(name, value, "set")
+    base = base.replace(**changes)
+    axis = WIDTHS if scale is None else parse_axis(scale, "scale")
+    rules = parse_axis(compare or ("sp,mup" if module is None else "mup"), "compare")
+    if rules.field != "parametrization":
+        raise ConfigError(f"compare {compare!r} is not allowed: a check compares parametrizations, as sp,mup")
+    seconds = _SECONDS if axis is WIDTHS or module is not None else math.inf
+    asked = Check(axis, rules.values, num_seeds, steps, seconds)
+    if module is None:
+        if json:
+            raise ConfigError("json is an option of --module, and there is none")
+        coord_checks(results or asked.default_results, [base], asked)
         return
-    if json:
-        raise ConfigError("json is an option of --module, and there is none")
-    axis = scale_of_check(scale, widths, WIDTHS)
-    seconds = _SECONDS if axis is WIDTHS else math.inf
-    check = Check(axis, parametrizations, num_seeds, check_steps, seconds)
-    coord_checks(results or check.usual_results, [trial], check)
+    if axis.field != "width" or results is not None or file is not None:
+        raise ConfigError("a module is checked along the width, without a file or results: leave them out")
+    _check_module(module, asked, base, json)
 
 
 def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
@@ -124,22 +139,11 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
         )
 
 
-def scale_of_check(scale: str | None, widths: tuple[int, ...] | None, usual: Axis) -> Axis:
-    """Scale of a check, from its long form or its short one."""
-    if scale is not None and widths is not None:
-        raise ConfigError("scale and widths were both given: widths is short for one")
-    if widths == ():
-        raise ConfigError("widths is empty: give at least one")
-    if widths is not None:
-        return Axis("width", widths)
-    return usual if scale is None else parse_axis(scale, "scale")
-
-
 def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     """Measure missing points of several trials, which differ in optimizer or tying; draw and print them."""
     import pyarrow as pa
 
-    from mup_tpu.cli import replay
+    from mup_tpu.cli.analysis import show
     from mup_tpu.files import Folder
 
     if "://" in results:
@@ -147,7 +151,7 @@ def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
     with raised_as(StoreError, f"results folder {results} cannot be used", (OSError, pa.ArrowException)):
         for trial in trials:
             _measure(trial, Folder(results), check)
-    replay.show(results)
+    show(results)
 
 
 def _measure(trial: Trial, folder: Folder, check: Check) -> None:
@@ -172,29 +176,3 @@ def _measure(trial: Trial, folder: Folder, check: Check) -> None:
     measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
     if left := [str(value) for value in scale.values if value not in measured]:
         console.print(f"{scale.field} {', '.join(left)} would take longer: the same command measures it")
-
-
-def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
-    """Report packages, devices, folders and services for training, with a remedy for each problem.
-
-    Args:
-        results: Results folder (or fsspec URL) to write to.
-        tpu: Type of TPU (such as v4-8, or all): instead, compile packs for it with the TPU's own compiler on
-            this machine, and report memory, collectives and estimated cycles of each.
-    """
-    from mup_tpu.cli.doctor import examine, examine_tpu
-
-    console = Console()
-    doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
-    findings = []
-    with console.status(doing) as status:
-        for finding in found:
-            findings.append(finding)
-            status.update(f"{doing} ({len(findings)} done)")
-    for finding in findings:
-        console.print(f"{finding.subject:>20}  {finding.found}")
-    problems = [finding.problem for finding in findings if finding.problem]
-    for problem in problems:
-        console.print(f"- {problem}", style="yellow")
-    if not problems:
-        console.print("nothing is missing" if tpu is None else "all as promised", style="green")

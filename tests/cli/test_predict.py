@@ -1,4 +1,4 @@
-"""The commands `law` and `isoflop`."""
+"""The command `predict`: laws of several scales, and compute-optimal sizes."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
         for x in range(-13, -4)
     ]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    arguments = ("law", tmp_path / "t.csv", "--scales", "width", "depth")
+    arguments = ("predict", tmp_path / "t.csv", "--scale", "width,depth")
     code, out, err = outcome(*arguments, "--at", "width=512,depth=16")
     assert code == 0, err
     assert "lr* ∝ width^-1.0" in out.replace("learning rate", "lr") and "depth^-0.5" in out
@@ -23,15 +23,15 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
     assert "at width=512,depth=16: learning rate 2^-12." in out or "2^-11.9" in out
     code, out, err = outcome(*arguments, "--json")
     assert code == 0 and [e["scale"] for e in json.loads(out)[0]["exponents"]] == ["width", "depth"], err
-    code, out, err = outcome(*arguments, "--figure", tmp_path / "figures")
+    code, out, err = outcome(*arguments, "--figures")
     assert code == 0 and "figure: " in out and (tmp_path / "figures" / "law.svg").exists(), err
     for wrong, sentence in (
         (
-            ("law", tmp_path / "t.csv", "--scales", "width", "--best-over", "depth", "--figure", tmp_path),
+            ("predict", tmp_path / "t.csv", "--scale", "width", "--best-over", "depth", "--figures"),
             "figure: contours need two scales, and there is width alone",
         ),
         ((*arguments, "--at", "width=big"), "at width=big is not NAME=NUMBER,NAME=NUMBER"),
-        (("law", tmp_path / "t.csv"), "a power law needs scales"),
+        ((*arguments, "--keep"), "keep is for predictions along one scale"),
     ):
         code, _, err = outcome(*wrong)
         assert code == 2 and sentence in err
@@ -41,10 +41,18 @@ def test_compute_optimal_sizes_from_a_file(tmp_path, outcome):
     n, d = (x.ravel() for x in np.meshgrid(10.0 ** np.arange(7, 11), 10.0 ** np.arange(9, 13)))
     table = pd.DataFrame({"N": n, "D": d, "loss": 1.7 + 400 * n**-0.34 + 400 * d**-0.28})
     table.to_csv(tmp_path / "t.csv", index=False)
-    arguments = ("isoflop", tmp_path / "t.csv", "--params", "N", "--tokens", "D")
+    arguments = ("predict", tmp_path / "t.csv", "--sizes", "--columns", "params=N", "tokens=D")
     code, out, err = outcome(*arguments, "--at", "1e21")
     assert code == 0 and "N* ∝ C^0.45" in out and "at 1e+21 FLOP: N " in out, err
     code, out, _ = outcome(*arguments, "--json")
     assert code == 0 and json.loads(out)["exponents"] == pytest.approx([0.34, 0.28], abs=0.01)
-    code, _, err = outcome("isoflop", tmp_path / "t.csv")
-    assert code == 2 and "has no column 'params', 'tokens'; it has N, D, loss; --params, --tokens and" in err
+    for wrong, sentence in (
+        (
+            ("predict", tmp_path / "t.csv", "--sizes"),
+            "has no column 'params', 'tokens'; it has N, D, loss; --col",
+        ),
+        ((*arguments, "--at", "big"), "at 'big' is not a budget in FLOP"),
+        ((*arguments, "--keep"), "sizes has neither figures nor predictions to keep"),
+    ):
+        code, _, err = outcome(*wrong)
+        assert code == 2 and sentence in err

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_sequence_written_as_csv_keeps_its_looks(tmp_path, outcome):
     """Repeated looks ask for more than one: the file must not be judged by the rule of one look."""
     folder, table = ROOT / "results" / "quickstart", tmp_path / "runs.csv"
-    assert outcome("runs", folder, "--csv", table)[0] == 0
+    assert outcome("analyze", folder, "--csv", table)[0] == 0
     kept, stored = (json.loads(outcome("analyze", path, "--json")[1]) for path in (table, folder))
     for ours, theirs in zip(kept["results"], stored["results"], strict=True):
         assert ours["verdict"]["sentence"] == theirs["verdict"]["sentence"]
@@ -52,7 +52,9 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, outcome):
     ):
         code, _, error = outcome("analyze", table, "--where", bad)
         assert code == 2 and sentence in error
-    code, out, _ = outcome("runs", ROOT / "results" / "quickstart", "--where", "width=64", "lr=2^-7")
+    code, out, _ = outcome(
+        "analyze", "--runs", ROOT / "results" / "quickstart", "--where", "width=64", "lr=2^-7"
+    )
     assert code == 0 and "quickstart: 6 runs" in out
 
 
@@ -78,32 +80,30 @@ def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
 
     asked = False
     assert widths() == [32, 64, 128, 256]
-    code, out, _ = outcome("ask", folder, "--where", "width>=64")
-    assert code == 0 and "asks about width from 64 on" in out
+    code, out, _ = outcome("analyze", folder, "--where", "width>=64", "--keep")
+    assert code == 0 and f"the verdict of {folder} uses width from 64 on" in " ".join(out.split())
     asked = True
     assert widths() == [64, 128, 256]
     assert widths("--where", "width<=128") == [32, 64, 128]
-    code, out, _ = outcome("referee", folder.parent)
-    assert code == 0 and "\n## Width\n" in out and " | 64–256 |" in out
     page = folder.parent / "pages" / "README.md"
-    code, _, _ = outcome("referee", folder.parent, "--out", page)
-    assert code == 0 and "](referee.png)" in page.read_text(encoding="utf-8")
+    code, _, _ = outcome("analyze", folder.parent, "--report", "--out", page)
+    text = page.read_text(encoding="utf-8")
+    assert code == 0 and "\n## Width\n" in text and " | 64–256 |" in text and "](referee.png)" in text
     assert {p.name for p in page.parent.iterdir()} == {"README.md", "referee.png", "referee.svg"}
-    code, _, _ = outcome("report", folder)
+    code, _, _ = outcome("analyze", "--report", folder)
     assert code == 0 and note in (folder / "report.html").read_text(encoding="utf-8")
-    code, out, _ = outcome("next", folder)
+    code, out, _ = outcome("analyze", "--next", folder)
     assert code == 0 and note in out
     for bad, sentence in (
         (["width>=1000"], "where: no row has width>=1000; there are "),
         (["width>=wide"], "where 'width>=wide': 'wide' is not a number"),
         (["status>=3"], "where 'status>=3': column 'status' has no numbers"),
-        (["width=64", "--all"], "where and all were both given"),
     ):
-        code, _, error = outcome("ask", folder, "--where", *bad)
+        code, _, error = outcome("analyze", folder, "--keep", "--where", *bad)
         assert code == 2 and sentence in error.replace("\n", " ")
     assert widths() == [64, 128, 256], "what was refused changed nothing"
-    code, out, _ = outcome("ask", folder, "--all")
-    assert code == 0 and "asks about all rows" in out
+    code, out, _ = outcome("analyze", folder, "--keep")
+    assert code == 0 and "uses all rows" in out
     asked = False
     assert widths() == [32, 64, 128, 256]
 
@@ -114,15 +114,15 @@ def test_bad_tables(tmp_path, outcome):
     code, _, err = outcome("analyze", table)
     assert code == 2
     assert "table has no column 'lr'; it has width, step_size, loss" in err
-    code, _, err = outcome("analyze", table, "--lr-col", "step_size")
+    code, _, err = outcome("analyze", table, "--tune", "step_size")
     assert code == 2
     assert "are these log2 values?" in err
     assert outcome("analyze", tmp_path / "nothing.csv")[0] == 2
-    code, _, err = outcome("plot", tmp_path / "nothing")
+    code, _, err = outcome("analyze", "--figures", tmp_path / "nothing")
     assert code == 2
     assert "holds no store" in err
-    for command in ("analyze", "runs"):
-        code, _, err = outcome(command, "[/b]")
+    for options in ([], ["--runs"]):
+        code, _, err = outcome("analyze", "[/b]", *options)
         assert code == 2 and "results folder [/b] holds no store" in err
 
 
@@ -138,18 +138,18 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     ]
     table = tmp_path / "runs.csv"
     table.write_text("parametrization,width,lr,seed,loss,gpu_minutes\n" + "\n".join(rows))
-    code, out, err = outcome("next", table, "--cost-col", "gpu_minutes")
+    code, out, err = outcome("analyze", "--next", table, "--columns", "cost=gpu_minutes")
     assert code == 0, err
     assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
     assert "settled: nothing to run" in out
     assert "interval is too wide: seeds beside the optimum" in out
     assert "gpu_minutes were spent" in out and "(as measured: width^1.0)" in out
     assert "  add lr 2^" in out
-    batches = json.loads(outcome("next", table, "--json")[1])
+    batches = json.loads(outcome("analyze", "--next", table, "--json")[1])
     assert batches["sp"] is None
     assert {cell["scale"] for cell in batches["mup"]["cells"]} <= {64, 128, 256, 512}
     assert batches["mup"]["costs"]["unit"] == "runs of width 64"
-    code, _, err = outcome("next", table, "--cost-col", "gpu_hours")
+    code, _, err = outcome("analyze", "--next", table, "--columns", "cost=gpu_hours")
     assert code == 2 and "table has no column 'gpu_hours'" in err
 
 
@@ -161,7 +161,7 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, outcome):
     ]
     table = tmp_path / "runs.csv"
     table.write_text("layers,init,final\n" + "\n".join(rows))
-    command = ["analyze", table, "--scale", "layers", "--hyperparameter", "init", "--loss-col", "final"]
+    command = ["analyze", table, "--scale", "layers", "--tune", "init", "--columns", "loss=final"]
     code, out, err = outcome(*command)
     assert code == 0, err
     assert "DRIFTS (one look): init* ∝ layers^-1.0" in out
@@ -169,11 +169,11 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, outcome):
 
 def test_runs_of_a_search_show_what_was_tuned_and_losses_stay_whole(outcome, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = outcome("runs", ROOT / "results" / "tune_small")
+    code, out, _ = outcome("analyze", "--runs", ROOT / "results" / "tune_small")
     assert code == 0 and "tune_small: 48 runs, seed 0" in out
     headings = " ".join(out.splitlines()[1:3]).split()
     assert {"lr", "warmup", "alpha_", "attn", "loss"} <= set(headings) and "2.8317" in out
-    code, out, _ = outcome("runs", ROOT / "results" / "ladder_mup")
+    code, out, _ = outcome("analyze", "--runs", ROOT / "results" / "ladder_mup")
     assert code == 0 and "…" not in out and re.search(r" 2\.\d{4} ", out)
     assert max(map(len, out.splitlines())) <= 80
 
@@ -184,10 +184,10 @@ def test_a_column_that_is_nearly_named_is_suggested(tmp_path, outcome):
         {"d_model": w, "lr": 2.0**x, "loss": 2.0 + (x + 7) ** 2} for w in (64, 128) for x in range(-9, -4)
     ]
     pd.DataFrame(rows).to_csv(table)
-    code, _, error = outcome("analyze", table, "--width-col", "dmodel")
+    code, _, error = outcome("analyze", table, "--scale", "dmodel")
     assert code == 2 and "table has no column 'dmodel'; the nearest is 'd_model'; it has" in error
     pd.DataFrame(rows).rename(columns={"d_model": "config.model.d_model"}).to_csv(table)
-    code, _, error = outcome("analyze", table, "--width-col", "dmodel")
+    code, _, error = outcome("analyze", table, "--scale", "dmodel")
     assert code == 2 and "the nearest is 'config.model.d_model'" in error
 
 

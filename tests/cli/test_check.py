@@ -1,4 +1,4 @@
-"""The command `coord-check`."""
+"""The command `check`."""
 
 import re
 
@@ -8,22 +8,24 @@ import pytest
 from mup_tpu.config import Axis
 
 
+def tiny_model(corpus, base_width=32):
+    fields = {"base_width": base_width, "head_size": 16, "sequence_length": 32, "batch_size": 4}
+    return ["--set", f"corpus={corpus}", *(f"{name}={value}" for name, value in fields.items())]
+
+
 @pytest.mark.slow
 def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
-    command = [
-        "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 32,
-        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
-    ]  # fmt: skip
-    code, out, err = outcome(*command, "--widths", 32, 64)
+    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, *tiny_model(corpus)]
+    code, out, err = outcome(*command, "--scale", "32,64")
     assert code == 0, err
     table = pd.read_parquet(tmp_path / "coord_check.parquet")
     assert set(table["width"]) == {32, 64}
     assert (tmp_path / "figures" / "adamw_tied.png").exists()
-    assert outcome(*command, "--widths", 32, 64, "--optimizer", "sgd")[0] == 0
-    assert outcome("plot", tmp_path, "--out", tmp_path / "again")[0] == 0
+    assert outcome(*command, "--scale", "32,64", "--set", "optimizer=sgd")[0] == 0
+    assert outcome("analyze", "--figures", tmp_path, "--out", tmp_path / "again")[0] == 0
     drawn = {path.stem for path in (tmp_path / "again").iterdir()}
     assert drawn == {"adamw_tied", "sgd_tied"}
-    code, out, err = outcome(*command, "--widths", 32, 64, "--learning-rate", 0.5)
+    code, out, err = outcome(*command, "--scale", "32,64", "--set", "learning_rate=0.5")
     assert (code, "with other options is stored there" in err) == (2, True)
     stored = tmp_path / "coord_check.parquet"
     assert len(pd.read_parquet(stored)) == 2 * len(table)
@@ -33,18 +35,15 @@ def test_coord_check_writes_table_and_figure(corpus, tmp_path, outcome):
         else:
             pd.DataFrame({"width": [32]}).to_parquet(stored)
         before = stored.read_bytes()
-        code, out, err = outcome(*command, "--widths", 32, 64)
+        code, out, err = outcome(*command, "--scale", "32,64")
         assert (code, sentence in err, stored.read_bytes() == before) == (2, True, True), err
 
 
 @pytest.mark.slow
 def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_path, outcome, monkeypatch):
-    monkeypatch.setattr("mup_tpu.cli.checks._SECONDS", 0.0)
-    monkeypatch.setattr("mup_tpu.cli.checks.WIDTHS", Axis("width", (16, 32, 48, 64)))
-    command = [
-        "coord-check", "--results", tmp_path, "--num-seeds", 1, "--corpus", corpus, "--base-width", 16,
-        "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
-    ]  # fmt: skip
+    monkeypatch.setattr("mup_tpu.cli.check._SECONDS", 0.0)
+    monkeypatch.setattr("mup_tpu.cli.check.WIDTHS", Axis("width", (16, 32, 48, 64)))
+    command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, *tiny_model(corpus, 16)]
     code, out, err = outcome(*command)
     assert code == 0 and "width 64 would take longer: the same command measures it" in out, err
     assert set(pd.read_parquet(tmp_path / "coord_check.parquet")["width"]) == {16, 32, 48}
@@ -55,10 +54,12 @@ def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_p
 
 @pytest.mark.slow
 def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
-    command = [
-        "coord-check", "--results", tmp_path, "--num-seeds", 2, "--corpus", corpus, "--base-width", 32,
-        "--width", 32, "--head-size", 16, "--sequence-length", 32, "--batch-size", 4, "--check-steps", 1,
-    ]  # fmt: skip
+    model = tmp_path / "model.toml"  # of a sweep, whose trial is checked
+    model.write_text(
+        'experiment = "x"\n[base.model]\nbase_width = 32\nwidth = 32\nhead_size = 16\n'
+        f"[base.data]\ncorpus = {str(corpus)!r}\nsequence_length = 32\nbatch_size = 4\n"
+    )
+    command = ["check", model, "--results", tmp_path, "--num-seeds", 2, "--steps", 1]
     code, out, err = outcome(*command, "--scale", "depth=1,2")
     assert code == 0, err
     assert "exponent of depth" in out
@@ -68,7 +69,6 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"adamw_tied.png", "adamw_tied.svg"}
     for given, sentence in (
         (("--scale", "batch_size=4,8"), "along another scale than batch_size is stored there"),
-        (("--scale", "depth=2", "--widths", 32), "scale and widths were both given"),
         (("--scale", "depht=2,4"), "unknown key 'depht'; the nearest known key is 'depth'"),
         (("--scale", "tied=true,false"), "scale tied of a coordinate check is no axis of growth"),
     ):
@@ -76,10 +76,19 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         assert (code, sentence in err) == (2, True), err
 
 
-def test_a_coordinate_check_of_nothing_is_refused(outcome):
-    for given, sentence in (
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
         (["--num-seeds", 0], "num_seeds 0 is not allowed"),
-        (["--widths"], "widths is empty"),
-    ):
-        code, _, error = outcome("coord-check", *given)
-        assert code == 2 and sentence in error
+        (["--scale", ","], "width of the sweep has no values"),
+        (["--compare", "precision=bf16"], "a check compares parametrizations, as sp,mup"),
+        (["--compare", "foo"], "'foo' is not one of"),
+        (["--set", "depth"], "set 'depth' is not FIELD=VALUE"),
+        (["--set", "depht=2"], "set: unknown key 'depht'; the nearest known key is 'depth'"),
+        (["--json"], "json is an option of --module"),
+        (["--module", "x:y", "--scale", "depth=2,4"], "a module is checked along the width"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(given, sentence, outcome):
+    code, _, error = outcome("check", *given)
+    assert code == 2 and sentence in error

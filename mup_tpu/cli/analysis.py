@@ -1,0 +1,399 @@
+"""Commands on stored results and on tables of runs: analyze and predict. They need neither torch nor Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from mup_tpu.cli.console import Console
+from mup_tpu.config.paths import File, Several, Where
+from mup_tpu.errors import ConfigError, TableError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
+    from mup_tpu.config.table import Table
+    from mup_tpu.store.conditions import Condition
+
+_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
+_STATES = ("finished", "diverged", "unfinished")
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+"""Values of an option that may be given several times."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table, rows to take, and limits of the verdict."""
+
+    scale: str | None = None
+    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column that is
+    called width, d_model or the like."""
+    tune: str | None = None
+    """Column of the tuned hyperparameter, plain (not log2). By default that of the folder's sweep, or a
+    column that is called lr, learning_rate or the like."""
+    compare: str | None = None
+    """Column whose values are compared; optional. By default that of the folder's sweep, or
+    parametrization."""
+    columns: Repeated = ()
+    """Other columns by role, ROLE=COLUMN: loss=eval/loss seed=run. Roles are loss, seed, status, step, params
+    (parameters without embeddings), tokens and cost (of a run, in any unit)."""
+    along: tuple[str, ...] = ()
+    """Further columns that change with the scale, as on a ladder of shapes: depth."""
+    where: Repeated = ()
+    """Rows to take, COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
+    that --keep has stored in the folder."""
+    states: Repeated = ()
+    """Meaning of further states, STATE=finished, STATE=diverged or STATE=unfinished: failed=diverged if runs
+    fail for nothing else."""
+    loss_unit: Literal["auto", "nat", "bit", "bpb"] = "auto"
+    """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default it is read
+    from the column's name."""
+    bytes_per_token: float | None = None
+    """Bytes of text a token, to convert bits per byte."""
+    chance: float | None = None
+    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    epsilon: float = 0.01
+    """Largest regret that does not matter, nat per token."""
+    delta: float = 0.2
+    """Largest drift exponent that does not matter."""
+
+    def role(self, name: str, default: str) -> str:
+        """Return the column of a role, `default` unless --columns gives it.
+
+        Raises:
+            ConfigError: a value of --columns is not ROLE=COLUMN.
+        """
+        given = {}
+        for text in self.columns:
+            role, equals, column = text.partition("=")
+            if not equals or role not in _COLUMNS:
+                raise ConfigError(
+                    f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(_COLUMNS)}; the options "
+                    "--scale, --tune and --compare name those columns"
+                )
+            given[role] = column
+        return given.get(name, default)
+
+    def table_columns(self, *paths: str) -> Columns:
+        """Return the names of a table's columns."""
+        from mup_tpu.analysis.load import default_columns
+
+        defaults = default_columns(paths[0] if len(paths) == 1 else paths)
+        return replace(
+            defaults,
+            scale=self.scale or defaults.scale,
+            hyperparameter=self.tune or defaults.hyperparameter,
+            parametrization=self.compare or defaults.parametrization,
+            along=(*defaults.along, *self.along),
+            **{
+                role: self.role(role, getattr(defaults, role))
+                for role in ("loss", "seed", "status", "step", "params", "cost")
+            },
+        )
+
+    @property
+    def conditions(self) -> list[Condition] | None:
+        """Conditions on rows; None if none was given."""
+        from mup_tpu.store.conditions import Condition
+
+        return [Condition.parse(text) for text in self.where] if self.where else None
+
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
+        from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.ingest.table_values import States
+        from mup_tpu.analysis.ingest.units import LossUnit
+
+        by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
+        for text in self.states:
+            state, _, meaning = text.rpartition("=")
+            if not state or meaning not in by_meaning:
+                raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
+            by_meaning[meaning].append(state)
+        states = States(*(tuple(by_meaning[meaning]) for meaning in _STATES))
+        unit = LossUnit(self.loss_unit, self.bytes_per_token)
+        path = paths[0] if len(paths) == 1 else paths
+        return load_table(path, self.table_columns(*paths), self.chance, self.conditions, states, unit)
+
+    def analyze(self, table: RunTable) -> TransferAnalysis:
+        """Analyse a table."""
+        from mup_tpu.analysis import analyze
+
+        return analyze(table, self.epsilon, self.delta)
+
+
+def analyze(
+    paths: Several,
+    table: TableOptions = TableOptions(),
+    next: bool = False,
+    runs: bool = False,
+    csv: File | None = None,
+    figures: bool = False,
+    report: bool = False,
+    out: File | None = None,
+    keep: bool = False,
+    compact: bool = False,
+    json: bool = False,
+) -> None:
+    """Print the optimum of every scale, its drift and regret, and the verdict.
+
+    A search shows its best trials, and a coordinate check its exponents; a folder of sweeps, or several
+    folders, show all sweeps beside each other.
+
+    Args:
+        paths: Results folder (or fsspec URL); or a table in a file (CSV, TSV, JSON, JSONL, Parquet); or the
+            runs of a tracker: wandb:ENTITY/PROJECT, mlflow:EXPERIMENT, or a folder of TensorBoard's; or a
+            folder of Ray Tune, Lightning, Trainer or nanoGPT; or a database of MLflow or Optuna. Several
+            tables are read as one.
+        table: Columns and rows of the table.
+        next: Print the runs that would settle each open verdict, why, and their cost.
+        runs: Print the run table of a results folder.
+        csv: File for the rows of a results folder, with every column; a quote goes before text that a
+            spreadsheet would take for a formula.
+        figures: Also draw the figures, as PNG and SVG, with the numbers behind them.
+        report: Also write a page with verdict, figures, tables, origin of the runs and warnings: one
+            self-contained HTML file. Of a folder of sweeps, --out NAME.md writes a Markdown page.
+        out: Folder for --figures, or file for --report; by default figures or report.html in the results
+            folder, or beside a table's file.
+        keep: Store --where in the results folder: every later command uses these rows. Without --where, use
+            all rows again.
+        compact: Merge the folder's parts into one file each, for example before committing it.
+        json: Print JSON only, for machines.
+    """
+    if out is not None and figures == report:
+        raise ConfigError(f"out {str(out)!r} needs --figures or --report, one of them")
+    if keep or compact or runs or csv is not None:
+        if len(paths) != 1:
+            raise ConfigError("keep, compact, runs and csv take one results folder")
+        if _show_folder(paths[0], table, runs, csv, keep, compact):
+            return
+    from mup_tpu.cli.output import to_json
+    from mup_tpu.cli.results import open_results
+
+    console, results = Console(), open_results(paths, table)
+    if json and next:
+        batches = {r.compared: r.next_batch for r in results.analysis.results}
+        console.write(to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
+    elif json:
+        console.write(to_json(results.to_dict()))
+    elif next:
+        results.show_next(console)
+    else:
+        results.show(console)
+    if figures:
+        _print_figures(results.draw(out))
+    if report:
+        console.print(f"report: {results.write_report(out)}", wrap=False)
+
+
+def _show_folder(
+    path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
+) -> bool:
+    """Change a results folder, or show or export its rows; return whether that was all that was asked."""
+    from mup_tpu.analysis.rows import select
+    from mup_tpu.cli.output import to_csv, write_file
+    from mup_tpu.store import Store, load_header, load_runs
+
+    console, stored = Console(), load_runs(path)
+    rows = select(stored, table.conditions or ())
+    store = Store(path, str(stored["experiment"].iloc[0])) if keep or compact else None
+    if keep and store is not None:
+        store.ask(tuple(table.conditions or ()))
+        words = ", ".join(condition.words for condition in load_header(path).where) or "all rows"
+        console.print(f"the verdict of {path} uses {words}")
+    if compact and store is not None:
+        store.compact()
+    if csv is not None:
+        write_file(f"csv {csv}", csv, to_csv(rows))
+        console.print(f"{len(rows)} runs exported to {csv}")
+    if runs:
+        console.print(_run_table(rows, path))
+    return runs or csv is not None
+
+
+def _run_table(table: pd.DataFrame, path: str) -> Table:
+    """Return a table with a row a run; settings that all runs share stand in its title."""
+    from mup_tpu.analysis import ranking
+    from mup_tpu.config import columns
+    from mup_tpu.config.table import Table
+    from mup_tpu.store import is_search, load_axes
+
+    if is_search(path):
+        varied = ranking.varied(table)
+    else:
+        axes = load_axes(path)
+        varied = [column for axis in (axes.compare, axes.scale, axes.tune) for column in axis.columns]
+    digits = {"loss": 4, "wall_time_s": 1}
+
+    def cell(column: str, value: Any) -> str:
+        return f"{value:.{digits[column]}f}" if column in digits else columns.write(column, value)
+
+    shared = [c for c in (*varied, "seed") if len(table) > 1 and table[c].nunique(dropna=False) == 1]
+    headings = {c: c.replace("_", "_\n") for c in (*varied, "seed") if c not in shared} | {
+        "loss": "loss",
+        "status": "status",
+        "steps_done": "steps",
+        "wall_time_s": "s",
+    }
+    settings = "".join(f", {c} {cell(c, table[c].iloc[0])}" for c in shared)
+    rows = [
+        [cell(name, value) for name, value in zip(headings, row, strict=True)]
+        for row in table[list(headings)].itertuples(index=False)
+    ]
+    left = {heading for c, heading in headings.items() if table[c].dtype.kind not in "if"}
+    title = f"{table['experiment'].iloc[0]}: {len(table)} runs{settings}"
+    return Table([*headings.values()], rows, title, left)
+
+
+def predict(
+    path: Where,
+    at: Repeated = (),
+    table: TableOptions = TableOptions(),
+    best_over: tuple[str, ...] = (),
+    sizes: bool = False,
+    figures: bool = False,
+    out: File | None = None,
+    keep: bool = False,
+    json: bool = False,
+) -> None:
+    """Predict the optimum at a scale that was not run.
+
+    Prints the optimum with its interval, its cost and the loss. Several scales that vary together (--scale
+    N,D,bs) give one power law of all, lr* ∝ N^a · D^b · bs^c; --sizes gives compute-optimal sizes instead.
+
+    Args:
+        path: Results folder (or fsspec URL), or any table, as for analyze.
+        at: Targets, NAME=VALUE: the table's scale (width=4096), or a column that follows from it
+            (params=1.3e9). Of several scales a value each, with commas: N=1e9,D=2e10,bs=512. With --sizes
+            budgets in FLOP: 1e21.
+        table: Columns and rows of the table; --scale takes several columns, with commas.
+        best_over: Further columns that are tuned too, for a law of several scales; of their values the best
+            is taken in each cell.
+        sizes: Print compute-optimal sizes by budget, N* and D*, from runs of several parameters and tokens
+            (--columns params=N tokens=D).
+        figures: Also draw the prediction, or the law of two scales, as PNG and SVG.
+        out: Folder for --figures; by default figures in the results folder or beside the file.
+        keep: Store the predictions in the results folder; analyze scores them when their scale is run.
+        json: Print JSON only, for machines.
+    """
+    if sizes:
+        if figures or keep:
+            raise ConfigError("sizes has neither figures nor predictions to keep")
+        _print_sizes(path, at, table, json)
+        return
+    from mup_tpu.cli.output import to_json, write_figures
+    from mup_tpu.cli.results import open_results
+
+    results = open_results(path, table)
+    folder = out or results.figures_folder
+    scales = (table.scale or "").split(",")
+    if len(scales) > 1 or best_over:
+        if keep:
+            raise ConfigError("keep is for predictions along one scale")
+        _print_law(path, at, table, scales, best_over, folder if figures else None, json)
+        return
+    predictions = results.predict(at)
+    if keep:
+        results.keep(predictions)
+    written = list[str]()
+    if figures:
+        from mup_tpu import plots
+
+        written = write_figures({"prediction": plots.prediction_figure(predictions)}, folder)
+    if json:
+        Console().write(to_json(predictions.to_dict()))
+        return
+    results.show_predictions(Console(), predictions)
+    _print_figures(written)
+
+
+def _print_law(
+    path: str,
+    at: Sequence[str],
+    table: TableOptions,
+    scales: Sequence[str],
+    best_over: tuple[str, ...],
+    folder: Path | str | None,
+    json: bool,
+) -> None:
+    """Print the optimum as a power law of several scales, and draw it in a folder if one is given."""
+    from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
+    from mup_tpu.analysis.prediction import plain
+    from mup_tpu.cli.output import to_json, write_figures
+    from mup_tpu.config import columns
+
+    names = replace(table, scale=None).table_columns(path)
+    laws = fit_power_laws(path, [name for name in scales if name], names, best_over, table.conditions or ())
+    sizes, written = [read_sizes(text) for text in at], list[str]()
+    if folder is not None:
+        from mup_tpu import plots
+
+        written = write_figures({"law": plots.law_figure(laws)}, folder)
+    console = Console()
+    if json:
+        console.write(
+            to_json([law.to_dict() | {"at": [{"sizes": s, "x": law.at(s)} for s in sizes]} for law in laws])
+        )
+        return
+    for note in laws[0].notes:
+        console.print(f"note: {note}", style="yellow")
+    for law in laws:
+        first, *others = law.lines()
+        console.print(first, style="bold")
+        for line in others:
+            console.print(f"  {line}")
+        for text, size in zip(at, sizes, strict=True):
+            x, low, high = law.at(size)
+            console.print(
+                f"  at {text}: {columns.label(law.hyperparameter)} 2^{x:.2f} ({plain(x)}), 95 % 2^{low:.2f} "
+                f"to 2^{high:.2f} ({plain(low)} to {plain(high)})"
+            )
+    _print_figures(written)
+
+
+def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
+    """Print compute-optimal sizes, N* and D* by budget."""
+    from dataclasses import asdict
+
+    from mup_tpu.analysis.compute_optimal import compute_optimal
+    from mup_tpu.analysis.load import read_rows
+    from mup_tpu.analysis.rows import no_column, select
+    from mup_tpu.cli.output import to_json
+    from mup_tpu.config.values import as_number
+
+    rows = select(read_rows(path), table.conditions or ())
+    roles = {table.role(name, name): name for name in ("params", "tokens", "loss")}
+    if missing := [column for column in roles if column not in rows]:
+        raise TableError(f"{no_column(rows, *missing)}; --columns params=N tokens=D loss=L names them")
+    law = compute_optimal(rows[[*roles]].rename(columns=roles))
+    budgets = [as_number(text) for text in at]
+    if None in budgets:
+        raise ConfigError(f"at {at[budgets.index(None)]!r} is not a budget in FLOP; write for example 1e21")
+    optimal = [law.at(flops) for flops in budgets if flops is not None]
+    if json:
+        Console().write(to_json(law.to_dict() | {"at": [asdict(one) for one in optimal]}))
+        return
+    for line in (*law.lines(), *map(law.sentence, optimal)):
+        Console().print(line)
+
+
+def show(path: str, table: TableOptions = TableOptions()) -> None:
+    """Draw the figures of a results folder and print its analysis, from one reading."""
+    from mup_tpu.cli.results import open_results
+
+    results, written = open_results(path, table), list[str]()
+    try:
+        written = results.draw()
+    finally:
+        results.show(Console())
+    _print_figures(written)
+
+
+def _print_figures(paths: Sequence[str]) -> None:
+    for path in paths:
+        Console().print(f"figure: {path}", wrap=False)

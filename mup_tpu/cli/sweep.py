@@ -1,0 +1,318 @@
+"""Commands that train many trials: sweep and search. Ray and torch are imported when they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from mup_tpu.cli.analysis import TableOptions, show
+from mup_tpu.cli.console import Console
+from mup_tpu.cli.study import StudyOptions
+from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
+from mup_tpu.config.paths import File, Folder
+from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.table import Table
+from mup_tpu.config.toml import parse_axis, read_toml
+from mup_tpu.config.values import counted, write_time
+from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
+
+if TYPE_CHECKING:
+    from mup_tpu.tuning.forecast import Machine, SizeForecast
+
+_STUDY_KEYS = {"trainer", "settings"}
+"""Keys that make a TOML file a study file."""
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """Axes in place of a sweep's own."""
+
+    scale: str | None = None
+    """Values of the scale, FIELD=VALUES: depth=2,4,8. Values alone are widths: 64,128."""
+    tune: str | None = None
+    """Values of the tuned hyperparameter: weight_decay=0,0.01. Values alone are peak learning rates at the
+    base: 2^-8,2^-7."""
+    compare: str | None = None
+    """Values of the compared field: precision=float32,bf16. Values alone are parametrizations: sp,mup."""
+    num_seeds: int | None = None
+    """Number of seeds of every cell, from 0."""
+
+    def change(self, sweep: Sweep) -> Sweep:
+        """Return the sweep with these axes in place of its own."""
+        short_forms = {"scale": "widths", "tune": "learning_rates", "compare": "parametrizations"}
+        changes: dict[str, Any] = {} if self.num_seeds is None else {"num_seeds": self.num_seeds}
+        for axis, short in short_forms.items():
+            if (text := getattr(self, axis)) is not None:
+                changes |= {axis: parse_axis(text, axis), short: None}
+        return dataclasses.replace(sweep, **changes)
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """Options of a run of a sweep."""
+
+    grid: GridOptions = GridOptions()
+    """Axes in place of the sweep's own."""
+    results: Folder | None = None
+    """Results folder (or fsspec URL); stored trials are not run again. By default results/EXPERIMENT."""
+    run: RunOptions = RunOptions()
+    """Options of each trial."""
+    where: SweepOptions = SweepOptions()
+    """Machine or cluster of the sweep."""
+    until: SequenceOptions = SequenceOptions()
+    """Whether runs are bought until the verdict is settled."""
+    dry: DryRunOptions = DryRunOptions()
+    """Whether to print the missing runs in place of running them."""
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """Options of a run of a search."""
+
+    results: Folder | None = None
+    """Results folder (or fsspec URL); by default results/EXPERIMENT."""
+    resume: bool = False
+    """Go on with the search in the folder: unfinished trials continue from their checkpoints, and the
+    algorithm knows all earlier losses."""
+    options: SearchOptions = SearchOptions()
+    """Algorithm, scheduler, limits, machine or cluster."""
+    run: RunOptions = RunOptions()
+    """Options of each trial."""
+
+
+def sweep(
+    file: Annotated[File, tyro.conf.Positional],
+    how: SweepRun = SweepRun(),
+    continue_to: int | None = None,
+    study: StudyOptions = StudyOptions(),
+) -> None:
+    """Run the missing trials of a sweep.
+
+    Args:
+        file: TOML file, as `mup-tpu init` writes one: experiment, scale, tune, compare, num_seeds, and the
+            shared trial under [base.model], [base.data], [base.optimizer], [base.train]. [[ladder]] tables
+            are a scale of several fields that grow together. With trainer or [settings] it is a study of
+            your own training (`mup-tpu init study`).
+        how: How the sweep is run.
+        continue_to: Steps of all trials in place of the file's; trials continue from checkpoints of the
+            shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
+        study: Options of a study.
+    """
+    from mup_tpu.config.toml import load_sweep
+
+    if study.trainer is not None or not _STUDY_KEYS.isdisjoint(read_toml(file)):
+        if how.grid != GridOptions() or continue_to is not None:
+            raise ConfigError("a study's grid stands in its file: change it there")
+        run_study(file, study, how)
+        return
+    if study != StudyOptions():
+        raise ConfigError("workers, timeout and resources are options of a --trainer, and there is none")
+    run_and_show(load_sweep(file), how, continue_to)
+
+
+def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
+    """Run the missing trials of a study in a TOML file, then show its verdict and figures."""
+    from mup_tpu.study.toml import load_study
+
+    study, trainer = load_study(file, how.results)
+    trainer = options.trainer or trainer
+    if trainer is None:
+        raise ConfigError("trainer is missing: give --trainer, or name one in the file")
+    if how.dry.dry_run:
+        Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
+        return
+    outcome = study.run(
+        trainer,
+        until_settled=how.until.until_settled,
+        first_looks=how.until.first_looks,
+        budget=how.until.budget,
+        workers=options.workers,
+        timeout=options.timeout,
+        heartbeat=how.where.heartbeat,
+        halving=how.run.halving,
+        ray=how.where.ray,
+        address=how.where.address,
+        resources=options.amounts(),
+        track=how.where.track,
+        console=Console(),
+    )
+    show_and_judge(outcome, study.folder, lambda: show(study.folder))
+
+
+def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) -> None:
+    """Run a sweep, whole or until it is settled, then draw its figures and print its optima and verdict."""
+    from mup_tpu.jobs.this_machine import start_server
+
+    sweep = how.grid.change(sweep)
+    sweep.trials()  # raises for trials that are not allowed, before anything starts
+    folder = how.results or f"results/{sweep.experiment}"
+    if how.dry.dry_run:
+        if continue_to is not None:
+            raise ConfigError("continue_to and dry_run were both given: give one of them")
+        print_forecast(sweep, folder, how)
+        return
+    if not Path(folder, "store.json").exists():  # else all trials may be stored already
+        start_server(how.where, how.run)
+    # While the workers' server starts, this core imports plots and statistics. Not in a thread: scipy fails
+    # while torch is half imported, as by a pack in this process.
+    import scipy.stats  # noqa: F401
+
+    import mup_tpu.plots  # noqa: F401
+
+    console = Console()
+    try:
+        outcome = run_either(sweep, folder, how, console, continue_to)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped; finished trials are stored in {folder}, run the same command to go on"
+        ) from None
+    if outcome:
+        ended = counted(sorted(outcome.items()))
+        console.print(f"ran {outcome.total()} trials: {ended}; stored in {folder}")
+    rows = () if continue_to is None else (f"steps_planned={continue_to}",)
+    show_and_judge(outcome, folder, lambda: show(folder, TableOptions(where=rows)))
+
+
+def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], None]) -> None:
+    """Show results, then raise TrialsFailed if trials failed."""
+    failed = outcome.get("failed", 0)
+    try:
+        show()
+    except MupTpuError as error:
+        if not failed:
+            raise
+        Console().print(f"nothing to show: {error}")
+    if failed:
+        total = sum(outcome.values())
+        raise TrialsFailed(
+            f"{failed} of {total} trials failed, with their reasons in {folder}; the same command tries them "
+            "again"
+        )
+
+
+def run_either(
+    sweep: Sweep, folder: str, how: SweepRun, console: Console, continue_to: int | None = None
+) -> Counter[str]:
+    """Run missing trials of a sweep's grid, or buy runs until its verdicts are settled."""
+    if how.until.until_settled:
+        if continue_to is not None:
+            raise ConfigError("continue_to and until_settled were both given: give one of them")
+        with console.status("importing"):
+            from mup_tpu.tuning.sequence import run_until_settled
+
+        return run_until_settled(sweep, folder, how.until, how.where, how.run, console)
+    with console.status("importing"):
+        from mup_tpu.tuning.sweep import run_sweep
+
+    return run_sweep(sweep, folder, how.where, how.run, console, continue_to)
+
+
+def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
+    """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
+    from mup_tpu.tuning import forecast
+    from mup_tpu.tuning.precision import decided_sweep
+    from mup_tpu.tuning.sweep import what_is_missing
+
+    console = Console()
+    run = replace(how.run, device="xla") if how.dry.on else how.run
+    sweep = decided_sweep(sweep, folder, run, console)
+    total = len(sweep.trials())
+    missing, corpora = what_is_missing(sweep, folder)
+    console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
+    if not missing:
+        return
+    machine = _machine(missing, how)
+    sizes = forecast.forecast(
+        missing,
+        sweep.scale_axis.fields,
+        lambda trial: corpora.of(trial).vocab_size,
+        machine,
+        how.dry.mfu,
+        how.where,
+        how.run.micro_batches,
+    )
+    console.print(_forecast_table(sizes, machine))
+    seconds = sum(row.seconds for row in sizes)
+    flops = sum(row.flops * row.trials for row in sizes)
+    within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, nor the time"
+    if not math.isnan(seconds):
+        within = (
+            f"about {write_time(seconds)} on {machine.name}, at {how.dry.mfu:.0%} of "
+            f"{machine.flops / 1e12:.3g} TFLOP/s (--mfu), without start-up, compilation and evaluation"
+        )
+    console.print(f"in all {len(missing)} trials, {flops:.2g} FLOP: {within}")
+    if how.until.until_settled:
+        console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
+
+
+def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
+    from mup_tpu.tuning import forecast
+
+    if how.dry.on is None:
+        return forecast.this_machine(missing, how.run)
+    from mup_tpu.devices.peak import tpu_type
+
+    return forecast.tpu(tpu_type(how.dry.on))
+
+
+def _forecast_table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
+    each = " on each device" if machine.devices > 1 else ""
+    headings = ("size", "trials", "packs", "FLOP a trial", f"a pack's memory{each}", "time of all")
+    rows = []
+    for row in sizes:
+        needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
+        if row.memory_bytes > machine.memory_bytes:
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
+        took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
+        counts = map(str, (row.size, row.trials, row.packs))
+        rows.append((*counts, f"{row.flops:.2g}", needed, took))
+    return Table(headings, rows, left=("size",))
+
+
+def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchRun()) -> None:
+    """Search several hyperparameters at once with Ray Tune.
+
+    Every trial is stored.
+
+    Args:
+        file: TOML file: experiment, the shared trial under [base.model] and so on, and [space.NAME] tables
+            with kind (loguniform, uniform, choice), low and high, or values.
+        how: How the search is run.
+    """
+    from mup_tpu.config.search import load_search
+
+    search_and_show(load_search(file), how, f"mup-tpu search {file}")
+
+
+def search_and_show(search: Search, how: SearchRun, command: str) -> None:
+    """Run a search, then print the numbers of its trials, the best trial, and the next command."""
+    from mup_tpu.config.columns import write
+
+    console = Console()
+    with console.status("importing ray"):
+        from mup_tpu.tuning.found import best_trials
+        from mup_tpu.tuning.search import run_search
+
+    folder = how.results or f"results/{search.experiment}"
+    outcome = run_search(search, folder, how.options, how.run, how.resume, console)
+    ended = counted(sorted(outcome.counts.items()))
+    console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
+    if outcome.unfinished:
+        at = f" --results {how.results}" if how.results else ""
+        console.print(f"{outcome.unfinished} trials to go; go on with: {command}{at} --resume")
+    if outcome.counts["finished"]:
+        best = best_trials(folder)[0]
+        point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)
+        console.print(f"best: loss {best.loss:.4f} at {point}", style="bold")
+        width = 4 * search.base.model.width
+        console.print(f"transfer it with: mup-tpu transfer {folder} --at width={width}")
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    show_and_judge(outcome.counts, folder, lambda: None)
