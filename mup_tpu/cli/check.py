@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mup_tpu.cli.analysis import Repeated
 from mup_tpu.cli.console import Console, progress_bar
+from mup_tpu.cli.table import Repeated
 from mup_tpu.config import Axis, Trial, require_above_zero
+from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.paths import File
 from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.config.toml import load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.errors import ConfigError, LayerGrows, StoreError, raised_as
+from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
     from mup_tpu.files import Folder
@@ -40,8 +42,8 @@ class Check:
 
     def __post_init__(self) -> None:
         require_above_zero("num_seeds", self.num_seeds)
-        if not self.parametrizations:
-            raise ConfigError("parametrizations is empty: give at least one")
+        for name in self.parametrizations:
+            require_one_of("compare", name, tuple(PARAMETRIZATIONS))
 
     @property
     def default_results(self) -> str:

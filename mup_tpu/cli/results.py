@@ -23,9 +23,9 @@ from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
 from mup_tpu.analysis.ranking import ranking
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
-from mup_tpu.cli.analysis import TableOptions
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted

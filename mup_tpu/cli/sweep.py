@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from mup_tpu.cli.analysis import TableOptions, show
+from mup_tpu.cli.analysis import show
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions
+from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.paths import File, Folder
 from mup_tpu.config.search import Search, SearchOptions

@@ -168,8 +168,8 @@ def from_dict(cls: type[T], values: Any, where: str = "configuration", table: st
 
 def _misplaced(key: str, table: str, has_base: bool) -> str:
     """Return a sentence on a key that belongs to another table; "" if no table has it."""
-    outer, _, part = table.rpartition(".")
-    outer = outer or ("base" if has_base else "")
+    before, _, part = table.rpartition(".")
+    outer = before if part in PARTS else table or ("base" if has_base else "")
     if home := part_of_field().get(key):
         return f"{key} belongs to [{f'{outer}.{home}'.strip('.')}]" + (f", not to [{table}]" if table else "")
     if part in PARTS and outer and key in {f.name for f, _ in typed_fields(Sweep)}:

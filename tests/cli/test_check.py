@@ -89,6 +89,7 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         (["--module", "x:y", "--scale", "depth=2,4"], "a module is checked along the width"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(given, sentence, outcome):
+def test_what_cannot_be_checked_is_refused(given, sentence, outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code, _, error = outcome("check", *given)
     assert code == 2 and sentence in error

@@ -417,7 +417,10 @@ def test_stored_configurations_have_a_field_by_its_name_or_by_the_one_that_is_ha
             "base: train: batch_size belongs to [base.data], not to [base.train]",
         ),
         ("[base.model]\nwarmup = 0.1", "base: model: warmup belongs to [base.train], not to [base.model]"),
-        ("[base.train]\nnum_seeds = 2", "num_seeds belongs to the top of the file, above the first [table]"),
+        (
+            "[base.train]\nnum_seeds = 2",
+            "base: train: num_seeds belongs to the top of the file, above the first [table]",
+        ),
         ("width = 64", "width belongs to [base.model]"),
         ("[base]\nsteps = 9", "base: steps belongs to [base.train], not to [base]"),
         ("[base.train]\nstepz = 9", "base: train: unknown key 'stepz'; the nearest known key is 'steps'"),
@@ -429,7 +432,7 @@ def test_a_key_in_a_wrong_table_is_answered_with_its_table(toml, sentence, tmp_p
     with pytest.raises(ConfigError) as caught:
         load_sweep(path)
     assert str(caught.value) == f"{path}: {sentence}"
-    if "base.train" in toml and "belongs to [" in sentence:
+    if toml.startswith(("[base.train]\nbatch", "[base.train]\nstepz")):  # likewise in the file of a trial
         path.write_text(toml.replace("base.", ""))
         with pytest.raises(ConfigError) as caught:
             load_trial(path)

@@ -1,0 +1,120 @@
+"""Options for reading a table of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from mup_tpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mup_tpu.analysis import Columns, RunTable, TransferAnalysis
+    from mup_tpu.store.conditions import Condition
+
+_COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
+_STATES = ("finished", "diverged", "unfinished")
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+"""Values of an option that may be given several times."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Columns of a table, rows to take, and limits of the verdict."""
+
+    scale: str | None = None
+    """Column of the scale, such as width or depth. By default that of the folder's sweep, or a column that is
+    called width, d_model or the like."""
+    tune: str | None = None
+    """Column of the tuned hyperparameter, plain (not log2). By default that of the folder's sweep, or a
+    column that is called lr, learning_rate or the like."""
+    compare: str | None = None
+    """Column whose values are compared; optional. By default that of the folder's sweep, or
+    parametrization."""
+    columns: Repeated = ()
+    """Other columns by role, ROLE=COLUMN: loss=eval/loss seed=run. Roles are loss, seed, status, step, params
+    (parameters without embeddings), tokens and cost (of a run, in any unit)."""
+    along: tuple[str, ...] = ()
+    """Further columns that change with the scale, as on a ladder of shapes: depth."""
+    where: Repeated = ()
+    """Rows to take, COLUMN=VALUE, COLUMN>=VALUE or COLUMN<=VALUE: tied=true width>=64. By default the rows
+    that --keep has stored in the folder."""
+    states: Repeated = ()
+    """Meaning of further states, STATE=finished, STATE=diverged or STATE=unfinished: failed=diverged if runs
+    fail for nothing else."""
+    loss_unit: Literal["auto", "nat", "bit", "bpb"] = "auto"
+    """Unit of the loss in others' tables: nat or bit a token, or bpb (bits per byte). By default it is read
+    from the column's name."""
+    bytes_per_token: float | None = None
+    """Bytes of text a token, to convert bits per byte."""
+    chance: float | None = None
+    """Loss of guessing, nat per token; runs at or above it count as diverged."""
+    epsilon: float = 0.01
+    """Largest regret that does not matter, nat per token."""
+    delta: float = 0.2
+    """Largest drift exponent that does not matter."""
+
+    def role(self, name: str, default: str) -> str:
+        """Return the column of a role, `default` unless --columns gives it.
+
+        Raises:
+            ConfigError: a value of --columns is not ROLE=COLUMN.
+        """
+        given = {}
+        for text in self.columns:
+            role, equals, column = text.partition("=")
+            if not equals or role not in _COLUMNS:
+                raise ConfigError(
+                    f"columns {text!r} is not ROLE=COLUMN with a role of {', '.join(_COLUMNS)}; the options "
+                    "--scale, --tune and --compare name those columns"
+                )
+            given[role] = column
+        return given.get(name, default)
+
+    def table_columns(self, *paths: str) -> Columns:
+        """Return the names of a table's columns."""
+        from mup_tpu.analysis.load import default_columns
+
+        defaults = default_columns(paths[0] if len(paths) == 1 else paths)
+        return replace(
+            defaults,
+            scale=self.scale or defaults.scale,
+            hyperparameter=self.tune or defaults.hyperparameter,
+            parametrization=self.compare or defaults.parametrization,
+            along=(*defaults.along, *self.along),
+            **{
+                role: self.role(role, getattr(defaults, role))
+                for role in ("loss", "seed", "status", "step", "params", "cost")
+            },
+        )
+
+    @property
+    def conditions(self) -> list[Condition] | None:
+        """Conditions on rows; None if none was given."""
+        from mup_tpu.store.conditions import Condition
+
+        return [Condition.parse(text) for text in self.where] if self.where else None
+
+    def load(self, *paths: str) -> RunTable:
+        """Read and check a results folder or table, or several tables as one."""
+        from mup_tpu.analysis import load_table
+        from mup_tpu.analysis.ingest.table_values import States
+        from mup_tpu.analysis.ingest.units import LossUnit
+
+        by_meaning: dict[str, list[str]] = {meaning: [] for meaning in _STATES}
+        for text in self.states:
+            state, _, meaning = text.rpartition("=")
+            if not state or meaning not in by_meaning:
+                raise ConfigError(f"states {text!r} is not STATE=MEANING with one of {', '.join(_STATES)}")
+            by_meaning[meaning].append(state)
+        states = States(*(tuple(by_meaning[meaning]) for meaning in _STATES))
+        unit = LossUnit(self.loss_unit, self.bytes_per_token)
+        path = paths[0] if len(paths) == 1 else paths
+        return load_table(path, self.table_columns(*paths), self.chance, self.conditions, states, unit)
+
+    def analyze(self, table: RunTable) -> TransferAnalysis:
+        """Analyse a table."""
+        from mup_tpu.analysis import analyze
+
+        return analyze(table, self.epsilon, self.delta)
