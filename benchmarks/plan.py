@@ -107,7 +107,7 @@ def planned(world: World, budget: float, alone: bool = False) -> Value:
                 for k in range(cell.runs)
             ]  # fmt: skip
         table = check_table(pd.DataFrame(rows))
-        taken = take_look("mup", table.runs, question, taken)
+        taken = take_look(table.runs, question, taken)
         is_seen = len({row["width"] for row in rows}) == len(widths)
         if taken.decision != "INCONCLUSIVE" or (alone and is_seen):
             break

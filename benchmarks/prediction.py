@@ -32,6 +32,7 @@ from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import MupTpuError, TableError
 
 LINES = {
@@ -221,9 +222,11 @@ def _loss_rows(one: HeldOut) -> Iterator[dict[str, object]]:
     """Losses predicted for a held-out scale by each method; by the law only if it is identified."""
     known = [o for o in one.optima if o.is_bracketed]
     losses_S, scales_S = np.array([(o.loss, o.scale) for o in known]).T
-    found = {}
+    line = expected_loss(losses_S, scales_S, one.truth.scale)
+    if isinstance(line, Reason):
+        return
+    found = {"line": line}
     try:
-        found["line"] = expected_loss(losses_S, scales_S, one.truth.scale)
         law = fit_scaling_law(losses_S, scales_S)
         found |= {"law": law.predict(one.truth.scale)} if law.is_identified else {}
     except TableError:

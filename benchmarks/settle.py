@@ -202,7 +202,7 @@ def in_sequence(sweep: Sweep | Pool) -> Settled:
         if len(sweep.rows) == bought:
             break  # a pool without such runs
         table = check_table(pd.DataFrame(sweep.rows))
-        taken = take_look("all", table.runs, question, taken)
+        taken = take_look(table.runs, question, taken)
         costs += [sweep.cost] * (taken.number - len(costs))
         if taken.decision != "INCONCLUSIVE":
             break

@@ -25,6 +25,7 @@ from mup_tpu.config.toml import from_dict, load_sweep
 from mup_tpu.errors import MupTpuError
 from mup_tpu.store import load_axes, load_curves, load_header, load_runs
 from mup_tpu.store.parts import new_name
+from mup_tpu.words.verdicts import to_dict, verdict
 
 RESULTS = Path(__file__).parents[1] / "results"
 EXAMPLES = int(os.environ.get("MUP_TPU_EXAMPLES", "0"))
@@ -281,9 +282,9 @@ def tables(draw, base=TABLE, values=SCALARS):
 
 def use_table(table):
     analysis = analyze(table)
-    json.dumps(analysis.to_dict())
+    json.dumps(to_dict(analysis))
     for result in analysis.results:
-        assert result.verdict.sentence
+        assert verdict(result, analysis)
     return analysis
 
 

@@ -26,6 +26,7 @@ from mup_tpu.analysis.prediction import predict_analysis
 from mup_tpu.analysis.ranking import ranking
 from mup_tpu.analysis.targets import read_targets
 from mup_tpu.store import is_search, load_curves, load_runs
+from mup_tpu.words.predictions import predictions_to_dict
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -134,7 +135,7 @@ def test_trials_of_an_experiment_have_the_frozen_ids(file, golden):
 @pytest.mark.parametrize("folder", ANALYSED)
 def test_predictions_are_the_frozen_ones(folder, golden):
     targets = read_targets(load_table(RESULTS / folder), [ANALYSED[folder]])
-    check(golden, f"prediction {folder}", predict_analysis(analysed(folder), targets).to_dict())
+    check(golden, f"prediction {folder}", predictions_to_dict(predict_analysis(analysed(folder), targets)))
 
 
 def test_rankings_of_searches_are_the_frozen_ones(golden):

@@ -14,7 +14,18 @@ from mup_tpu.cli import COMMANDS
 
 PACKAGE = Path(__file__).parents[1] / "mup_tpu"
 HEAVY = ("torch", "torch_xla", "torchvision", "ray", "transformers", "datasets", "mup", "hyperopt", "optuna")
-LIGHT_ROOMS = ("errors", "files", "rules", "config", "optimizers", "store", "analysis", "plots", "report")
+LIGHT_ROOMS = (
+    "errors",
+    "files",
+    "rules",
+    "config",
+    "optimizers",
+    "store",
+    "analysis",
+    "words",
+    "plots",
+    "report",
+)
 
 # Rooms that each room may import besides itself, from left to right. The command line and experiments may
 # import all.
@@ -35,13 +46,14 @@ MAY_IMPORT = {
     "parametrize": MODEL | {"analysis"},
     "jobs": TRAINING,
     "tpu": TRAINING | {"jobs"},
-    "tuning": TRAINING | {"jobs", "store", "analysis"},
+    "tuning": TRAINING | {"jobs", "store", "analysis", "words"},
     "study": CONFIGURATION
-    | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "plots"},
+    | {"files", "internals", "training", "jobs", "tuning", "store", "analysis", "words", "plots"},
     "store": CONFIGURATION | {"files"},
     "analysis": CONFIGURATION | {"store"},
-    "plots": CONFIGURATION | {"store", "analysis"},
-    "report": CONFIGURATION | {"store", "analysis", "plots"},
+    "words": CONFIGURATION | {"store", "analysis"},
+    "plots": CONFIGURATION | {"store", "analysis", "words"},
+    "report": CONFIGURATION | {"store", "analysis", "words", "plots"},
 }
 
 

@@ -11,13 +11,15 @@ import pytest
 
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.analysis.ablations import compare
-from mup_tpu.analysis.referee import held, page, rulings
+from mup_tpu.analysis.referee import held, rulings
 from mup_tpu.analysis.scores import score
 from mup_tpu.cli import main
 from mup_tpu.config import Trial
 from mup_tpu.plots import drawings
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.store.predictions import load_predictions
+from mup_tpu.words.referee import page
+from mup_tpu.words.verdicts import to_dict
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
@@ -66,7 +68,7 @@ def assert_close(found, stored, where="analysis"):
 @pytest.mark.parametrize("folder", SWEEPS, ids=lambda p: p.name)
 def test_the_numbers_behind_the_figures_come_out_of_the_stored_rows(folder, analysed):
     no_json = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
-    found = json.loads(json.dumps(analysed(folder).to_dict()), parse_constant=no_json.get)
+    found = json.loads(json.dumps(to_dict(analysed(folder))), parse_constant=no_json.get)
     assert_close(found, json.loads((folder / "figures" / "analysis.json").read_text()))
     assert names_in(folder / "figures") == files_of(drawings(analysed(folder))) | {"analysis.json"}
 

@@ -67,36 +67,6 @@ class ComputeOptimal:
         held = (flops / 6 / high, flops / 6 / low)
         return Optimal(flops, (params, low, high), (tokens, *held), (loss.loss, loss.low, loss.high))
 
-    def sentence(self, optimal: Optimal) -> str:
-        """Sizes for a budget in words."""
-        words = [
-            f"{name} {value:.3g} (95 % {low:.3g} to {high:.3g})"
-            for name, (value, low, high) in (
-                ("N", optimal.params), ("D", optimal.tokens), ("loss", optimal.loss),
-            )
-        ]  # fmt: skip
-        return f"at {optimal.flops:.3g} FLOP: {', '.join(words)}"
-
-    def lines(self) -> list[str]:
-        """The law and both exponents, a line each."""
-        e, (a, b), (alpha, beta) = self.law.irreducible, self.law.coefficients, self.law.exponents
-        ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in self.law.intervals.items()}
-        value, low, high = self.exponent
-        parabolas = (
-            f"by parabolas through {self.slices} slices of equal compute C^{self.parabolas:.3f}, which is "
-            "biased unless α = β and the grid is centred"
-            if math.isfinite(self.parabolas)
-            else f"no parabolas: {self.slices} slices of equal compute have their minimum inside"
-        )
-        return [
-            f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {self.runs} runs "
-            f"(95 %: E {ends['E']}, α {ends['α']}, β {ends['β']})",
-            f"N* ∝ C^{value:.3f} (95 % {low:.3f} to {high:.3f}), D* ∝ C^{1 - value:.3f}; {parabolas}",
-        ]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -134,7 +104,9 @@ def compute_optimal(table: pd.DataFrame) -> ComputeOptimal:
     params_P, tokens_P, loss_P = (table[name].to_numpy(float) for name in ("params", "tokens", "loss"))
     law = fit_scaling_law(loss_P, params_P, tokens_P)
     if not law.is_identified:
-        raise TableError(f"compute-optimal sizes not told: {law.why_not_identified}")
+        raise TableError(
+            f"compute-optimal sizes are unknown: the law is not identified: {law.why_not_identified}"
+        )
     share_R = law.theta_draws[:, 4] / (law.theta_draws[:, 2] + law.theta_draws[:, 4])
     low, high = (float(q) for q in np.quantile(share_R, [0.025, 0.975]))
     alpha, beta = law.exponents

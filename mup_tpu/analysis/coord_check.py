@@ -7,6 +7,7 @@ Yang et al. 2022 (Tensor Programs V), appendix D.1: in μP no slope in width is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ COLUMNS = ("parametrization", "seed", "step", "layer", "quantity", "rms")
 
 SIZES = ("activation", "update")
 """Quantities that are sizes; none may grow with the scale."""
+LINEARIZATION = "linearization"
+"""Quantity of the distance of blocks from their linearization."""
 
 GROWS = 0.2
 """Exponent from which a layer grows: one that lacks a factor of μP has about 1/2 or 1."""
@@ -98,36 +101,55 @@ def slopes(table: pd.DataFrame, step: int | None = None) -> pd.DataFrame:
     )
 
 
-def sentences(table: pd.DataFrame) -> list[str]:
-    """Sentences on the slopes after the last step: whether each parametrization passes, its fastest growing
-    layer, and along the depth whether blocks turn lazy.
+@dataclass(frozen=True)
+class Slope:
+    """Exponent of a layer's size in the scale, with its 95 % interval."""
 
-    A parametrization fails where a layer grows faster than scale^GROWS, its interval above 0.
-    """
-    scale = label(scale_of(table))
-    rows: list[dict[Any, Any]] = slopes(table).dropna(subset="slope").to_dict("records")
+    quantity: str
+    layer: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def grows(self) -> bool:
+        """Whether the size grows faster than scale^GROWS, its interval above 0."""
+        return self.value > GROWS and self.low > 0
+
+    @property
+    def is_lazy(self) -> bool | None:
+        """Whether a block turns lazy along the depth; None if the interval leaves it open."""
+        return True if self.high < LAZY else None if self.low < LAZY else False
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Result of a coordinate check of one parametrization after the last step."""
+
+    parametrization: str
+    fastest: Slope | None
+    """Fastest growing activation or update."""
+    passes: bool
+    """Whether no activation and no update grows."""
+    linearization: tuple[Slope, ...]
+    """Distance of each kind of block from its linearization, along the depth."""
+
+
+def conclusions(table: pd.DataFrame) -> list[Conclusion]:
+    """Conclude from the slopes after the last step which parametrizations pass, in the table's order."""
+    fits = slopes(table).dropna(subset="slope")
     found = []
-    for parametrization in dict.fromkeys(r["parametrization"] for r in rows):
-        own = [r for r in rows if r["parametrization"] == parametrization]
-        if sizes := [r for r in own if r["quantity"] in SIZES]:
-            top = max(sizes, key=lambda r: r["slope"])
-            what = f"{top['quantity']} of {top['layer']} ∝ {scale}^{top['slope']:.2f}"
-            verdict = "fails" if any(map(grows, sizes)) else "passes"
-            found.append(f"{parametrization}: {verdict}; fastest growing is the {what}")
-        for r in own:
-            if r["quantity"] == "linearization":
-                power = f"{scale}^{r['slope']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
-                said = _laziness(r["low"], r["high"])
-                found.append(f"{parametrization}: blocks {said}: distance from linearization ∝ {power}")
+    for parametrization in dict.fromkeys(fits["parametrization"]):
+        part = fits[fits["parametrization"] == parametrization]
+        columns = ("quantity", "layer", "slope", "low", "high")
+        of_rule = [Slope(*row) for row in part[[*columns]].itertuples(index=False)]
+        sizes = [slope for slope in of_rule if slope.quantity in SIZES]
+        fastest = max(sizes, key=lambda slope: slope.value, default=None)
+        lazy = tuple(slope for slope in of_rule if slope.quantity == LINEARIZATION)
+        found.append(Conclusion(parametrization, fastest, not any(s.grows for s in sizes), lazy))
     return found
 
 
 def grows(fit: Mapping[Any, Any]) -> bool:
     """Whether a layer grows: faster than scale^GROWS, its interval above 0."""
     return bool(fit["slope"] > GROWS and fit["low"] > 0)
-
-
-def _laziness(low: float, high: float) -> str:
-    if high < LAZY:
-        return "turn lazy"
-    return "may turn lazy" if low < LAZY else "do not turn lazy"

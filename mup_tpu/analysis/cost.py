@@ -1,4 +1,4 @@
-"""Cost of a run by its scale: measured, or taken as a power of the scale."""
+"""Cost of a run by its scale: measured, or assumed to be a power of the scale."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from mup_tpu.analysis.ingest.table_columns import means
 from mup_tpu.analysis.run_table import RunTable
-from mup_tpu.config.columns import write_scale
-from mup_tpu.config.values import write_time
 
 _MOST = math.log(sys.float_info.max)
 
@@ -24,19 +22,20 @@ class Cost:
     at_one: float
     """Cost at scale 1."""
     unit: str
-    """"s", "FLOP", a column of the table, or runs of the smallest scale."""
-    source: str
-    """Origin of the numbers, in words."""
+    """"s", "FLOP", a column of the table, or "runs": of the smallest scale."""
+    scale: str = ""
+    """Column of the scale."""
+    smallest: float = math.nan
+    """Scale of one run of the unit "runs"; nan with another unit, or before anything was run."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the table gives the cost of its runs."""
+        return self.unit != "runs"
 
     def of(self, scale: float) -> float:
         """Cost of a run."""
         return _exp(math.log(self.at_one) + self.exponent * math.log(scale))
-
-    def write(self, cost: float) -> str:
-        """A cost with its unit."""
-        if self.unit == "s":
-            return write_time(cost)
-        return f"{cost:.0f} {self.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {self.unit}"
 
 
 def run_cost(table: RunTable) -> Cost:
@@ -50,13 +49,12 @@ def run_cost(table: RunTable) -> Cost:
     known = table.runs[(table.runs["cost"] > 0) & np.isfinite(table.runs["loss"])]
     mean_costs = known.groupby("scale")["cost"].mean()
     if mean_costs.empty:
-        words = f"taken to grow as {table.columns.scale}^{exponent:g}"
-        unit = f"runs of {table.columns.scale} {write_scale(table.columns.scale, smallest)}"
-        return Cost(exponent, _exp(-exponent * math.log(smallest)), unit, words)
+        at_one = _exp(-exponent * math.log(smallest))
+        return Cost(exponent, at_one, "runs", table.columns.scale, smallest)
     if len(mean_costs) > 1:
         exponent = max(0.0, float(np.polyfit(np.log2(mean_costs.index), np.log2(mean_costs), 1)[0]))
     at_one = _exp(float(np.mean(np.log(mean_costs) - exponent * np.log(mean_costs.index))))
-    return Cost(exponent, at_one, table.cost_unit, f"as measured: {table.columns.scale}^{exponent:.1f}")
+    return Cost(exponent, at_one, table.cost_unit, table.columns.scale)
 
 
 def _exp(x: float) -> float:

@@ -18,8 +18,8 @@ from mup_tpu.analysis.cost import Cost
 from mup_tpu.analysis.distance import Distance, buy, known_of, new_known
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.looks import Evidence, LookTaken, Question
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.verdict import MOST_LOOKS
-from mup_tpu.config.columns import label, write_scale
 
 _START, _START_SEEDS = 8, 3
 """Values at the smallest scale that a sequence starts with, an octave apart, and seeds of each: that optimum
@@ -50,9 +50,9 @@ def first_batch(parametrization: str, scale: float, grid: Sequence[float]) -> Ba
     if max(grid) - min(grid) >= _LEAST_SPAN:
         values = [x for x in values if min(grid) - 1e-6 <= x <= max(grid) + 1e-6]
     cells = tuple(Cell(scale, x, _START_SEEDS, _START_SEEDS) for x in values)
-    costs = Cost(0.0, 1.0, "runs", "not measured yet")
+    costs = Cost(0.0, 1.0, "runs")
     runs = sum(cell.runs for cell in cells)
-    return Batch(parametrization, cells, "a start at the smallest scale", runs, math.nan, 0.0, costs)
+    return Batch(parametrization, cells, Reason.of("start"), runs, math.nan, 0.0, costs)
 
 
 def next_batch(parametrization: str, evidence: Evidence, costs: Cost, question: Question) -> Batch:
@@ -83,16 +83,7 @@ class _Open:
         """Cost of all runs."""
         return float(sum(c.count_G.sum() * self.costs.of(c.scale) for c in self.evidence.curves))
 
-    @property
-    def scale(self) -> str:
-        """Label of the scale."""
-        return label(self.question.columns.scale)
-
-    def written(self, scales: Sequence[float]) -> str:
-        """Scales in words."""
-        return _and([write_scale(self.question.columns.scale, scale) for scale in scales])
-
-    def batch(self, cells: Sequence[Cell], reason: str, to_verdict: float = math.nan) -> Batch:
+    def batch(self, cells: Sequence[Cell], reason: Reason, to_verdict: float = math.nan) -> Batch:
         """Batch of some cells."""
         cost = sum(cell.runs * self.costs.of(cell.scale) for cell in cells)
         return Batch(self.parametrization, tuple(cells), reason, cost, to_verdict, self.spent, self.costs)
@@ -104,14 +95,14 @@ def _extended_grids(ask: _Open) -> Batch | None:
     outside = [e for e in estimates if not e.optimum.is_bracketed]
     if not outside:
         return None
-    ends = f"no optimum inside the grid at {ask.scale} {ask.written([e.optimum.scale for e in outside])}"
+    scales = [e.optimum.scale for e in outside]
     extension = [cell for e in outside for cell in beyond(e)]
     bracketed = [e for e in estimates if e.optimum.is_bracketed]
     if planned or not bracketed or len(estimates) >= NEEDED:
-        return ask.batch(extension, f"{ends}: extend it there first")
-    needs = f"a verdict needs {NEEDED} {ask.scale}s, there are {len(estimates)}: add one too"
+        return ask.batch(extension, Reason.of("extend grids", scales=scales))
     new = first_look(bracketed[-1], 2 * estimates[-1].optimum.scale, bracketed[-1].optimum.x)
-    return ask.batch([*extension, *new], f"{ends}: extend it there; {needs}")
+    reason = Reason.of("extend grids and add a scale", scales=scales, needed=NEEDED, known=len(estimates))
+    return ask.batch([*extension, *new], reason)
 
 
 def _scales_needed(ask: _Open) -> Batch | None:
@@ -119,10 +110,9 @@ def _scales_needed(ask: _Open) -> Batch | None:
     estimates, planned = ask.evidence.estimates, ask.question.planned
     unseen = to_come(estimates, planned)
     if len(estimates) < NEEDED:
-        reason = f"a verdict needs {NEEDED} {ask.scale}s, there are {len(estimates)}"
+        reason = Reason.of("few scales", needed=NEEDED, known=len(estimates))
     elif unseen:
-        at = ask.written([min(unseen)])
-        reason = f"nothing is shown yet, and {ask.scale} {at} is planned: a first look at it"
+        reason = Reason.of("planned scale", at=min(unseen))
     else:
         return None
     return ask.batch(new_scale(estimates, ask.evidence.drift, planned), reason)
@@ -133,9 +123,7 @@ def _holes(ask: _Open) -> Batch | None:
     halfway = [cell for e in ask.evidence.estimates for cell in between(e)]
     if not halfway:
         return None
-    at = ask.written(sorted({cell.scale for cell in halfway}))
-    where = f"beside the optimum at {ask.scale} {at}"
-    return ask.batch(halfway, f"runs are lost or missing {where}: a value in between")
+    return ask.batch(halfway, Reason.of("holes", scales=sorted({cell.scale for cell in halfway})))
 
 
 def _another_scale(ask: _Open) -> Batch | None:
@@ -145,7 +133,9 @@ def _another_scale(ask: _Open) -> Batch | None:
         return None
     settles = distance.of_verdict([k.ideal for k in [*known, new_known(known)]]) <= 1
     cells = new_scale(ask.evidence.estimates, ask.evidence.drift)
-    found = ask.batch(cells, _scatter_reason(ask.evidence, ask.question, settles))
+    count = len(ask.evidence.estimates) + 1
+    reason = Reason.of("scatter", tau=ask.evidence.drift.tau, count=count, settles=settles)
+    found = ask.batch(cells, reason)
     return replace(found, to_verdict=found.cost) if settles else found
 
 
@@ -154,10 +144,9 @@ def _seeds(ask: _Open) -> Batch:
     distance, known = Distance.of(ask.evidence, ask.question), known_of(ask.evidence)
     bought, to_verdict = buy(distance, known, ask.costs, ask.spent)
     cells = [cell for i in sorted(bought) for cell in replicates(ask.evidence.estimates[i], PACK * bought[i])]
-    at = ask.written([known[i].scale for i in sorted(bought)])
-    what = "α's interval" if distance.held_by(known) == "α" else "the regret's interval"
-    reason = f"{what} is too wide: seeds beside the optimum at {ask.scale} {at} help most"
-    return ask.batch(cells, reason, to_verdict)
+    scales = [known[i].scale for i in sorted(bought)]
+    quantity = "α" if distance.held_by(known) == "α" else "regret"
+    return ask.batch(cells, Reason.of("wide interval", quantity=quantity, scales=scales), to_verdict)
 
 
 _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
@@ -170,8 +159,8 @@ _STRATEGIES: tuple[Callable[[_Open], Batch | None], ...] = (
 """Strategies; the first one with a batch wins."""
 
 
-def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> str:
-    """Reason to end a sequence although nothing is settled, as a sentence; "" to go on.
+def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = math.inf) -> Reason | None:
+    """Return the reason to end a sequence although nothing is settled; None to go on.
 
     Args:
         look: the last look.
@@ -180,35 +169,14 @@ def why_stop(look: LookTaken, batch: Batch, question: Question, left: float = ma
         left: rest of the budget, in the unit of the batch's costs. What seems out of reach of any cost is
             found all the same often enough (benchmarks/settle.py): then a sequence goes on.
     """
-    columns = question.columns
     if look.number >= MOST_LOOKS:
-        return f"{MOST_LOOKS} looks were taken, as many as the verdict's error rates were measured for"
+        return Reason.of("looks used up", looks=MOST_LOOKS)
     if look.purchase >= _MOST_PURCHASES:
-        return f"{look.purchase} purchases were made and nothing is settled"
+        return Reason.of("purchases used up", purchases=look.purchase)
     for e in look.evidence.estimates:
         span = e.curve.x_G[-1] - e.curve.x_G[0]
         if not e.optimum.is_bracketed and span >= _WIDEST:
-            at = f"{label(columns.scale)} {write_scale(columns.scale, e.optimum.scale)}"
-            return f"the grid at {at} spans {span:.0f} octaves and holds no optimum"
+            return Reason.of("no optimum in a wide grid", at=e.optimum.scale, octaves=float(span))
     if look.number >= _PATIENCE and _HOPELESS * left < batch.to_verdict < math.inf:
-        cost, rest = batch.costs.write(batch.to_verdict), batch.costs.write(max(left, 0.0))
-        return f"a verdict is expected to cost {cost} more, and {rest} of the budget are left"
-    return ""
-
-
-def _scatter_reason(evidence: Evidence, question: Question, settles: bool) -> str:
-    scale = label(question.columns.scale)
-    helps = "would settle this" if settles else "is the next step"
-    return (
-        f"the optima scatter by {evidence.drift.tau:.2f} octave between {scale}s: "
-        f"{_ordinal(len(evidence.estimates) + 1)} {scale} {helps}, seeds would not"
-    )
-
-
-def _ordinal(number: int) -> str:
-    words = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth"}
-    return words.get(number, f"the {number}th")
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        return Reason.of("over budget", costs=batch.costs, cost=batch.to_verdict, left=max(left, 0.0))
+    return None

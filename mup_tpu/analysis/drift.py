@@ -69,14 +69,6 @@ def is_told(low: float, high: float) -> bool:
     return low > 0 or high < 0 or high - low < WIDEST_TOLD
 
 
-def exponent(alpha: float, low: float, high: float) -> str:
-    """Exponent with its interval, or "not known" if the interval tells nothing."""
-    if not is_told(low, high):
-        return "not known"
-    told, least, most = (f"{round(value, 2) + 0.0:.2f}" for value in (alpha, low, high))
-    return f"{told} ({least} to {most})"
-
-
 def bends(optima: Sequence[Optimum]) -> bool:
     """Whether optima depart from a power law: the curvature of a parabola through them is not 0 (95 %).
 

@@ -19,8 +19,8 @@ import math
 import numpy as np
 
 from mup_tpu.analysis.line import wander_covariance
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction
-from mup_tpu.errors import TableError
 
 LEAST = 3
 """Scales that are needed."""
@@ -41,21 +41,18 @@ _LOG_PRIOR_K = -0.5 * (
 """Chosen by the coverage of losses one and two octaves ahead, with all sweeps in view."""
 
 
-def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction:
-    """Loss of a tuned model at a scale, with its 95 % interval.
+def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> Prediction | Reason:
+    """Predict the loss of a tuned model at a scale, with its 95 % interval, or return why that is impossible.
 
     Args:
         losses_S: losses of tuned models, in any unit, above 0.
         scales_S: their scales, ascending.
         scale: the one to predict.
-
-    Raises:
-        TableError: the losses are too few or not above 0, or tell too little.
     """
     if len(losses_S) < LEAST:
-        raise TableError(f"{LEAST} scales with a known optimum are needed, and there are {len(losses_S)}")
+        return Reason.of("few optima", known=len(losses_S), needed=LEAST)
     if not (losses_S > 0).all():
-        raise TableError(f"loss {losses_S.min():g} is not above 0")
+        return Reason.of("loss not above 0", loss=float(losses_S.min()))
     octaves_S = np.log2(np.append(scales_S, scale) / scales_S[-1])
     mean_K, deviation_K, weight_K = _at_the_last(losses_S / losses_S[-1] - 1, octaves_S)
     generator = np.random.default_rng(0)
@@ -63,7 +60,7 @@ def expected_loss(losses_S: np.ndarray, scales_S: np.ndarray, scale: float) -> P
     draws_R = mean_K[chosen_R] + deviation_K[chosen_R] * generator.standard_normal(len(chosen_R))
     low, loss, high = (float(losses_S[-1] * (1 + q)) for q in np.quantile(draws_R, [0.025, 0.5, 0.975]))
     if low <= 0 or high - low > _WIDEST * loss:
-        raise TableError(f"95 % {low:.3g} to {high:.3g} nat says too little")
+        return Reason.of("loss interval too wide", low=low, high=high)
     return Prediction(loss, low, high)
 
 

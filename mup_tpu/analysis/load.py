@@ -15,6 +15,7 @@ from mup_tpu.analysis.ingest.table_files import is_file, read_file
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States
 from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
 from mup_tpu.analysis.ingest.units import AUTO, LossUnit
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import DATA, STORED_FIXED, select, selected_scales
 from mup_tpu.analysis.run_table import HISTORY, RunTable
 from mup_tpu.analysis.standard_form import standard_form
@@ -131,7 +132,7 @@ def _load_stored(
     named = replace(columns, step="")  # stored rows are of runs
     table = standard_form(stored, named, fixed, [], Path(str(path)).name, chance, states)
     if asked:
-        note = f"as the folder asks: {', '.join(condition.words for condition in asked)}"
+        note = Reason.of("rows of the folder's question", conditions=asked)
         table = replace(table, notes=(*table.notes, note))
     curves = load_curves(path)
     on_the_way = curves[curves["split"] == "train"][["trial_id", "step", "loss"]]
@@ -145,7 +146,7 @@ def _only_planned(table: RunTable, planned: tuple[float, ...]) -> RunTable:
     """Part of a table at the scales that its sequence plans."""
     part = table.part(lambda frame: frame["scale"].isin(planned))
     left_out = sorted(set(table.runs["scale"]) - set(planned))
-    note = f"{table.columns.scale} {', '.join(f'{s:g}' for s in left_out)} left out: the sequence plans none"
+    note = Reason.of("scales not planned", scales=left_out)
     return replace(part, notes=(*table.notes, note) if left_out else table.notes, planned=planned)
 
 

@@ -20,7 +20,7 @@ from mup_tpu.analysis.noise import Noise, pooled_noise
 from mup_tpu.analysis.optimum import EPSILON, Estimate, estimate
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable, require_above_zero
-from mup_tpu.analysis.verdict import DELTA, decide
+from mup_tpu.analysis.verdict import DELTA, Verdict, decide
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,12 @@ class LookTaken:
     """Purchase that this look followed; 0 for none."""
     runs: int
     evidence: Evidence
-    decision: str
-    sentence: str
+    verdict: Verdict
+
+    @property
+    def decision(self) -> str:
+        """TRANSFERS, DRIFTS or INCONCLUSIVE."""
+        return self.verdict.decision
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the evidence."""
@@ -106,39 +110,34 @@ class LookTaken:
         return {"look": self.number, "runs": self.runs, "verdict": self.decision} | numbers
 
 
-def take_look(
-    parametrization: str, runs: pd.DataFrame, question: Question, before: LookTaken | None = None
-) -> LookTaken:
+def take_look(runs: pd.DataFrame, question: Question, before: LookTaken | None = None) -> LookTaken:
     """Look at one parametrization's runs.
 
     Args:
-        parametrization: name in the sentence.
         runs: rows of a checked table.
         question: with planned scales, this is one look of a sequence.
         before: previous look; None for the first.
     """
     evidence = weigh(runs, question)
     number = (before.number if before else 0) + evidence.is_enough
-    decision, sentence = decide(
-        parametrization,
+    verdict = decide(
         [e.optimum for e in evidence.estimates],
         evidence.drift,
         evidence.headline,
-        question.columns,
         question.epsilon,
         question.delta,
         max(number, 1) if question.planned else None,
         to_come=len(set(question.planned) - {c.scale for c in evidence.curves}),
     )
-    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, decision, sentence)
+    return LookTaken(number, int(runs["purchase"].max()), len(runs), evidence, verdict)
 
 
-def take_looks(parametrization: str, runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
+def take_looks(runs: pd.DataFrame, question: Question) -> Iterator[LookTaken]:
     """Looks at one parametrization's runs: one after each purchase of a sequence, else one at all."""
     purchases = sorted(runs["purchase"].unique()) if question.planned else [np.inf]
     taken = None
     for purchase in purchases:
-        taken = take_look(parametrization, runs[runs["purchase"] <= purchase], question, taken)
+        taken = take_look(runs[runs["purchase"] <= purchase], question, taken)
         yield taken
 
 

@@ -89,33 +89,9 @@ class Optimum:
         """Whether the fit agrees with the runs near the optimum and does not lie far below all of them."""
         return not (math.isfinite(self.missed_by) or math.isfinite(self.below))
 
-    def sentence(self) -> str:
-        """Status in words, with what to do."""
-        if self.status == Status.LOWER:
-            return f"not bracketed: optimum ≤ 2^{self.best_x:.4g}; extend the grid downwards"
-        if self.status == Status.UPPER:
-            return f"not bracketed: optimum ≥ 2^{self.best_x:.4g}; extend the grid upwards"
-        if self.status == Status.NO_RUN:
-            return "every run diverged; extend the grid downwards"
-        if self.status == Status.FLAT:
-            near = f"2^{self.band_low:.4g} to 2^{self.band_high:.4g}"
-            return f"flat: a wide interval; within {self.epsilon:g} nat of the best from {near}"
-        if math.isfinite(self.below):
-            return (
-                f"{self.status}; the fit's lowest point lies {self.below:.2g} nat below every run: "
-                "the interval reaches to the next points"
-            )
-        if not self.is_fitted:
-            side = "below" if self.missed_by > 0 else "above"
-            return (
-                f"{self.status}; the fit lies {abs(self.missed_by):.2g} nat {side} the runs at 2^"
-                f"{self.missed_x:.4g}, more than their errors allow: the interval reaches to the next points"
-            )
-        return self.status
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self) | {"status": str(self.status), "sentence": self.sentence()}
+        return asdict(self) | {"status": str(self.status)}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from mup_tpu.analysis.cells import REACH
 from mup_tpu.analysis.curvature import valley_at
 from mup_tpu.analysis.line import expected_variance, fit_line
 from mup_tpu.analysis.priors import Priors, keeps, kind_of, priors_of
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.errors import TableError
 
@@ -45,15 +46,14 @@ class Assumed:
     """Curvature of the valley at the target, nat per octave²."""
     per_run: float
     """Squared standard error of an optimum from one run, octaves²."""
-    source: str
-    """Origin of the numbers, in words."""
+    source: Reason
+    """Origin of the numbers."""
 
     @classmethod
     def usual(cls, scale: str, rule: str) -> Assumed:
         """Numbers of stored and public sweeps of a kind of scale, by its column."""
         kind = kind_of(scale)
-        promise = f", of rules that keep the optimum along it, as {rule}" if keeps(rule, kind) else ""
-        source = f"stored and public sweeps along {kind or 'any scale'}{promise}"
+        source = Reason.of("usual sweeps", kind=kind, keeps=rule if keeps(rule, kind) else "")
         return cls(priors_of(scale, rule), 0.0, _CURVATURES.get(kind, _USUAL_CURVATURE), _PER_RUN, source)
 
     @classmethod
@@ -82,7 +82,7 @@ class Assumed:
             if c.scale == o.scale
         ]
         priors = Priors(max(float(slope_R.std()), 1e-3), bend, scatter)
-        source = f"{analysis.name}, {result.compared}"
+        source = Reason.of("this sweep", name=analysis.name, compared=result.compared)
         return cls(priors, float(slope_R.mean()), valley.curvature, float(np.median(told)), source)
 
     def error(self, runs: float) -> float:

@@ -25,8 +25,8 @@ from mup_tpu.analysis.load import read_rows
 from mup_tpu.analysis.looks import Question, weigh
 from mup_tpu.analysis.optimum import Estimate
 from mup_tpu.analysis.random_effects import Regression
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import select
-from mup_tpu.config.columns import label
 from mup_tpu.config.values import on_one_line
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
@@ -70,7 +70,7 @@ class PowerLaw:
     """Known cells' optima."""
     cells: int
     """Cells in the table, those without a known optimum too."""
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
 
     @cached_property
     def _fit(self) -> Regression:
@@ -131,24 +131,6 @@ class PowerLaw:
         rmse = math.sqrt(float(np.square(x_S - truth_S).mean()))
         return HeldOut(len(x_S), rmse, float(np.mean(regrets)), inside)
 
-    def lines(self) -> list[str]:
-        """Law, exponents and how well cells are predicted, a line each."""
-        factors = " · ".join(f"{e.scale}^{e.value:.2f}" for e in self.exponents)
-        intervals = ", ".join(f"{e.scale} {e.low:.2f} to {e.high:.2f}" for e in self.exponents)
-        held = self.held_out
-        shared = ", ".join(f"{name} {tau:.2f}" for name, tau in self.shared.items())
-        return [
-            f"{self.compared}: {label(self.hyperparameter)}* ∝ {factors} (95 %: {intervals})",
-            f"{len(self.estimates)} of {self.cells} cells have an optimum inside their grid; they scatter by "
-            f"{self.tau:.2f} octave about the law"
-            + (f", and cells of one size together: {shared}" if shared else ""),
-            f"each predicted from the others: rmse {held.rmse:.2f} octave, mean regret {held.regret:.4f} "
-            f"nat, {100 * held.inside:.0f} % inside the 95 % interval",
-        ]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -160,7 +142,6 @@ class PowerLaw:
             "tau": self.tau,
             "shared": self.shared,
             "held_out": asdict(self.held_out),
-            "notes": list(self.notes),
         }
 
 

@@ -16,13 +16,14 @@ from mup_tpu.analysis.line import LEAST, Line, fit_line
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.priors import priors_of
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.scaling_law import Prediction as ExpectedLoss
 from mup_tpu.analysis.targets import Target, read_targets
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult, analyze
 from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 
-_WIDEST = 2.0
+WIDEST = 2.0
 """Widest 95 % interval, octaves, of a prediction that a table bears, if no curvature is known."""
 _FARTHEST = 20.0
 """Largest distance, octaves, in the search for the farthest scale that a table bears."""
@@ -58,8 +59,8 @@ class RulePrediction:
     """Cost of the largest scale's optimum."""
     loss: ExpectedLoss | None
     """Loss of a tuned model at the target."""
-    why_no_loss: str
-    """Reason why no loss is told; "" if one is."""
+    why_no_loss: Reason | None
+    """Reason why no loss is predicted."""
     bears: bool
     """Whether the table bears the prediction: its expected cost is at most epsilon."""
     furthest: float
@@ -84,7 +85,7 @@ class Predictions:
     predictions: tuple[RulePrediction, ...]
     lines: Mapping[str, Line]
     """Line of optima of each predicted rule, by name."""
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
     """Reasons why other rules are not predicted."""
 
     def of(self, compared: str, target: str | None = None) -> RulePrediction:
@@ -108,62 +109,6 @@ class Predictions:
         """Column of the tuned hyperparameter."""
         return self.analysis.hyperparameter
 
-    def sentence(self, found: RulePrediction) -> str:
-        """Optimum of a prediction with its intervals, and its distance from the table."""
-        scale = self.scale
-        size = float(f"{found.scale:.4g}") if found.scale % 1 else found.scale
-        at = f"{columns.label(scale)} {columns.write_scale(scale, size)}"
-        if not found.target.startswith(scale):
-            at = f"{found.target} ({at})"
-        run = columns.write_scale(scale, found.scale / 2**found.reach)
-        reach, below = "inside the table", math.log2(found.smallest[0] / found.scale)
-        if found.reach > 0.005:
-            reach = f"{_octaves(found.reach)} beyond {columns.label(scale)} {run}"
-        elif below > 0.005:
-            least = columns.write_scale(scale, found.smallest[0])
-            reach = f"{_octaves(below)} below {columns.label(scale)} {least}"
-        (low, high), (half_low, half_high) = found.interval, found.half
-        return (
-            f"{found.compared}: at {at}, {reach}, {columns.label(self.hyperparameter)} 2^{found.x:.2f} "
-            f"({plain(found.x)}), 95 % 2^{low:.2f} to 2^{high:.2f} ({plain(low)} to {plain(high)}), "
-            f"50 % 2^{half_low:.2f} to 2^{half_high:.2f}"
-        )
-
-    def details(self, found: RulePrediction) -> list[str]:
-        """Limits, costs and loss of a prediction, a line each."""
-        scale, epsilon = self.scale, self.analysis.epsilon
-        lines, cost = [], math.isfinite(found.taking.expected)
-        name, run = columns.label(scale), found.scale / 2**found.reach
-        if not found.bears:
-            limit = (
-                f"an expected cost of {epsilon:g} nat" if cost else f"a 95 % interval of {_WIDEST:g} octaves"
-            )
-            furthest = columns.write_scale(scale, float(f"{run * 2**found.furthest:.3g}"))
-            bound = f"only up to {_octaves(found.furthest)} beyond {columns.write_scale(scale, run)}"
-            held = f"{bound} ({name} {furthest})" if found.furthest > 0.05 else "at no distance"
-            lines.append(f"more than the table bears: within {limit} {held}")
-        if cost:
-            small, large = (
-                f"2^{x:.2f} of {name} {columns.write_scale(scale, at)}"
-                for at, x in (found.smallest, found.largest)
-            )
-            lines.append(
-                f"expected cost {_nat(found.taking)}; with {small} {_nat(found.staying)}, with {large} "
-                f"{_nat(found.following)}"
-            )
-        else:
-            lines.append("cost not told: too few finite runs near the largest scale's optimum")
-        if found.loss is not None:
-            lines.append(
-                f"loss {found.loss.loss:.3f} nat (95 % {found.loss.low:.3f} to {found.loss.high:.3f})"
-            )
-        else:
-            lines.append(f"loss not told: {found.why_no_loss}")
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join([*(self.sentence(found) for found in self.predictions), *self.notes])
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -171,11 +116,7 @@ class Predictions:
             "scale": self.scale,
             "hyperparameter": self.hyperparameter,
             "epsilon": self.analysis.epsilon,
-            "predictions": [
-                found.to_dict() | {"sentence": self.sentence(found), "details": self.details(found)}
-                for found in self.predictions
-            ],
-            "notes": list(self.notes),
+            "predictions": [found.to_dict() for found in self.predictions],
         }
 
 
@@ -214,32 +155,24 @@ def predict_analysis(analysis: TransferAnalysis, targets: Sequence[Target], seed
         TableError: no rule has two scales with a known optimum.
     """
     found: list[RulePrediction] = []
-    notes, lines = list[str](), dict[str, Line]()
+    notes, lines = list[Reason](), dict[str, Line]()
     for result in analysis.results:
         priors = priors_of(analysis.scale, result.compared)
         line = fit_line(result.optima, np.random.default_rng(seed), priors)
         if line is None:
-            count = sum(o.is_bracketed for o in result.optima)
-            notes.append(
-                f"{result.compared}: no prediction: {count} of {len(result.optima)} "
-                f"{columns.label(analysis.scale)}s have an optimum inside their grid, and {LEAST} are needed"
-            )
+            known = sum(o.is_bracketed for o in result.optima)
+            counts = {"known": known, "scales": len(result.optima), "needed": LEAST}
+            notes.append(Reason.of("no prediction", compared=result.compared, **counts))
             continue
         lines[result.compared] = line
         found += [_predict(result, line, target, analysis.epsilon, seed) for target in targets]
     if not found:
-        raise TableError("; ".join(notes))
+        most = max(sum(o.is_bracketed for o in result.optima) for result in analysis.results)
+        raise TableError(
+            f"no rule can be predicted: {LEAST} {columns.label(analysis.scale)}s with an optimum inside the "
+            f"grid are needed, and the best rule has {most}"
+        )
     return Predictions(analysis, tuple(targets), tuple(found), lines, tuple(notes))
-
-
-def _loss(result: TransferResult, scale: float) -> tuple[ExpectedLoss | None, str]:
-    """Loss of a tuned model at a scale, or the reason why it is not told."""
-    known = [o for o in result.optima if o.is_bracketed]
-    losses_S, scales_S = np.array([(o.loss, o.scale) for o in known]).T
-    try:
-        return expected_loss(losses_S, scales_S, scale), ""
-    except TableError as error:
-        return None, str(error)
 
 
 def _predict(result: TransferResult, line: Line, target: Target, epsilon: float, seed: int) -> RulePrediction:
@@ -251,7 +184,8 @@ def _predict(result: TransferResult, line: Line, target: Target, epsilon: float,
     curvature_R = valley.draws_R(generator, len(optima_R)) if valley else np.full(len(optima_R), math.nan)
     losses_3R = (curvature_R / 2 * (optima_R - taken) ** 2 for taken in (x, first.x, last.x))
     taking, staying, following = (Cost(float(c.mean()), float(np.quantile(c, 0.975))) for c in losses_3R)
-    loss, why = _loss(result, target.scale)
+    losses_S, scales_S = np.array([(o.loss, o.scale) for o in line.known]).T
+    loss = expected_loss(losses_S, scales_S, target.scale)
     run = max(o.scale for o in result.optima)
     return RulePrediction(
         compared=result.compared,
@@ -266,9 +200,9 @@ def _predict(result: TransferResult, line: Line, target: Target, epsilon: float,
         taking=taking,
         staying=staying,
         following=following,
-        loss=loss,
-        why_no_loss=why,
-        bears=taking.expected <= epsilon if valley else high - low <= _WIDEST,
+        loss=None if isinstance(loss, Reason) else loss,
+        why_no_loss=loss if isinstance(loss, Reason) else None,
+        bears=taking.expected <= epsilon if valley else high - low <= WIDEST,
         furthest=_furthest(line, valley, line.octaves(run), epsilon),
     )
 
@@ -281,7 +215,7 @@ def _furthest(line: Line, valley: Valley | None, from_origin: float, epsilon: fl
     def excess(octaves: float) -> float:
         variance = line.variance(octaves + from_origin)
         if valley is None:
-            return 2 * 1.96 * math.sqrt(variance) - _WIDEST
+            return 2 * 1.96 * math.sqrt(variance) - WIDEST
         return valley.curvature / 2 * variance - epsilon
 
     if excess(0.0) > 0:
@@ -289,18 +223,3 @@ def _furthest(line: Line, valley: Valley | None, from_origin: float, epsilon: fl
     if excess(_FARTHEST) <= 0:
         return _FARTHEST
     return float(scipy.optimize.brentq(excess, 0.0, _FARTHEST, xtol=0.005))
-
-
-def plain(x: float) -> str:
-    """Decimal with three digits of a value given by its log2."""
-    return f"{2**x:.3g}"
-
-
-def _octaves(count: float) -> str:
-    written = f"{count:.1f}".removesuffix(".0")
-    return f"{written} octave" if written == "1" else f"{written} octaves"
-
-
-def _nat(cost: Cost) -> str:
-    digits = 4 if cost.expected < 0.1 else 2
-    return f"{cost.expected:.{digits}f} nat (at most {cost.high:.{digits}f})"

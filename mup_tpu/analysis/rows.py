@@ -9,6 +9,7 @@ from difflib import get_close_matches
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name, short_name
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import on_one_line
 from mup_tpu.config.columns import CONFIGURED, label
 from mup_tpu.errors import TableError
@@ -163,7 +164,7 @@ def differences(table: pd.DataFrame, rows: pd.Index, columns: Columns) -> str:
     return ", ".join(shown)
 
 
-def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[str]:
+def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     """Notes on settings with several values inside a cell.
 
     Args:
@@ -180,7 +181,7 @@ def varying(table: pd.DataFrame, runs: pd.DataFrame, columns: Columns) -> list[s
         if not is_setting or not 1 < values.nunique() <= _MOST_RULES:
             continue
         if values.groupby(cells).nunique().max() > 1:
-            notes.append(f"{column} varies inside cells ({_rule_options(column, values)})")
+            notes.append(Reason.of("varies inside cells", name=column, listed=sorted(values.unique())))
     return notes
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
 FINISHED, DIVERGED, STOPPED, UNFINISHED = "finished", "diverged", "stopped", "unfinished"
@@ -31,7 +32,7 @@ class RunTable:
     """One row a run: compared (as a parametrization), scale, x (log2 of the hyperparameter), loss
     (+inf where diverged or stopped), stopped (early, for being behind), seed, purchase (0 outside a
     sequence), and loss_error, params, tokens, cost (nan if unknown)."""
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
     columns: Columns
     name: str
     cost_unit: str = ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.errors import TableError
 
 HUBER_DELTA = 1e-3
@@ -59,8 +60,8 @@ class ScalingLaw:
     """95 % intervals by name: E, A, α (and B, β)."""
     scatter: float
     """Standard deviation of residuals in log L."""
-    why_not_identified: str
-    """Reason why these points do not tell the parameters; "" if they do."""
+    why_not_identified: Reason | None
+    """Reason why these points do not determine the parameters; None if they do."""
     theta_draws: np.ndarray
     """Bootstrap draws of θ, R × T."""
     scatter_draws: np.ndarray
@@ -68,8 +69,8 @@ class ScalingLaw:
 
     @property
     def is_identified(self) -> bool:
-        """Whether every exponent is told apart from 0."""
-        return not self.why_not_identified
+        """Whether the points determine every exponent and the irreducible loss."""
+        return self.why_not_identified is None
 
     def loss(self, *variables: float) -> float:
         """Loss at N (and D), nat per token."""
@@ -167,19 +168,19 @@ def fit_scaling_law(losses: np.ndarray, *variables: np.ndarray, seed: int = 0) -
 
 def _why_not_identified(
     intervals: dict[str, tuple[float, float]], log_l_P: np.ndarray, scatter: float
-) -> str:
+) -> Reason | None:
     gain = float(np.ptp(log_l_P))
     if gain < 4 * scatter:
-        return f"losses differ by {100 * gain:.2f} % and scatter by {100 * scatter:.2f} %: too little to fit"
+        return Reason.of("losses too alike", gain=gain, scatter=scatter)
     for name in ("α", "β"):
         if name in intervals and intervals[name][0] <= 0.01:
             low, high = intervals[name]
-            return f"the exponent {name} is not told apart from 0 (95 % {low:.2f} to {high:.2f})"
+            return Reason.of("exponent may be 0", name=name, low=low, high=high)
     low, high = intervals["E"]
     lowest = float(np.exp(log_l_P.min()))
     if high - low > 0.5 * lowest:
-        return f"the irreducible loss E is not determined (95 % {low:.2f} to {high:.2f} nat)"
-    return ""
+        return Reason.of("irreducible loss unknown", low=low, high=high)
+    return None
 
 
 def _terms(theta_ST: np.ndarray, log_v_PV: np.ndarray) -> np.ndarray:

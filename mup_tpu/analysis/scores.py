@@ -11,7 +11,6 @@ from typing import Any
 from mup_tpu.analysis.prediction import Predictions
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config import columns
 from mup_tpu.errors import TableError
 from mup_tpu.store.predictions import KeptPrediction, fingerprint
 
@@ -44,40 +43,12 @@ class Score:
             return None
         return self.prediction.loss[1] <= self.loss <= self.prediction.loss[2]
 
-    def sentence(self) -> str:
-        """Prediction and outcome in words."""
-        p = self.prediction
-        low, high = p.interval
-        at = f"{columns.label(p.scale_column)} {columns.write_scale(p.scale_column, p.scale)}"
-        said = (
-            f"{p.compared}: at {at}, predicted on {p.made_at[:10]} from {p.rows} runs: "
-            f"{columns.label(p.hyperparameter)} 2^{p.x:.2f} (95 % 2^{low:.2f} to 2^{high:.2f})"
-        )
-        if math.isfinite(self.x):
-            said += f"; came out: 2^{self.x:.2f}, {_inside(self.is_inside)}"
-        else:
-            said += "; its optimum is not known"
-        if p.loss is not None and math.isfinite(self.loss):
-            loss, least, most = p.loss
-            said += (
-                f"; loss predicted {loss:.3f} ({least:.3f} to {most:.3f}), came out {self.loss:.3f}, "
-                f"{_inside(self.is_loss_inside)}"
-            )
-        elif math.isfinite(self.loss):
-            said += f"; loss came out {self.loss:.3f}, none was predicted"
-        return said
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self) | {
             "is_inside": self.is_inside,
             "is_loss_inside": self.is_loss_inside,
-            "sentence": self.sentence(),
         }
-
-
-def _inside(is_inside: bool | None) -> str:
-    return "inside" if is_inside else "outside"
 
 
 def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
@@ -111,22 +82,15 @@ def to_keep(predictions: Predictions, table: RunTable) -> list[KeptPrediction]:
 
 
 def answered(analysis: TransferAnalysis, scores: Iterable[Score]) -> TransferAnalysis:
-    """Analysis with scores in place of the verdicts' sentences, for rules with one, predicted, scale.
+    """Drop the next runs of rules with one scale whose prediction is scored.
 
-    A transfer's folder holds its target alone, so no other scales are asked for: runs are added only to find
-    the optimum there.
+    A transfer's folder holds its target alone. Its question is the prediction, so no other scale is needed.
     """
-    by_rule = {one.prediction.compared: one for one in scores}
-    results = []
-    for result in analysis.results:
-        found = by_rule.get(result.compared)
-        if found is not None and len(result.optima) == 1:
-            verdict = replace(result.verdict, sentence=f"{found.sentence()}.")
-            if found.is_inside is not None:
-                result = replace(result, next_batch=None)
-                verdict = replace(verdict, settle="")
-            result = replace(result, verdict=verdict)
-        results.append(result)
+    scored = {one.prediction.compared for one in scores if one.is_inside is not None}
+    results = (
+        replace(result, next_batch=None) if result.compared in scored and len(result.optima) == 1 else result
+        for result in analysis.results
+    )
     return replace(analysis, results=tuple(results))
 
 

@@ -16,6 +16,7 @@ from mup_tpu.analysis.ingest.steps import at_logged_steps, last_steps
 from mup_tpu.analysis.ingest.table_columns import Columns, means, short_name
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States, meanings, numbers
 from mup_tpu.analysis.ingest.units import AUTO, LossUnit
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import cost_column, differences, require_columns, require_one_kind, varying
 from mup_tpu.analysis.run_table import FINISHED, RUN, STOPPED, UNFINISHED, RunTable, power, require_above_zero
 from mup_tpu.errors import TableError
@@ -29,7 +30,7 @@ def standard_form(
     table: pd.DataFrame,
     columns: Columns,
     fixed: Iterable[str],
-    notes: list[str],
+    notes: list[Reason],
     name: str = "table",
     chance: float | None = None,
     states: States = NO_STATES,
@@ -56,7 +57,7 @@ def standard_form(
     table, ended = _with_result(table, columns, states, notes)
     rows = _named(table, columns, ended, notes)
     factor, converted = unit.factor(columns.loss)
-    if converted:
+    if converted is not None:
         rows[["loss", "loss_error"]] *= factor
         notes.append(converted)
     require_one_kind(table, columns, fixed)
@@ -83,7 +84,7 @@ def standard_form(
 
 
 def _with_result(
-    table: pd.DataFrame, columns: Columns, states: States, notes: list[str]
+    table: pd.DataFrame, columns: Columns, states: States, notes: list[Reason]
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Rows of runs that say something of their trial, and how each ended: FINISHED, DIVERGED or STOPPED."""
     column = columns.status
@@ -96,12 +97,11 @@ def _with_result(
     left_out = ended == UNFINISHED
     if left_out.any():
         counts = table.loc[left_out, column].value_counts()
-        named = ", ".join(f"{n} {state}" for state, n in counts.items())
-        notes.append(f"{named} runs left out: they say nothing of their trial")
+        notes.append(Reason.of("states left out", counts={str(s): int(n) for s, n in counts.items()}))
     return table[~left_out], ended[~left_out]
 
 
-def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[str]) -> pd.DataFrame:
+def _named(table: pd.DataFrame, columns: Columns, ended: pd.Series, notes: list[Reason]) -> pd.DataFrame:
     """Rows under the names that an analysis has for their columns."""
 
     def known(part: str, column: str) -> pd.Series:
@@ -139,7 +139,7 @@ def _names(table: pd.DataFrame, column: str, default: object) -> pd.Series:
     return values.map(str) if values.dtype == object else values
 
 
-def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[str]) -> pd.Series:
+def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[Reason]) -> pd.Series:
     """Numbers of a column; one that is not needed and holds none becomes a note."""
     hint = "; leave it empty, or inf, where a run diverged" if part == "loss" else ""
     try:
@@ -149,7 +149,7 @@ def _numbers(table: pd.DataFrame, part: str, column: str, notes: list[str]) -> p
     except TableError as error:
         if part in _NEEDED:
             raise
-        notes.append(f"{error}; the column is not used")
+        notes.append(Reason.of("column not used", error=str(error)))
         return pd.Series(np.nan, index=table.index)
     return values
 
@@ -184,7 +184,7 @@ def _require_in_range(rows: pd.DataFrame, columns: Columns) -> None:
 
 
 def _on_axis(
-    rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[str]
+    rows: pd.DataFrame, table: pd.DataFrame, columns: Columns, chance: float | None, notes: list[Reason]
 ) -> pd.DataFrame:
     """Distinct rows with x and stopped, and a loss of +inf if a run was lost.
 
@@ -204,7 +204,7 @@ def _on_axis(
     return _distinct(runs, table, columns, notes)
 
 
-def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
+def _merged(runs: pd.DataFrame, notes: list[Reason]) -> pd.Series:
     """X with values within MERGE_OCTAVES of each other set to the least."""
     values = np.sort(runs["x"].unique())
     merged: dict[float, float] = {}
@@ -220,12 +220,11 @@ def _merged(runs: pd.DataFrame, notes: list[str]) -> pd.Series:
     same = [x, *(runs[column] for column in ("compared", "scale", "seed", "step"))]
     if (runs["x"].groupby(same, dropna=False).nunique() > 1).any():
         return runs["x"]
-    what, were = ("value", "was") if len(merged) == 1 else ("values", "were")
-    notes.append(f"{len(merged)} {what} within {MERGE_OCTAVES} octave of another {were} merged with it")
+    notes.append(Reason.of("values merged", count=len(merged), octaves=MERGE_OCTAVES))
     return x
 
 
-def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[str]) -> pd.DataFrame:
+def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: list[Reason]) -> pd.DataFrame:
     """Runs without identical repeats."""
     key = [*RUN, "step"]
     doubled = runs[runs.duplicated(key, keep=False)]
@@ -240,36 +239,26 @@ def _distinct(runs: pd.DataFrame, table: pd.DataFrame, columns: Columns, notes: 
             f"{first['seed']} have different losses{_more(clashing.groupby(key, dropna=False).groups)}; they "
             f"differ in {differ or 'nothing but their loss: give the column of the seed, or drop one'}"
         )
-    notes.append(f"{int(runs.duplicated(key).sum())} identical duplicate rows dropped")
+    notes.append(Reason.of("duplicates dropped", count=int(runs.duplicated(key).sum())))
     return runs.drop_duplicates(key)
 
 
-def _oddities(runs: pd.DataFrame, columns: Columns) -> list[str]:
+def _oddities(runs: pd.DataFrame, columns: Columns) -> list[Reason]:
     """Notes on lost runs, zeros and unequal seeds."""
     found = []
     if stopped := int(runs["stopped"].sum()):
-        found.append(
-            f"{stopped} runs stopped early kept, as +inf: they bound the optimum, and no fit uses their loss"
-        )
+        found.append(Reason.of("runs stopped early", count=stopped))
     if diverged := int((np.isinf(runs["loss"]) & ~runs["stopped"]).sum()):
-        found.append(f"{diverged} diverged runs kept, as +inf")
+        found.append(Reason.of("runs diverged", count=diverged))
     at_zero = runs["value"] == 0
     if at_zero.any():
-        found.append(
-            f"{int(at_zero.sum())} runs at {columns.hyperparameter} 0 are a point of their own: "
-            "0 has no log2, and no fit uses them"
-        )
+        found.append(Reason.of("runs at 0", count=int(at_zero.sum()), column=columns.hyperparameter))
     if (runs["scale"] == 0).any():
-        found.append(
-            f"{int((runs['scale'] == 0).sum())} runs at {columns.scale} 0 have an optimum of their own: "
-            "0 has no log2, so drift, regrets and figures leave it out"
-        )
+        count = int((runs["scale"] == 0).sum())
+        found.append(Reason.of("runs at scale 0", count=count, column=columns.scale))
     seeds = runs[~at_zero].groupby(["compared", "scale", "x"])["x"].count()
     if seeds.nunique() > 1:
-        found.append(
-            f"unequal seeds: cells have {seeds.min()} to {seeds.max()} runs; "
-            "means come from a model with an effect of each seed"
-        )
+        found.append(Reason.of("unequal seeds", least=int(seeds.min()), most=int(seeds.max())))
     return found
 
 

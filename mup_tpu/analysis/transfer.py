@@ -14,11 +14,13 @@ import pandas as pd
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, next_batch, why_stop
 from mup_tpu.analysis.drift import Drift, WiderIsBetter, collapse_exponent, wider_is_better
+from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import Runs, run_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
 from mup_tpu.analysis.loss_curve import LossCurve, loss_curve
 from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import EPSILON, Optimum, estimate
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret, regret
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scaling_law import ScalingLaw, fit_scaling_law
@@ -35,14 +37,14 @@ class FittedLaw:
     tokens: tuple[float, ...]
     losses: tuple[float, ...]
     law: ScalingLaw | None
-    why_not: str
-    """Reason why there is no law; "" if there is one."""
+    why_not: Reason | None
+    """Reason why there is no law."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         points = {"params": self.params, "tokens": self.tokens, "losses": self.losses}
         if self.law is None:
-            return points | {"why_not": self.why_not}
+            return points
         fit = {"E": self.law.irreducible, "A": self.law.coefficients[0], "α": self.law.exponents[0]}
         return points | {"fit": fit, "intervals": self.law.intervals, "scatter": self.law.scatter}
 
@@ -76,8 +78,8 @@ class Sequenced:
 
     looks: tuple[LookTaken, ...]
     costs: Cost
-    stops: str
-    """Reason why it ends unsettled; "" if it may go on, or is settled."""
+    stops: Reason | None
+    """Reason why it ends unsettled; None if it may go on, or is settled."""
 
     @property
     def spent(self) -> tuple[float, ...]:
@@ -92,7 +94,7 @@ class Sequenced:
         looks = [
             {**look.to_dict(), "spent": spent} for look, spent in zip(self.looks, self.spent, strict=True)
         ]
-        return {"looks": looks, "unit": self.costs.unit, "stops": self.stops}
+        return {"looks": looks, "unit": self.costs.unit}
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,13 +137,13 @@ class TransferResult:
         return _headline(self.optima, self.regrets)
 
     def __repr__(self) -> str:
-        return self.verdict.sentence
+        return f"TransferResult({self.compared!r}, {self.verdict.decision})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: all that the figures show."""
         return {
             "parametrization": self.compared,
-            "verdict": self.verdict.to_dict(),
+            "verdict": {"verdict": self.verdict.decision},
             "drift": self.drift.to_dict(),
             "noise": asdict(self.noise),
             "curves": [curve_to_dict(c, self.noise) for c in self.curves],
@@ -164,19 +166,33 @@ class TransferAnalysis:
     """The analysis of a run table, one result a parametrization."""
 
     name: str
-    scale: str
-    hyperparameter: str
-    notes: tuple[str, ...]
+    columns: Columns
+    notes: tuple[Reason, ...]
     results: tuple[TransferResult, ...]
     epsilon: float
     """Regret that the verdicts took as not mattering, nat per token."""
     delta: float
     """Drift exponent that they took as not mattering."""
-    compares: str = "parametrization"
-    """Column that tells the results apart."""
+    command: str | None = None
+    """Command line that adds runs to the table; None unless an experiment's script made it."""
+
+    @property
+    def scale(self) -> str:
+        """Column of the scale."""
+        return self.columns.scale
+
+    @property
+    def hyperparameter(self) -> str:
+        """Column of the tuned hyperparameter."""
+        return self.columns.hyperparameter
+
+    @property
+    def compares(self) -> str:
+        """Column of the compared value, such as parametrization."""
+        return self.columns.parametrization
 
     def __repr__(self) -> str:
-        return "\n".join(map(repr, self.results))
+        return f"TransferAnalysis({self.name!r}, {list(self.results)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -184,7 +200,6 @@ class TransferAnalysis:
             "name": self.name,
             "scale": self.scale,
             "hyperparameter": self.hyperparameter,
-            "notes": list(self.notes),
             "results": [r.to_dict() for r in self.results],
         }
 
@@ -221,25 +236,23 @@ def analyze(
     question = Question.of(table, epsilon, delta, seed)
     notes = list(table.notes)
     if (rounding := question.rounding) > 1e-5:
-        notes.append(f"losses are rounded to {rounding:g}: noise is taken as no less than that allows")
+        notes.append(Reason.of("rounded losses", step=rounding))
     results, costs = [], run_cost(table)
     for name in sorted(table.runs["compared"].unique()):
         results.append(_analyze_one(name, table, question, costs))
         if results[-1].noise.source == "lack of fit":
-            notes.append(f"{name}: one run a cell, so intervals come from the fits' lack of fit")
+            notes.append(Reason.of("no replicates", compared=name))
     worths = with_penalties([r.worth for r in results])
     results = [replace(r, worth=w) for r, w in zip(results, worths, strict=True)]
-    columns = table.columns
     return TransferAnalysis(
-        table.name, columns.scale, columns.hyperparameter, tuple(notes), tuple(results), epsilon, delta,
-        columns.parametrization,
-    )  # fmt: skip
+        table.name, table.columns, tuple(notes), tuple(results), epsilon, delta, table.command
+    )
 
 
 def _analyze_one(parametrization: str, table: RunTable, question: Question, costs: Cost) -> TransferResult:
     """Analysis of one parametrization; in a sequence runs cost as much as its own did, as when planned."""
     table = table.part(lambda frame: frame["compared"] == parametrization)
-    looks = tuple(take_looks(parametrization, table.runs, question))
+    looks = tuple(take_looks(table.runs, question))
     last, evidence = looks[-1], looks[-1].evidence
     optima = tuple(e.optimum for e in evidence.estimates)
     regrets = [regret(source, target) for source, target in itertools.combinations(evidence.estimates, 2)]
@@ -247,15 +260,10 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
     if law.law is not None:
         regrets = [_with_compute(r, law.law, table.runs) for r in regrets]
     costs = run_cost(table) if question.planned else costs
-    batch, stops = None, ""
+    batch, stops = None, None
     if last.decision == "INCONCLUSIVE":
         batch = next_batch(parametrization, evidence, costs, question)
-        stops = why_stop(last, batch, question) if question.planned else ""
-    if batch and question.planned and table.command:
-        remedy = f"{table.command} --until-settled"
-    else:
-        lines = batch.commands(table.columns, table.command) if batch else ()
-        remedy = ("; " if "".join(lines).startswith("add ") else " && ").join(lines)
+        stops = why_stop(last, batch, question) if question.planned else None
     return TransferResult(
         compared=parametrization,
         curves=evidence.curves,
@@ -267,7 +275,7 @@ def _analyze_one(parametrization: str, table: RunTable, question: Question, cost
         collapse_exponent=collapse_exponent(evidence.curves),
         law=law,
         learning_curves=learning_curves(optima, table.history),
-        verdict=Verdict(last.decision, last.sentence, remedy),
+        verdict=last.verdict,
         worth=worth(evidence.estimates, evidence.noise, _headline(optima, regrets)),
         next_batch=batch,
         at_zero=_at_zero(table.zeros, evidence.noise) if len(table.zeros) else (),
@@ -309,16 +317,16 @@ def fit_law(runs: pd.DataFrame, optima: Sequence[Optimum]) -> FittedLaw:
     params, tokens = tuple(sizes["params"].tolist()), tuple(sizes["tokens"].tolist())
     losses = tuple(o.loss for o in known)
     if not np.isfinite(params).all():
-        return FittedLaw(params, tokens, losses, None, "the table does not say how many parameters a run has")
+        return FittedLaw(params, tokens, losses, None, Reason.of("parameters unknown"))
     if (runs.groupby("scale")["params"].nunique() > 1).any():
-        return FittedLaw(params, tokens, losses, None, "runs of one scale differ in parameters")
+        return FittedLaw(params, tokens, losses, None, Reason.of("parameters differ"))
     try:
         law = fit_scaling_law(np.array(losses), np.array(params))
     except TableError as error:
-        return FittedLaw(params, tokens, losses, None, str(error))
+        return FittedLaw(params, tokens, losses, None, Reason.of("refused", error=str(error)))
     if not law.is_identified:
         return FittedLaw(params, tokens, losses, None, law.why_not_identified)
-    return FittedLaw(params, tokens, losses, law, "")
+    return FittedLaw(params, tokens, losses, law, None)
 
 
 def _with_compute(regret_: Regret, law: ScalingLaw, runs: pd.DataFrame) -> Regret:

@@ -27,6 +27,7 @@ import numpy as np
 from mup_tpu.analysis.curvature import valley_of
 from mup_tpu.analysis.noise import Noise
 from mup_tpu.analysis.optimum import Estimate
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.regret import Regret
 
 NEEDED = 4
@@ -63,20 +64,12 @@ class Interval:
         low = value - math.hypot(self.value - self.low, other.value - other.low)
         return Interval(value, low, value + math.hypot(self.high - self.value, other.high - other.value))
 
-    def __str__(self) -> str:
-        if not self.is_known:
-            return "not known"
-        ends = f"{self.low:.2f} to {self.high:.2f}".replace("inf", "∞")
-        return (ends if math.isinf(self.high) else f"{self.value:.2f} ({ends})").replace("-", "−")
-
     def to_dict(self) -> dict[str, float]:
         """Plain values."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
 UNKNOWN = Interval()
-HEADINGS = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
-"""Headings of `Worth.cells`."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +88,8 @@ class Worth:
     """R(∞): irreducible loss less the lowest of the other rules in the table, nat per token."""
     share: Interval = UNKNOWN
     """Cost of the smallest scale's optimum at the largest, over the gain by growing."""
-    why_not: str = ""
-    """Reason why the exponents are unknown; "" if they are known."""
+    why_not: Reason | None = None
+    """Reason why the exponents are unknown."""
 
     @property
     def useful(self) -> str:
@@ -109,16 +102,10 @@ class Worth:
         """Whether the loss gap's exponent is known to half a unit, or usefulness is told."""
         return self.loss_exponent.high - self.loss_exponent.low < 0.5 or self.useful != "not told"
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Numbers for a row of a table."""
-        numbers = (self.share, self.loss_exponent, self.optimum_exponent, self.kappa, self.penalty)
-        return (*map(str, numbers), self.why_not or self.useful)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         intervals = {k: v.to_dict() for k, v in vars(self).items() if isinstance(v, Interval)}
-        return intervals | {"useful": self.useful, "why_not": self.why_not}
+        return intervals | {"useful": self.useful}
 
 
 def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) -> Worth:
@@ -132,11 +119,11 @@ def worth(estimates: Sequence[Estimate], noise: Noise, headline: Regret | None) 
     known = [e for e in estimates if e.optimum.is_bracketed]
     share = _share(known, headline)
     if len(known) < NEEDED:
-        return Worth(share=share, why_not=f"{len(known)} known optima, and {NEEDED} are needed")
+        return Worth(share=share, why_not=Reason.of("few optima", known=len(known), needed=NEEDED))
     scales = np.array([e.optimum.scale for e in known])
     losses, loss_errors = np.array([e.optimum.loss for e in known]), _loss_errors(known)
     if np.polyfit(np.log(scales), losses, 1)[0] >= 0:
-        return Worth(share=share, why_not="the loss at the optima does not fall as the scale grows")
+        return Worth(share=share, why_not=Reason.of("loss does not fall"))
     irreducible, loss_exponent = approach(scales, losses, loss_errors, floor=0.0)
     optima, errors = np.array([e.optimum.x for e in known]), np.array([e.optimum.se for e in known])
     _, optimum_exponent = approach(scales, optima, np.hypot(errors, _SCATTER))

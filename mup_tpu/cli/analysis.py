@@ -65,11 +65,19 @@ def analyze(
             return
     from mup_tpu.cli.output import to_json
     from mup_tpu.cli.results import open_results
+    from mup_tpu.words import verdicts
 
     console, results = Console(), open_results(paths, table)
     if json and next:
         batches = {r.compared: r.next_batch for r in results.analysis.results}
-        console.write(to_json({name: batch and batch.to_dict() for name, batch in batches.items()}))
+        console.write(
+            to_json(
+                {
+                    name: b and verdicts.batch_to_dict(b, results.analysis.columns)
+                    for name, b in batches.items()
+                }
+            )
+        )
     elif json:
         console.write(to_json(results.to_dict()))
     elif next:
@@ -179,6 +187,7 @@ def predict(
         return
     from mup_tpu.cli.output import to_json, write_figures
     from mup_tpu.cli.results import open_results
+    from mup_tpu.words.predictions import predictions_to_dict
 
     results = open_results(path, table)
     folder = out or results.figures_folder
@@ -197,7 +206,7 @@ def predict(
 
         written = write_figures({"prediction": plots.prediction_figure(predictions)}, folder)
     if json:
-        Console().write(to_json(predictions.to_dict()))
+        Console().write(to_json(predictions_to_dict(predictions)))
         return
     results.show_predictions(Console(), predictions)
     _print_figures(written)
@@ -214,9 +223,9 @@ def _print_law(
 ) -> None:
     """Print the optimum as a power law of several scales, and draw it in a folder if one is given."""
     from mup_tpu.analysis.power_law import fit_power_laws, read_sizes
-    from mup_tpu.analysis.prediction import plain
     from mup_tpu.cli.output import to_json, write_figures
-    from mup_tpu.config import columns
+    from mup_tpu.words import predictions as words
+    from mup_tpu.words.reasons import because
 
     names = replace(table, scale=None).table_columns(path)
     laws = fit_power_laws(path, [name for name in scales if name], names, best_over, table.conditions or ())
@@ -228,22 +237,23 @@ def _print_law(
     console = Console()
     if json:
         console.write(
-            to_json([law.to_dict() | {"at": [{"sizes": s, "x": law.at(s)} for s in sizes]} for law in laws])
+            to_json(
+                [
+                    words.power_law_to_dict(law) | {"at": [{"sizes": s, "x": law.at(s)} for s in sizes]}
+                    for law in laws
+                ]
+            )
         )
         return
     for note in laws[0].notes:
-        console.print(f"note: {note}", style="yellow")
+        console.print(f"note: {because(note)}", style="yellow")
     for law in laws:
-        first, *others = law.lines()
+        first, *others = words.power_law(law)
         console.print(first, style="bold")
         for line in others:
             console.print(f"  {line}")
         for text, size in zip(at, sizes, strict=True):
-            x, low, high = law.at(size)
-            console.print(
-                f"  at {text}: {columns.label(law.hyperparameter)} 2^{x:.2f} ({plain(x)}), 95 % 2^{low:.2f} "
-                f"to 2^{high:.2f} ({plain(low)} to {plain(high)})"
-            )
+            console.print(f"  {words.power_law_at(law, size, text)}")
     _print_figures(written)
 
 
@@ -256,6 +266,7 @@ def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) 
     from mup_tpu.analysis.rows import no_column, select
     from mup_tpu.cli.output import to_json
     from mup_tpu.config.values import as_number
+    from mup_tpu.words import predictions as words
 
     rows = select(read_rows(path), table.conditions or ())
     roles = {table.role(name, name): name for name in ("params", "tokens", "loss")}
@@ -269,7 +280,7 @@ def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) 
     if json:
         Console().write(to_json(law.to_dict() | {"at": [asdict(one) for one in optimal]}))
         return
-    for line in (*law.lines(), *map(law.sentence, optimal)):
+    for line in (*words.compute_optimal(law), *map(words.optimal_sizes, optimal)):
         Console().print(line)
 
 

@@ -30,10 +30,13 @@ from mup_tpu.config import columns
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted
 from mup_tpu.errors import ConfigError, MupTpuError
-from mup_tpu.report.words import said
 from mup_tpu.store import is_search, load_runs
 from mup_tpu.store.header import FILE as STORE
 from mup_tpu.store.predictions import keep_predictions, load_predictions
+from mup_tpu.words import tables, verdicts
+from mup_tpu.words.names import name, power
+from mup_tpu.words.predictions import prediction, prediction_details
+from mup_tpu.words.reasons import because, notes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,8 +100,7 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of the analysis, and of the predictions that can be scored."""
-        scored = {"predictions": found} if (found := [s.to_dict() for s in self.scores]) else {}
-        return self.analysis.to_dict() | scored
+        return verdicts.to_dict(self.analysis, self.scores)
 
     @property
     def is_folder(self) -> bool:
@@ -110,31 +112,32 @@ class Results:
         self.show_notes(console)
         for result in self.analysis.results:
             tuned, scale = columns.label(self.analysis.hyperparameter), columns.label(self.analysis.scale)
-            optima = rendering.optima_table(result, self.analysis.scale, "")
+            optima = tables.optima_table(result, self.analysis.scale, "")
             console.print(optima.between(0, -1, f"{result.compared}: best {tuned} by {scale}"))
             for at, *_, status in optima.rows:
                 if status != "bracketed":
                     console.print(f"  {scale} {at}: {status}")
+        printed = []
         for result in self.analysis.results:
-            console.print(result.verdict.sentence, style="bold")
-            for detail in rendering.details(result, self.analysis):
+            printed.append(verdicts.verdict(result, self.analysis, self.scores))
+            console.print(printed[-1], style="bold")
+            for detail in verdicts.details(result, self.analysis):
                 console.print(f"  {detail}")
-        verdicts = [result.verdict.sentence for result in self.analysis.results]
         for scored in self.scores:
-            if f"{scored.sentence()}." not in verdicts:
-                console.print(said(scored.sentence(), compares=self.analysis.compares))
+            if (line := f"{verdicts.score(scored)}.") not in printed:
+                console.print(line)
 
     def show_notes(self, console: Console) -> None:
         """Print the notes of the analysis."""
-        for note in self.analysis.notes:
+        for note in notes(self.analysis):
             console.print(f"note: {note}", style="yellow")
 
     def show_next(self, console: Console) -> None:
         """Print the runs that would settle each open verdict, with reason, cost and commands."""
         self.show_notes(console)
-        analysis, checked = self.analysis, self.table
+        analysis = self.analysis
         for result in analysis.results:
-            console.print(result.verdict.sentence, style="bold")
+            console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
                 console.print("  settled: nothing to run")
@@ -144,15 +147,15 @@ class Results:
             rows = [
                 (
                     columns.write_scale(analysis.scale, c.scale),
-                    rendering.power(c.x),
+                    power(c.x),
                     str(c.runs),
                     str(c.seeds),
                 )
                 for c in batch.cells
             ]
             console.print(Table((scale, tuned, "add", "then"), rows, title))
-            console.print(f"  {batch.reason}; {batch.price()}")
-            for line in batch.commands(checked.columns, checked.command):
+            console.print(f"  {because(batch.reason, analysis.columns)}; {verdicts.price(batch)}")
+            for line in verdicts.commands(batch, analysis.columns, analysis.command):
                 console.print(f"  {line}", wrap=False)
 
     def predict(self, at: Sequence[str]) -> Predictions:
@@ -171,12 +174,11 @@ class Results:
         """Print predictions, after the notes of the analysis."""
         self.show_notes(console)
         for found in predictions.predictions:
-            sentence = said(predictions.sentence(found), compares=self.analysis.compares)
-            console.print(sentence, style="bold")
-            for detail in predictions.details(found):
-                console.print(f"  {said(detail)}")
+            console.print(prediction(found, predictions), style="bold")
+            for detail in prediction_details(found, predictions):
+                console.print(f"  {detail}")
         for note in predictions.notes:
-            console.print(f"note: {note}", style="yellow")
+            console.print(f"note: {because(note, self.analysis.columns)}", style="yellow")
 
     def figures(self) -> Mapping[str, Figure]:
         """Figures by name."""
@@ -184,7 +186,7 @@ class Results:
 
     def numbers(self) -> Mapping[str, str]:
         """Numbers behind the figures, unless rows hold them: content by the name of a file."""
-        return {} if self.other else {"analysis.json": to_json(self.analysis.to_dict()) + "\n"}
+        return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
 
     def page(self) -> rendering.Page:
         """Report."""
@@ -194,8 +196,8 @@ class Results:
         """Write figures and their numbers, by default beside the results; returns paths of the PNG files."""
         folder = folder or self.figures_folder
         written = write_figures(self.figures(), folder)
-        for name, content in self.numbers().items():
-            write_file(f"figures folder {folder}", f"{folder}/{name}", content)
+        for file, content in self.numbers().items():
+            write_file(f"figures folder {folder}", f"{folder}/{file}", content)
         return written
 
     def write_report(self, out: Path | None = None) -> str:
@@ -240,23 +242,23 @@ class SeveralSweeps(Results):
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
         found: dict[str, TransferAnalysis] = {}
-        for name, path in zip(names, self._paths, strict=True):
+        for folder, path in zip(names, self._paths, strict=True):
             try:
                 if is_search(path):
                     raise ConfigError("it holds a search")
-                found[name] = Results(path, self.options).analysis
+                found[folder] = Results(path, self.options).analysis
             except MupTpuError as error:
-                self.left_out += (f"{name} is left out: {error}",)
+                self.left_out += (f"{folder} is left out: {error}",)
         if not found:
             raise ConfigError(f"{self.path} has no sweep to compare; {self.left_out[0]}")
-        return compare(found, plots.name)
+        return compare(found, name)
 
     def show(self, console: Console) -> None:
         """Print α, regret, best loss and verdict of each."""
         title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
         for note in self.left_out:
             console.print(f"note: {note}", style="yellow")
-        console.print(rendering.sweeps_table(self.compared, title))
+        console.print(tables.sweeps_table(self.compared, title))
 
     def figures(self) -> Mapping[str, Figure]:
         """Drift exponents and regrets in one figure."""
@@ -271,7 +273,8 @@ class SeveralSweeps(Results):
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
-        from mup_tpu.analysis.referee import Judged, held, page, rulings
+        from mup_tpu.analysis.referee import Judged, held, rulings
+        from mup_tpu.words.referee import page
 
         judged: Judged = {}
         sweeps, left_out = rulings(self.path, judged)
@@ -294,7 +297,7 @@ class SearchResults(Results):
         """Print the ten best trials."""
         runs = load_runs(self.path)
         counts = counted(runs["status"].value_counts().items())
-        best = rendering.trials_table(runs)
+        best = tables.trials_table(runs)
         console.print(best.between(1, None, f"best of {len(runs)} trials ({counts})"))
 
     def figures(self) -> Mapping[str, Figure]:
@@ -326,9 +329,10 @@ class CoordinateCheck(Results):
             rules = list(table["parametrization"].unique())
             title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
-                console.print(rendering.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
-            for sentence in coord_check.sentences(table):
-                console.print(sentence, style="bold")
+                console.print(tables.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
+            for found in coord_check.conclusions(table):
+                for line in tables.conclusion(found, coord_check.scale_of(table)):
+                    console.print(line, style="bold")
 
     def figures(self) -> Mapping[str, Figure]:
         """A figure for each optimizer and tying."""

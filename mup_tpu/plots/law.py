@@ -81,5 +81,5 @@ def _draw(ax: Axes, law: PowerLaw, colors: Normalize) -> None:
         axis.set_minor_locator(NullLocator())
     ax.grid(False)
     ax.set_xlabel(names.title(law.scales[0]))
-    exponents = " · ".join(f"{names.plain(e.scale)}$^{{{names.exponent(e.value)}}}$" for e in law.exponents)
+    exponents = " · ".join(f"{names.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
     ax.set_title(f"{names.label(law.compared)}: ∝ {exponents}")

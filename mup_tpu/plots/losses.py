@@ -81,9 +81,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
         ax.plot(sizes, points.losses, style.marker(i), color=color)
         if points.law is not None and grows:
             along = np.geomspace(params.min(), 2 * params.max(), 64)
-            law = (
-                f"{name}: {points.law.irreducible:.2f} + A·N$^{{{names.exponent(-points.law.exponents[0])}}}$"
-            )
+            law = f"{name}: {points.law.irreducible:.2f} + A·N$^{{{names.signed(-points.law.exponents[0])}}}$"
             losses = [points.law.loss(n) for n in along]
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=law)
     ax.set_xscale("log")
@@ -121,7 +119,7 @@ def scaling_law_figure(
     (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
     grid = np.geomspace(params[0], params[-1], 60)
     predictions = [law.predict(n) for n in grid]
-    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{names.exponent(-law.exponents[0])}}}$"
+    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{names.signed(-law.exponents[0])}}}$"
     handles: list[Artist] = []
     handles += panel.plot(grid, [p.loss for p in predictions], "-", color=style.categorical(0), label=fit)
     low, high = [p.low for p in predictions], [p.high for p in predictions]

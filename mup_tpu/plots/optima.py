@@ -36,7 +36,7 @@ def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
     scales, zero_x, used = names.scales_of(results), zero_place(results), set[str]()
     for panel, result, height in zip(axes, results, heights, strict=True):
         used |= _Valleys(panel, result, height, analysis.scale, scales, zero_x).draw()
-        panel.set_title(names.raised(names.verdict(result, analysis)))
+        panel.set_title(names.raised(names.verdict_title(result, analysis)))
         panel.set_xlabel(names.title(analysis.hyperparameter))
         panel.set_ylim(*height.limits)
         panel.yaxis.set_major_formatter(ticks.PlainTicks())
@@ -264,6 +264,6 @@ def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:
         return f"{name}: not moved, the curves have too few points in common"
     if abs(beta) >= WIDEST_COLLAPSE:
         return f"{name}: no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
-    text = f"{name}: whole curves move by {names.column_label(analysis.scale)}$^{{{names.exponent(beta)}}}$"
+    text = f"{name}: whole curves move by {names.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
     optima = names.alpha(result)
     return f"{text}\n(their optima alone: {optima})" if optima else text

@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.verdict import DELTA
+from mup_tpu.config import columns
 from mup_tpu.plots import names, style
 from mup_tpu.plots.style import INK, styled
+from mup_tpu.words.referee import span, why_drifts
 
 _REACH = 1.5
 """Largest exponent drawn; points and intervals beyond lie at the edge, or they would squeeze the others."""
@@ -26,7 +28,11 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
     Args:
         found: from `mup_tpu.analysis.referee.rulings`.
     """
-    entries = [e for way, of_way in groupby(_sorted(found), lambda r: r.scale) for e in (way, *of_way)]
+    entries = [
+        e
+        for way, of_way in groupby(_sorted(found), lambda r: columns.label(r.columns.scale))
+        for e in (way, *of_way)
+    ]
     written = [names.plain(e) if isinstance(e, str) else _named(e) for e in entries]
     longest = min(4.0, 0.072 * max(map(len, written), default=0))
     figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
@@ -51,11 +57,11 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
 
 def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
     """Rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
-    places = {key: i for i, key in enumerate(dict.fromkeys((r.scale, r.compares) for r in found))}
+    places = {key: i for i, key in enumerate(dict.fromkeys((r.columns.scale, r.compares) for r in found))}
 
     def place(ruling: Ruling) -> tuple[int, int, str]:
         rules = names.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
-        return places[ruling.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
+        return places[ruling.columns.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
 
     return sorted(found, key=place)
 
@@ -72,18 +78,16 @@ def _draw(ax: Axes, row: int, ruling: Ruling) -> None:
     for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
         ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
     ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
-    if ruling.why_drifts:
+    if why := why_drifts(ruling):
         is_left = high > 0.3
         ax.annotate(
-            ruling.why_drifts, (low - 0.05 if is_left else high + 0.05, row), va="center", fontsize=7.5,
+            why, (low - 0.05 if is_left else high + 0.05, row), va="center", fontsize=7.5,
             ha="right" if is_left else "left",
         )  # fmt: skip
 
 
 def _named(ruling: Ruling) -> str:
-    usual = ("gpt2", "adamw", "learning rate")
-    made = (ruling.architecture, ruling.update_rule, ruling.tuned)
-    unusual = dict.fromkeys(name for name, common in zip(made, usual, strict=True) if name != common)
-    beside = ", ".join(unusual)
-    rule = names.label(ruling.rule, ruling.compares) + (f" ({beside})" if unusual else "")
-    return f"{rule}: {ruling.span}, {names.plain(ruling.sweep)}"
+    common = zip(ruling.setting, ("gpt2", "adamw", "lr"), strict=True)
+    differs = ", ".join(dict.fromkeys(columns.label(name) for name, usual in common if name != usual))
+    rule = names.label(ruling.rule, ruling.compares) + (f" ({differs})" if differs else "")
+    return f"{rule}: {span(ruling)}, {names.plain(ruling.sweep)}"

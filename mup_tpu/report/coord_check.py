@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mup_tpu.analysis.coord_check import by_setting, scale_of, sentences
+from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
 from mup_tpu.config.columns import label
-from mup_tpu.plots import name as name_of
-from mup_tpu.plots import ordered
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, interactive
-from mup_tpu.report.tables import slopes_table
-from mup_tpu.report.words import said
+from mup_tpu.words.names import name, ordered
+from mup_tpu.words.tables import conclusion, slopes_table
 
 
-def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
+def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:
     """Report of a coordinate check's measurements: lines and slopes of all layers, by setting.
 
     Raises:
@@ -23,14 +21,16 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
     for part in by_setting(table).values():
         setting = _setting(part)
         lead += _boxes(part, setting)
-        title = f"Sizes against {scale}, a line a layer; none should rise"
         blocks: list[Block] = [
-            Interactive(title, interactive().coordinate_check_panels(part)),
+            Interactive(
+                f"Sizes against {scale}, a line a layer; none should rise",
+                interactive().coordinate_check_panels(part),
+            ),
             slopes_table(part, ordered(part["parametrization"].unique())),
         ]
         sections.append(Section(setting or "Figure", blocks))
     return Page(
-        f"{name}: do activations and updates keep their size as {scale} grows?",
+        f"{title}: do activations and updates keep their size as {scale} grows?",
         lead,
         sections,
         f"A slope is the exponent of a layer's size in {scale}, fitted over all seeds after the last step; a "
@@ -40,18 +40,12 @@ def coordinate_check_page(name: str, table: pd.DataFrame) -> Page:
 
 def _boxes(part: pd.DataFrame, setting: str) -> list[Box]:
     """A box a parametrization, in the colour of whether it passes."""
-    found: dict[str, list[str]] = {name: [] for name in ordered(part["parametrization"].unique())}
-    for sentence in sentences(part):
-        found[sentence.partition(": ")[0]].append(sentence)
-    return [
-        Box(
-            said(said_of[0]),
-            [setting, *map(said, said_of[1:])] if setting else [*map(said, said_of[1:])],
-            decision=next((word for word in ("passes", "fails") if f": {word}" in said_of[0]), ""),
-        )
-        for said_of in found.values()
-        if said_of
-    ]
+    found, boxes = {one.parametrization: one for one in conclusions(part)}, []
+    for rule in ordered(found):
+        lines = conclusion(found[rule], scale_of(part), name(rule))
+        decision = "" if found[rule].fastest is None else "passes" if found[rule].passes else "fails"
+        boxes.append(Box(lines[0], [*([setting] if setting else []), *lines[1:]], decision=decision))
+    return boxes
 
 
 def _setting(part: pd.DataFrame) -> str:
@@ -59,4 +53,4 @@ def _setting(part: pd.DataFrame) -> str:
     if not {"optimizer", "tied"} <= set(part):
         return ""
     rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
-    return f"{name_of(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"
+    return f"{name(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"

@@ -17,7 +17,7 @@ from mup_tpu import plots
 from mup_tpu.analysis.ingest.trackers import package
 from mup_tpu.config.table import Table
 from mup_tpu.config.visible import visible
-from mup_tpu.plots.markup import powers
+from mup_tpu.words.names import powers_in_html
 
 if TYPE_CHECKING:
     from mup_tpu.plots.interactive import Panels
@@ -126,7 +126,7 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["anchor"] = lambda title: re.sub(r"\W+", "-", title.lower()).strip("-")
-    environment.filters["powers"] = lambda text: Markup(powers(text))
+    environment.filters["powers"] = lambda text: Markup(powers_in_html(text))
     blocks = [*page.lead, *(block for section in page.sections for block in section.blocks)]
     shown = [block.panels for block in blocks if isinstance(block, Interactive)]
     library, script, places = _embedded(shown) if shown else ("", "", {})

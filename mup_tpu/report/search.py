@@ -9,8 +9,7 @@ from mup_tpu.analysis.ranking import of_status, ranked, varied
 from mup_tpu.config.columns import label, write
 from mup_tpu.config.values import counted
 from mup_tpu.report.page import Block, Box, Interactive, Page, Section, Text, Values, interactive
-from mup_tpu.report.tables import trials_table
-from mup_tpu.report.words import how_made
+from mup_tpu.words.tables import how_made, trials_table
 
 
 def search_page(name: str, runs: pd.DataFrame) -> Page:

@@ -8,18 +8,17 @@ from functools import partial
 import pandas as pd
 
 from mup_tpu import plots
-from mup_tpu.analysis import worth
 from mup_tpu.analysis.optimum import EPSILON
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.scores import Score
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config.columns import label
-from mup_tpu.config.table import Table
-from mup_tpu.plots.names import results_of
 from mup_tpu.report.page import Block, Box, Interactive, Page, Picture, Section, Text, Values, interactive
-from mup_tpu.report.tables import optima_table, regret_table, sweeps_table
-from mup_tpu.report.words import details, how_made, said
+from mup_tpu.words.names import name, results_of
+from mup_tpu.words.reasons import notes
+from mup_tpu.words.tables import how_made, optima_table, regret_table, sweeps_table, worth_table
+from mup_tpu.words.verdicts import details, remedy, score, verdict
 
 _TITLES = {
     "transfer": "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
@@ -54,46 +53,37 @@ def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Sco
         TableError: Bokeh is not installed.
     """
     scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
-    results = [(plots.name(result.compared, analysis.compares), result) for result in results_of(analysis)]
-    optima = [optima_table(result, analysis.scale, name) for name, result in results]
-    regrets = [regret_table(result, analysis.scale, name) for name, result in results if result.regrets]
-    read = partial(_read, analysis=analysis)
+    results = [(name(result.compared, analysis.compares), result) for result in results_of(analysis)]
+    optima = [optima_table(result, analysis.scale, rule) for rule, result in results]
+    regrets = [regret_table(result, analysis.scale, rule) for rule, result in results if result.regrets]
     sections = [Section("Figures", _figures(analysis, table)), Section("Optima", optima)]
     if regrets:
-        said_first = Text(
-            f"Loss at a larger {scale} with a smaller one's optimum, less the loss with its own."
-        )
-        sections.append(Section("Regret", [said_first, *regrets]))
-        worths = [(name, *result.worth.cells) for name, result in results]
-        heads = (label(analysis.compares), *worth.HEADINGS)
-        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), Table(heads, worths)]))
+        meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
+        sections.append(Section("Regret", [Text(meaning), *regrets]))
+        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), worth_table(analysis, results)]))
     if scores:
-        sections.append(Section("Predictions", [Text(f"{said(one.sentence())}.") for one in scores]))
+        sections.append(
+            Section("Predictions", [Text(f"{score(one, name(one.prediction.compared))}.") for one in scores])
+        )
     if table.stored is not None:
         sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
     return Page(
         f"{analysis.name}: does {tuned} transfer across {scale}?",
         [
-            *(_verdict(result, analysis, table.command) for result in results_of(analysis)),
-            *(Text(f"Note: {read(note)}.", is_note=True) for note in analysis.notes),
+            *(_verdict(result, analysis, scores) for result in results_of(analysis)),
+            *(Text(f"Note: {note}.", is_note=True) for note in notes(analysis)),
         ],
         sections,
         _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta),
     )
 
 
-def _verdict(result: TransferResult, analysis: TransferAnalysis, command: str | None) -> Box:
+def _verdict(result: TransferResult, analysis: TransferAnalysis, scores: Sequence[Score]) -> Box:
     """A verdict with advice, and the command or sentence that would settle it."""
-    read = partial(_read, analysis=analysis)
-    settle = result.verdict.settle
-    commands = (settle,) if command and settle.startswith(command) else ()
-    lines = [line if commands and settle in line else read(line) for line in details(result, analysis)]
-    return Box(read(result.verdict.sentence), lines, commands, result.verdict.decision)
-
-
-def _read(text: str, analysis: TransferAnalysis) -> str:
-    written = said(text, analysis.scale, analysis.hyperparameter, compares=analysis.compares)
-    return written.replace(" && ", "; ")
+    rule, settles = name(result.compared, analysis.compares), remedy(result, analysis)
+    commands = (settles.text,) if settles.is_command else ()
+    sentence = verdict(result, analysis, scores, rule)
+    return Box(sentence, details(result, analysis), commands, result.verdict.decision)
 
 
 def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
@@ -103,24 +93,26 @@ def _figures(analysis: TransferAnalysis, table: RunTable) -> list[Block]:
         "learning_curves": interactive().learning_curve_panels,
     }
     blocks: list[Block] = []
-    for name, draw in plots.drawings(analysis).items():
-        if name in panels:
-            blocks.append(Interactive(_TITLES[name], panels[name](analysis, table.runs)))
+    for figure, draw in plots.drawings(analysis).items():
+        if figure in panels:
+            blocks.append(Interactive(_TITLES[figure], panels[figure](analysis, table.runs)))
         else:
-            blocks.append(Picture.of(_TITLES[name], partial(draw, analysis)))
+            blocks.append(Picture.of(_TITLES[figure], partial(draw, analysis)))
     return blocks
 
 
-def ablations_page(name: str, table: pd.DataFrame, notes: Sequence[str] = ()) -> Page:
+def ablations_page(title: str, table: pd.DataFrame, notes: Sequence[str] = ()) -> Page:
     """Report of several sweeps beside each other; `table` is from `mup_tpu.analysis.ablations.compare`."""
     counts = table["verdict"].value_counts()
     summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
-    title = "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter"
+    caption = (
+        "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter"
+    )
     return Page(
-        f"{name}: what each change does to transfer",
+        f"{title}: what each change does to transfer",
         [Box(f"{len(table)} sweeps: {summary}", notes)],
         [
-            Section("Figure", [Picture.of(title, partial(plots.ablations_figure, table))]),
+            Section("Figure", [Picture.of(caption, partial(plots.ablations_figure, table))]),
             Section("Sweeps, the worst regret first", [sweeps_table(table)]),
         ],
         "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),

@@ -20,6 +20,7 @@ from mup_tpu.store import StoredAxes, load_axes
 from mup_tpu.store.predictions import KeptPrediction
 from mup_tpu.tuning.found import Found, finished_runs, found_in
 from mup_tpu.tuning.target import Target
+from mup_tpu.words.predictions import prediction, prediction_details
 
 if TYPE_CHECKING:
     from mup_tpu.config import Trial
@@ -117,14 +118,14 @@ def _predicted(
         try:
             predictions = predict_analysis(replace(analysis, results=tuple(only)), (at,))
         except TableError as error:
-            why = str(error).partition("no prediction: ")[2] or str(error)
+            why = str(error)
         else:
             (made,), (kept,) = predictions.predictions, to_keep(predictions, table)
             own = source.trial.flat()
             is_scored = all(own[n] == v for n, v in changes.items())
             (field,) = axes.tune.fields
             trial = source.trial.replace(**{field: made.value})
-            said = "\n  ".join([predictions.sentence(made), *predictions.details(made)])
+            said = "\n  ".join([prediction(made, predictions), *prediction_details(made, predictions)])
             return Choice(Found(trial, source.loss), said, True, kept if is_scored else None)
     return Choice(source, _best_said(source, axes, why))
 

@@ -11,6 +11,7 @@ from mup_tpu.config.toml import write_sweep
 from mup_tpu.config.values import write_time
 from mup_tpu.jobs.plan import describe
 from mup_tpu.tuning.proxies import WORTH, Candidate
+from mup_tpu.words.reasons import because
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Plan:
             f"the largest proxy that pays: {top}; {self.larger}",
             self.left,
             *([self.at_target] if self.at_target else []),
-            f"drift, scatter and valleys as in {self.assumed.source}",
+            f"drift, scatter and valleys as in {because(self.assumed.source)}",
         ]
 
     def __repr__(self) -> str:
@@ -188,7 +189,7 @@ class Plan:
             "target": self.target.to_dict(),
             **{name: getattr(self, name) for name in (*plain, *words)},
             "steps": steps,
-            "assumed": self.assumed.source,
+            "assumed": because(self.assumed.source),
             "toml": self.toml(),
         }
 

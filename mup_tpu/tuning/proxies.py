@@ -16,6 +16,7 @@ from mup_tpu.analysis.cells import look_around
 from mup_tpu.analysis.design import Cell, first_batch
 from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.outlook import Assumed, runs_within_reach
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import Axis, Ladder, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.models import training_flops
@@ -117,8 +118,8 @@ class Ray:
         if analysis is not None and analysis.scale == column:
             assumed = Assumed.measured(analysis, rule)
         elif analysis is not None:
-            source = f"{assumed.source}; {analysis.name} is along {analysis.scale}: only its rates are taken"
-            assumed = replace(assumed, source=source)
+            only = {"assumed": assumed.source, "name": analysis.name, "column": analysis.scale}
+            assumed = replace(assumed, source=Reason.of("only rates", **only))
         above_0 = [rate for rate in rates if rate > 0]
         guesses = [above_0 or [_guess(goal, rule, scale, analysis)] for scale in at]
         starts = tuple(

@@ -19,10 +19,11 @@ from rich.console import Console
 
 from mup_tpu.analysis.cost import Cost, run_cost
 from mup_tpu.analysis.design import Batch, Cell, first_batch, next_batch, why_stop
-from mup_tpu.analysis.drift import NEEDED, exponent
+from mup_tpu.analysis.drift import NEEDED
 from mup_tpu.analysis.ingest.table_columns import Columns
 from mup_tpu.analysis.load import load_table
 from mup_tpu.analysis.looks import LookTaken, Question, take_looks
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import selected_scales
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.config import RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
@@ -35,6 +36,9 @@ from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.precision import decided_sweep
 from mup_tpu.tuning.sweep import check_alike, measured
+from mup_tpu.words.names import exponent
+from mup_tpu.words.reasons import because
+from mup_tpu.words.verdicts import look_verdict, price
 
 _SAME_X = 1e-6
 """Octaves within which two values count as the same."""
@@ -196,8 +200,8 @@ class Plan(Generic[T]):
     looks: tuple[LookTaken, ...]
     batch: Batch | None
     """Next batch; None after a settled verdict."""
-    stops: str
-    """Reason not to buy the batch; "" if it is bought."""
+    stops: Reason | None
+    """Reason not to buy the batch; None if it is bought."""
     purchase: int
     trials: tuple[T, ...]
     """Trials of the batch, if it is bought."""
@@ -230,21 +234,21 @@ class Buyer(Generic[T]):
     def _plan(self, name: str, table: RunTable | None, stored: pd.DataFrame, done: set[str]) -> Plan[T]:
         runs = table.runs[table.runs["compared"] == name] if table is not None else pd.DataFrame()
         if not len(runs):
-            return self._bought(name, (), self._first(name), "", 1)
+            return self._bought(name, (), self._first(name), None, 1)
         assert table is not None
         question = Question.of(table)
-        looks = tuple(take_looks(name, runs, question))
+        looks = tuple(take_looks(runs, question))
         last = looks[-1].purchase
         if last:
             before = runs[runs["purchase"] < last]
             batch = self._next(name, replace(table, runs=before), looks[:-1], question)
-            again = self._bought(name, looks[:-1], batch, "", last)
+            again = self._bought(name, looks[:-1], batch, None, last)
             if missing_trials(again.trials, done, self._grid.trial_id):
                 return again
         batch = self._next(name, replace(table, runs=runs), looks, question)
-        stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else ""
+        stops = why_stop(looks[-1], batch, question, self._left(batch.costs, stored)) if batch else None
         if batch and batch.adds_seeds and self._first_looks:
-            stops = "every scale had its first look; without first_looks it buys on for the verdict"
+            stops = Reason.of("first looks taken")
         return self._bought(name, looks, batch, stops, last + 1)
 
     def _first(self, name: str) -> Batch:
@@ -262,7 +266,7 @@ class Buyer(Generic[T]):
         return next_batch(name, looks[-1].evidence, run_cost(table), question)
 
     def _bought(
-        self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: str, purchase: int
+        self, name: str, looks: Sequence[LookTaken], batch: Batch | None, stops: Reason | None, purchase: int
     ) -> Plan[T]:
         """Plan with the trials of a batch; a value that trials do not allow ends the sequence."""
         trials: list[T] = []
@@ -270,7 +274,7 @@ class Buyer(Generic[T]):
             try:
                 trials = [t for cell in batch.cells for t in self._trials(name, cell)]
             except ConfigError as error:
-                stops, trials = f"{batch.reason}, but {error}", []
+                stops, trials = Reason.of("not allowed", purpose=batch.reason, error=str(error)), []
         return Plan(name, tuple(looks), batch, stops, purchase, tuple(trials))
 
     def _trials(self, name: str, cell: Cell) -> list[T]:
@@ -315,11 +319,12 @@ def _show(plans: Sequence[Plan[Any]], columns: Columns, console: Console) -> Non
     console.print(Table(headings, rows, title, texts, texts))
     for plan in plans:
         if plan.batch is None:
-            line = f"settled: {plan.looks[-1].sentence}"
+            line = f"settled: {look_verdict(plan.name, plan.looks[-1], columns)}"
         elif plan.stops:
-            line = f"{plan.name} ends here: {plan.stops}"
+            line = f"{plan.name} ends here: {because(plan.stops, columns)}"
         else:
-            line = f"{plan.name}, purchase {plan.purchase}: {plan.batch.reason}; {plan.batch.price()}"
+            purpose = because(plan.batch.reason, columns)
+            line = f"{plan.name}, purchase {plan.purchase}: {purpose}; {price(plan.batch)}"
         console.print(line)
 
 

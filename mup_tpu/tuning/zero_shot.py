@@ -29,6 +29,7 @@ from mup_tpu.tuning.choice import Choice, choices
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.found import Found, best_trials
 from mup_tpu.tuning.target import Target
+from mup_tpu.words.verdicts import score as score_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,7 +255,7 @@ class Transfer:
             if len(own) or known is not None:
                 x, error = known or (math.nan, math.nan)
                 loss = float(own["loss"].mean()) if len(own) else math.nan
-                said.append(Score(prediction, x, error, loss).sentence())
+                said.append(score_sentence(Score(prediction, x, error, loss)))
         return said
 
     def _optimum_at(self, prediction: KeptPrediction) -> tuple[float, float] | None:

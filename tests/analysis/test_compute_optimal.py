@@ -45,7 +45,6 @@ def test_intervals_hold_the_truth_where_parabolas_beside_the_optimum_do_not_say_
     best = minimize_scalar(lambda n: loss(2.0**n, 1e21 / 6 / 2.0**n), bounds=(20, 50)).x
     _, low, high = np.log2(found.at(1e21).params)
     assert low < best < high
-    assert f"N* ∝ C^{value:.3f}" in repr(found) and "parabolas" in repr(found)
 
 
 def test_what_cannot_be_told_is_one_sentence():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mup_tpu.analysis.coord_check import scale_of, sentences, slopes
+from mup_tpu.analysis.coord_check import conclusions, scale_of, slopes
 from mup_tpu.errors import TableError
 
 
@@ -61,11 +61,16 @@ def along_depth(exponents) -> pd.DataFrame:
 def test_along_the_depth_it_says_what_grows_and_whether_blocks_turn_lazy():
     table = along_depth({"mup": (1.0, 0.1), "half": (0.0, -1.0)})
     assert scale_of(table) == "depth"
-    (*half, of_mup, lazy) = sentences(table)
-    assert half[1].startswith("half: blocks turn lazy: distance from linearization ∝ depth^-1.00 [")
-    assert half[0].startswith("half: passes; fastest growing is the ")
-    assert of_mup == "mup: fails; fastest growing is the activation of last residual ∝ depth^1.00"
-    assert lazy.startswith("mup: blocks do not turn lazy: distance from linearization ∝ depth^0.10 [")
+    half, mup = conclusions(table)
+    assert half.parametrization == "half" and half.passes and half.linearization[0].is_lazy
+    assert half.linearization[0].value == pytest.approx(-1.0)
+    assert not mup.passes and mup.linearization[0].is_lazy is False
+    fastest = mup.fastest
+    assert (fastest.quantity, fastest.layer, fastest.value) == (
+        "activation",
+        "last residual",
+        pytest.approx(1),
+    )
     with pytest.raises(TableError, match="at least 2 depths, the table has 1"):
         slopes(table[table["depth"] == 2])
 
@@ -73,8 +78,8 @@ def test_along_the_depth_it_says_what_grows_and_whether_blocks_turn_lazy():
 def test_laziness_that_the_interval_leaves_open_is_said_so():
     table = along_depth({"mup": (0.0, -0.3)})
     noise = np.where(table["seed"] == 0, 1.0, 3.0) * np.where(table["depth"] % 3 == 1, 1.5, 1.0)
-    (_, lazy) = sentences(table.assign(rms=table["rms"] * noise))
-    assert "blocks may turn lazy" in lazy
+    (mup,) = conclusions(table.assign(rms=table["rms"] * noise))
+    assert mup.linearization[0].is_lazy is None
 
 
 def test_a_table_of_several_scales_is_refused():

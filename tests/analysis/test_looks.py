@@ -11,7 +11,8 @@ from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.analysis.cost import run_cost
 from mup_tpu.analysis.design import first_batch, next_batch, why_stop
 from mup_tpu.analysis.looks import Question, take_look, take_looks
-from mup_tpu.analysis.verdict import MOST_LOOKS
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (64.0, 128.0, 256.0, 512.0)
@@ -33,7 +34,7 @@ def sequence(alpha, sigma=0.01, seed=0, most=30):
                     {"width": cell.scale, "lr": 2.0**cell.x, "seed": s, "loss": loss, "purchase": purchase}
                 )
         table = check_table(pd.DataFrame(rows))
-        looks.append(take_look("all", table.runs, question, looks[-1] if looks else None))
+        looks.append(take_look(table.runs, question, looks[-1] if looks else None))
         if looks[-1].decision != "INCONCLUSIVE":
             return rows, looks
         batch = next_batch("all", looks[-1].evidence, run_cost(table), question)
@@ -47,13 +48,13 @@ def test_the_rows_tell_which_looks_were_taken_whatever_their_order(alpha, decisi
     rows, taken = sequence(alpha)
     shuffled = pd.DataFrame(rows).sample(frac=1, random_state=1)
     table = replace(check_table(shuffled), planned=WIDTHS)
-    counted = list(take_looks("all", table.runs, Question(planned=WIDTHS)))
+    counted = list(take_looks(table.runs, Question(planned=WIDTHS)))
     assert [(k.number, k.decision, k.runs) for k in counted] == [
         (k.number, k.decision, k.runs) for k in taken
     ]
     (result,) = analyze(table).results
     assert result.verdict.decision == decision
-    assert f"(look {taken[-1].number} of at most {MOST_LOOKS})" in result.verdict.sentence
+    assert result.verdict.look == taken[-1].number
     assert [look.purchase for look in result.sequence.looks] == list(range(1, len(taken) + 1))
     assert list(result.sequence.spent) == sorted(result.sequence.spent)
 
@@ -82,7 +83,7 @@ def test_a_table_without_purchases_is_looked_at_once():
     rows, taken = sequence(0.0)
     table = pd.DataFrame(rows)
     (result,) = analyze(check_table(table.drop(columns="purchase"))).results
-    assert result.sequence is None and "(look" not in result.verdict.sentence
+    assert result.sequence is None and result.verdict.look is None
     (result,) = analyze(check_table(table)).results
     assert result.sequence is not None and len(result.sequence.looks) == len(taken)
 
@@ -90,13 +91,13 @@ def test_a_table_without_purchases_is_looked_at_once():
 def test_a_budget_ends_what_is_not_worth_its_cost():
     rows, taken = sequence(0.12, sigma=0.03)
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
-    late = replace(taken[-1], number=3, decision="INCONCLUSIVE")
+    late = replace(taken[-1], number=3, verdict=Verdict("INCONCLUSIVE", 3))
     batch = replace(next_batch("all", late.evidence, run_cost(table), question), to_verdict=500.0)
-    assert why_stop(late, batch, question) == "" == why_stop(late, batch, question, left=51.0)
-    assert "a verdict is expected to cost 500 runs of width 64 more" in why_stop(late, batch, question, 49.0)
+    assert why_stop(late, batch, question) is None is why_stop(late, batch, question, left=51.0)
+    assert why_stop(late, batch, question, 49.0).code == "over budget"
     out_of_reach = replace(batch, to_verdict=np.inf)
-    assert why_stop(late, out_of_reach, question) == "", "without a budget it goes on to the last look"
-    assert why_stop(late, out_of_reach, question, left=1e9) == "", "with one, until it ends"
+    assert why_stop(late, out_of_reach, question) is None, "without a budget it goes on to the last look"
+    assert why_stop(late, out_of_reach, question, left=1e9) is None, "with one, until it ends"
 
 
 def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
@@ -104,9 +105,9 @@ def test_a_grid_that_spans_fourteen_octaves_without_an_optimum_is_given_up():
         {"width": 64.0, "lr": 2.0**x, "seed": 0, "loss": 3 - 0.01 * x, "purchase": 1} for x in range(-16, -1)
     ]
     table, question = check_table(pd.DataFrame(rows)), Question(planned=WIDTHS)
-    look = take_look("all", table.runs, question)
+    look = take_look(table.runs, question)
     batch = next_batch("all", look.evidence, run_cost(table), question)
-    assert "the grid at width 64 spans 14 octaves and holds no optimum" in why_stop(look, batch, question)
+    assert why_stop(look, batch, question) == Reason.of("no optimum in a wide grid", at=64.0, octaves=14.0)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +147,10 @@ def test_a_quickstart_is_settled_or_buys_on_until_its_budget_ends(folder):
             break
         left, spent = left.drop(bought.index), spent + bought["cost"].sum()
         rows.append(bought.assign(purchase=1.0 + len(rows)))
-        look = take_look("mup", pd.concat(rows), question, look)
+        look = take_look(pd.concat(rows), question, look)
         if look.decision != "INCONCLUSIVE":
             assert look.decision == "TRANSFERS"
             break
         costs = run_cost(replace(table, runs=pd.concat(rows)))
         batch = next_batch("mup", look.evidence, costs, question)
-        assert not why_stop(look, batch, question, budget - spent), look.sentence
+        assert not why_stop(look, batch, question, budget - spent), look.verdict

@@ -11,6 +11,7 @@ from mup_tpu.analysis.power_law import fit_power_laws
 from mup_tpu.analysis.random_effects import Regression
 from mup_tpu.errors import TableError
 from mup_tpu.plots import law_figure
+from mup_tpu.words.predictions import power_law
 
 EXPONENTS = {"N": -0.6, "D": 0.2, "bs": 0.4}
 
@@ -52,7 +53,7 @@ def test_exponents_are_those_of_least_squares_on_the_true_optima():
     )
     away = optima[:, 4] - EXPONENTS["bs"] * (optima[:, 3] - 7)
     assert np.asarray(places.get_array()) == pytest.approx(away.reshape(9, 3).mean(axis=1), abs=0.1)
-    assert "lr* ∝ N^-0.6" in repr(law).replace("learning rate", "lr")
+    assert power_law(law)[0].startswith("all: best learning rate ∝ N^-0.6")
 
 
 def test_cells_of_one_size_that_miss_the_law_together_widen_its_exponent():

@@ -210,9 +210,6 @@ def test_a_table_says_how_far_it_bears():
     found = predict(valley_runs(), f"width={512 * 2 ** (near.furthest - 0.1)}").predictions[0]
     assert found.bears
     assert not predict(valley_runs(), f"width={512 * 2 ** (near.furthest + 0.2)}").predictions[0].bears
-    said = predict(valley_runs(), "width=65536")
-    assert "7 octaves beyond width 512" in repr(said)
-    assert said.details(said.predictions[0])[0].startswith("more than the table bears")
 
 
 def test_targets_by_other_columns_are_found_by_what_the_rows_say():
@@ -224,7 +221,6 @@ def test_targets_by_other_columns_are_found_by_what_the_rows_say():
     assert alias.scale == 1024
     both = predict(valley_runs(), "width=1024, width=32")
     assert [p.scale for p in both.predictions] == [1024, 32]
-    assert "at width 32, 1 octave below width 64" in repr(both)
     (field,) = predict("results/horizon_transfer", "steps=8000").predictions[:1]
     assert field.scale == 8000, "a field's name, where its column has another"
 
@@ -268,18 +264,20 @@ def test_a_table_whose_parameters_have_another_name_says_which_flag_names_them()
 
 def test_a_rule_with_one_known_optimum_is_not_predicted():
     runs = valley_runs(widths=(64,))
-    with pytest.raises(TableError, match="1 of 1 widths have an optimum inside their grid, and 2 are needed"):
+    with pytest.raises(
+        TableError, match="2 widths with an optimum inside the grid are needed, and the best rule has 1"
+    ):
         predict(runs, "width=128")
     both = pd.concat([runs.assign(parametrization="sp"), valley_runs().assign(parametrization="mup")])
     found = predict(both, "width=1024")
     assert [p.compared for p in found.predictions] == ["mup"]
-    assert found.notes[0].startswith("sp: no prediction")
+    assert (found.notes[0].code, found.notes[0]["compared"]) == ("no prediction", "sp")
 
 
 def test_a_loss_that_cannot_be_told_has_its_reason():
     found = predict(valley_runs(widths=(64, 128)), "width=512").predictions[0]
     assert found.loss is None
-    assert found.why_no_loss == "3 scales with a known optimum are needed, and there are 2"
+    assert found.why_no_loss.code == "few optima"
 
 
 def test_any_scale_of_a_table_may_be_predicted():

@@ -11,6 +11,7 @@ import pytest
 from mup_tpu.analysis import Columns, analyze, check_table, load_table
 from mup_tpu.analysis.ingest.table_values import States
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 
 def runs(**columns) -> pd.DataFrame:
@@ -38,7 +39,7 @@ def test_diverged_nan_and_chance_losses_are_kept_as_infinite():
     table = check_table(frame, chance=5.545)
     assert np.isinf(table.runs["loss"]).sum() == 3
     assert len(table.runs) == 12
-    assert "3 diverged runs kept, as +inf" in table.notes
+    assert "3 diverged runs are kept, as +inf" in notes_of(table)
 
 
 def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
@@ -46,9 +47,9 @@ def test_failed_runs_are_left_out_and_stopped_ones_kept_as_infinite():
     assert len(table.runs) == 11
     assert table.runs["stopped"].tolist() == [True] + [False] * 10
     assert np.isinf(table.runs["loss"]).tolist() == [True] + [False] * 10
-    assert any("1 failed" in note for note in table.notes)
-    assert any("1 runs stopped early kept, as +inf" in note for note in table.notes)
-    assert not any("diverged" in note for note in table.notes)
+    assert any("1 failed" in note for note in notes_of(table))
+    assert any("1 runs stopped early are kept, as +inf" in note for note in notes_of(table))
+    assert not any("diverged" in note for note in notes_of(table))
     with pytest.raises(TableError, match="no finished run"):
         check_table(runs(status="stopped"))
 
@@ -91,18 +92,18 @@ def test_learning_rates_that_differ_by_rounding_are_merged():
     frame.loc[frame["seed"] == 1, "lr"] *= 1.005
     table = check_table(frame)
     assert len(table.runs["x"].unique()) == 3
-    assert "3 values within 0.02 octave of another were merged with it" in table.notes
+    assert "3 values within 0.02 octaves of another are merged with it" in notes_of(table)
 
 
 def test_identical_duplicates_are_dropped_with_a_note():
     frame = pd.concat([runs(), runs().head(2)], ignore_index=True)
     table = check_table(frame)
     assert len(table.runs) == 12
-    assert "2 identical duplicate rows dropped" in table.notes
+    assert "2 identical duplicate rows dropped" in notes_of(table)
 
 
 def test_unequal_seeds_are_noted():
-    assert "unequal seeds: cells have 1 to 2 runs" in check_table(runs().head(11)).notes[0]
+    assert "unequal seeds: cells have 1 to 2 runs" in notes_of(check_table(runs().head(11)))[0]
 
 
 def test_csv_and_parquet_with_other_column_names(tmp_path):
@@ -153,7 +154,7 @@ def test_of_a_table_where_most_runs_end_at_one_step_the_others_are_named_and_lef
     cut = (frame["width"] == 128) & (frame["lr"] == 2.0**-7)
     short = check_table(frame[~(cut & (frame["step"] > 10))])
     assert len(short.runs) == 5 and len(short.history) == 15
-    (note,) = (note for note in short.notes if "left out" in note)
+    (note,) = (note for note in notes_of(short) if "left out" in note)
     assert "1 runs left out, since they do not end at step 30 as most do: 128 at 2^-7 (step 10)" in note
     diverged = check_table(frame.assign(loss=frame["loss"].where(~cut))[~(cut & (frame["step"] > 10))])
     assert len(diverged.runs) == 6 and np.isinf(diverged.runs["loss"]).sum() == 1
@@ -207,7 +208,8 @@ def test_runs_of_several_batches_say_how_to_hold_the_batch_or_to_fit_both_scales
 def test_a_setting_that_varies_inside_cells_is_said_whatever_tells_their_runs_apart():
     table = check_table(of_rules(), Columns(seed="run_name"))
     assert any(
-        "rule varies inside cells ('mup', 'sp': --compare rule compares them" in note for note in table.notes
+        "rule varies inside cells ('mup', 'sp': --compare rule compares them" in note
+        for note in notes_of(table)
     )
     assert not any(
         "varies" in note for note in check_table(of_rules(), Columns(parametrization="rule")).notes
@@ -220,7 +222,7 @@ def test_near_values_of_one_seed_are_two_runs_and_no_clash():
     frame.loc[1::2, "lr"] *= 1.005
     table = check_table(frame)
     assert len(table.runs) == 12 and len(table.runs["x"].unique()) == 6
-    assert not any("merged" in note for note in table.notes)
+    assert not any("merged" in note for note in notes_of(table))
 
 
 def test_a_ladder_is_read_where_the_columns_that_change_with_its_scale_are_named():
@@ -322,9 +324,11 @@ def test_states_of_trackers_are_not_finished():
     frame.loc[3, "loss"] = np.nan
     table = check_table(frame)
     assert len(table.runs) == 5 and np.isfinite(table.runs["loss"]).all()
-    assert any("1 running" in n and "1 Failed" in n and "runs left out" in n for n in table.notes)
+    assert any("1 running" in n and "1 Failed" in n and "runs left out" in n for n in notes_of(table))
     failed = check_table(frame, states=States(diverged=("failed",)))
-    assert np.isinf(failed.runs["loss"]).sum() == 1 and "1 diverged runs kept, as +inf" in failed.notes
+    assert np.isinf(failed.runs["loss"]).sum() == 1 and "1 diverged runs are kept, as +inf" in notes_of(
+        failed
+    )
 
 
 def test_states_that_are_not_known_are_listed_with_how_to_map_them():
@@ -368,7 +372,7 @@ def test_columns_that_are_not_what_they_should_be_are_named(frame, columns, sent
 def test_a_cost_that_is_no_number_is_noted_and_not_used():
     table = check_table(runs(wall_time_s=["0:01:23"] * 12))
     assert table.runs["cost"].isna().all()
-    assert any("wall_time_s must be numbers" in n and "the column is not used" in n for n in table.notes)
+    assert any("wall_time_s must be numbers" in n and "the column is not used" in n for n in notes_of(table))
 
 
 @pytest.mark.nightly

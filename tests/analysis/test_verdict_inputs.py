@@ -37,11 +37,11 @@ def test_no_transfer_while_the_largest_scales_have_left_the_grid():
     """Widths 64 to 256 agree; at 512 and 1024 the optimum lies below the lowest learning rate."""
     result = result_of("unbracketed_largest")
     assert result.verdict.decision != "TRANSFERS"
-    assert "at 1024" in result.verdict.sentence, "the largest width that was run"
+    assert result.headline_regret.target == 1024, "the largest width that was run"
     headline = result.headline_regret
     assert headline.target == 1024 and headline.low > 0.01 and headline.high == math.inf
     for optimum in result.optima[-2:]:
-        assert "extend the grid downwards" in optimum.sentence()
+        assert optimum.status in ("at lower edge", "no finite run")
 
 
 def test_equal_optima_beside_divergence_do_not_drift():
@@ -71,4 +71,4 @@ def test_no_optimum_lies_beside_a_run_that_is_plainly_worse():
         assert curve.mean_G[nearest] - curve.mean_G.min() < 0.1
     assert result.optima[-1].best_x == pytest.approx(np.log2(0.0005))
     assert result.noise.sigma < 0.1
-    assert "below every run" in result.optima[-1].sentence()
+    assert result.optima[-1].below > 0

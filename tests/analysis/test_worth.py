@@ -8,6 +8,7 @@ import pytest
 
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.looks import Question, weigh
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.worth import Interval, Worth, _loss_errors, approach, with_penalties
 
 WIDTHS = np.array([64.0, 128.0, 256.0, 512.0, 1024.0])
@@ -115,10 +116,14 @@ def test_the_penalty_is_against_the_best_of_the_other_rules():
 
 def test_what_is_not_known_says_why():
     rising = runs(lambda n: -6.0, lambda n: 2 + n / 1024, lambda n: 0.2)
-    assert "does not fall" in analyze(rising).results[0].worth.why_not
+    assert analyze(rising).results[0].worth.why_not.code == "loss does not fall"
     three = rising[rising["width"] < 512]
     found = analyze(three).results[0].worth
-    assert "4 are needed" in found.why_not and found.useful == "not told" and not found.kappa.is_known
+    assert (
+        found.why_not == Reason.of("few optima", known=3, needed=4)
+        and found.useful == "not told"
+        and not found.kappa.is_known
+    )
 
 
 def test_a_sum_of_intervals_is_that_of_independent_numbers():

@@ -133,7 +133,7 @@ def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcom
     code, out, _ = outcome("analyze", two_rules)
     said = " ".join(out.split())
     assert code == 0 and "at width 1024, predicted on" in said and "from 72 runs" in said
-    assert "came out: 2^-6.0" in said and "inside" in said
+    assert "measured 2^-6.0" in said and "inside" in said
     code, out, _ = outcome("analyze", two_rules, "--json")
     (scored,) = json.loads(out)["predictions"]
     assert scored["is_inside"] is True and scored["x"] == pytest.approx(-6, abs=0.1)
@@ -161,13 +161,13 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
     moved.keep(folder)
     code, out, err = outcome("analyze", folder)
     said = " ".join(out.split())
-    assert code == 0 and "its optimum is not known; loss predicted" in said, err
+    assert code == 0 and "the optimum is not known; loss predicted" in said, err
     assert "at width 1024" in said and "2048" not in said and "INCONCLUSIVE" not in said
     run(*range(-9, -3))
     for options in ([], ["--next"]):
         code, out, err = outcome("analyze", folder, *options)
         said = " ".join(out.split())
-        assert code == 0 and "came out: 2^-6.0" in said and said.count("predicted on") == 1, err
+        assert code == 0 and "measured 2^-6.0" in said and said.count("predicted on") == 1, err
         assert "2048" not in said and "INCONCLUSIVE" not in said
     assert "nothing to run" in said
     code, _, err = outcome("analyze", "--report", folder)

@@ -3,13 +3,15 @@
 import math
 
 from mup_tpu import plots
-from mup_tpu.analysis.referee import Ruling, page
+from mup_tpu.analysis import Columns
+from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.regret import Regret
+from mup_tpu.words.referee import page
 
 
 def ruling(**changes) -> Ruling:
     values = {
-        "sweep": "a", "scale": "width", "growing": "width 64 to 256", "tuned": "learning rate",
+        "sweep": "a", "columns": Columns(), "smallest": 64, "largest": 256,
         "rule": "mup", "source": "",
         "architecture": "gpt2", "update_rule": "adamw", "alpha": 0.0, "low": -0.1, "high": 0.1,
         "regret": None, "decision": "TRANSFERS", "looks": 1, "runs": 8, "hours": 0.1,
@@ -19,8 +21,8 @@ def ruling(**changes) -> Ruling:
 
 FOUND = [
     ruling(
-        scale="depth", growing="depth 2 to 8", rule="completep", alpha=0.3, low=-0.2, high=0.8,
-        decision="INCONCLUSIVE",
+        columns=Columns(scale="depth"), smallest=2, largest=8, rule="completep", alpha=0.3, low=-0.2,
+        high=0.8, decision="INCONCLUSIVE",
     ),
     ruling(),
     ruling(
@@ -57,7 +59,11 @@ def test_rules_stand_below_each_other_with_interval_and_verdict():
 
 
 def test_a_group_has_each_rule_s_sweeps_together_and_its_baseline_first():
-    of_tokens = {"scale": "step count", "growing": "step count 250 to 4000", "compares": "token_rule"}
+    of_tokens = {
+        "columns": Columns("steps_planned", parametrization="token_rule"),
+        "smallest": 250,
+        "largest": 4000,
+    }
     found = [
         ruling(rule=rule, sweep=sweep, **of_tokens) for sweep in ("a", "b") for rule in ("lr_0.32", "none")
     ]

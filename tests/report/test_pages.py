@@ -16,8 +16,10 @@ from mup_tpu.analysis import analyze, coord_check, load_table
 from mup_tpu.analysis.ablations import compare
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
-from mup_tpu.report.words import said
 from mup_tpu.store import Store, StoredAxes, StoredAxis, load_runs
+from mup_tpu.words.names import name
+from mup_tpu.words.tables import conclusion, how_made
+from mup_tpu.words.verdicts import details, remedy, verdict
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -37,15 +39,15 @@ def of_table(path: Path) -> str:
 def test_verdicts_come_first_and_in_full(quickstart, sweep_html):
     text = text_of(sweep_html)
     for result in quickstart[0].results:
-        sentence = said(result.verdict.sentence, "lr")
+        sentence = verdict(result, quickstart[0], name=name(result.compared))
         assert sentence.startswith({"mup": "μP: TRANSFERS", "sp": "SP: DRIFTS"}[result.parametrization])
         assert text.index(sentence.replace("−", "-")) < text.index("Figures")
-        assert all(said(line) in text for line in report.details(result, quickstart[0]))
+        assert all(line in text for line in details(result, quickstart[0]))
 
 
 def test_names_are_those_that_people_use(sweep_html):
     text = text_of(sweep_html)
-    assert "learning rate* ∝ width^-0.05" in text and "parametrizationμP, SP" in text
+    assert "best learning rate ∝ width^-0.05" in text and "parametrizationμP, SP" in text
     assert not re.search(r"\b(mup|sp|lr|steps_planned)\b", text.partition("How the runs were made")[0])
 
 
@@ -86,27 +88,28 @@ def test_text_from_a_table_is_not_markup(tmp_path):
 def test_a_verdict_ends_in_what_to_do(quickstart):
     """Of the stored quickstart: its optimum may be taken in μP, at a bounded cost, and not in SP."""
     analysis, _ = quickstart
-    advice = {result.parametrization: report.details(result, analysis)[0] for result in analysis.results}
+    advice = {result.parametrization: details(result, analysis)[0] for result in analysis.results}
     sp, mup = advice["sp"], advice["mup"]
     regret = next(r for r in analysis.results if r.parametrization == "mup").headline_regret
-    assert mup.startswith("take learning rate 2^-6.1 = 0.0148 from width 64 to 384: expected cost ")
+    assert mup.startswith("use learning rate 2^-6.1 = 0.0148, the optimum of width 64, at width 384: the exp")
     assert f"{regret.value:.3f} nat, at most {regret.high:.3f}" in mup
-    expected = (
-        "take learning rate 2^-6.1 = 0.0148 from width 64 to 384: 2^-7.6 = 0.00526 is the optimum there"
+    assert sp == (
+        "do not use learning rate 2^-6.1 = 0.0148, the optimum of width 64, at width 384: the optimum "
+        "there is "
+        "2^-7.6 = 0.00526"
     )
-    assert sp == f"do not {expected}"
 
 
 def test_an_open_verdict_advises_nothing():
     """What a value would cost is said; to take it is no advice."""
     analysis = analyze(load_table(RESULTS / "muon_transfer"))
-    lines = {r.parametrization: report.details(r, analysis) for r in analysis.results}["mup"]
-    assert lines[0].startswith("if you take learning rate 2^")
-    assert any("how much more a verdict costs cannot be told yet" in line for line in lines)
+    lines = {r.parametrization: details(r, analysis) for r in analysis.results}["mup"]
+    assert lines[0].startswith("if you use learning rate 2^")
+    assert any("total to a verdict: unknown" in line for line in lines)
     assert not any("no amount" in line for line in lines), "beside what is asked for"
     better = next(line for line in lines if line.startswith("wider is better"))
     assert re.fullmatch(
-        r"wider is better in \d+ of \d+ comparisons of final losses, at the optima in \d of 5", better
+        r"wider is better in \d+ of \d+ comparisons of final losses, and in \d of 5 at the optima", better
     )
 
 
@@ -116,7 +119,7 @@ def test_what_would_settle_a_verdict_is_a_command_as_it_is_or_a_sentence(tmp_pat
     folder = RESULTS / "lr_transfer_untuned"
     table = load_table(folder)
     analysis = analyze(table)
-    settle = next(r.verdict.settle for r in analysis.results if r.verdict.settle)
+    settle = next(remedy(r, analysis).text for r in analysis.results if r.next_batch)
     page = report.render(report.sweep_page(analysis, table))
     assert f"to settle it: <code>{html.escape(settle)}</code>" in page
     rows = [f"{w},{2.0**x},{2.5 + 0.01 * (x + 7) ** 2}" for w in (64, 128) for x in range(-9, -4)]
@@ -141,7 +144,7 @@ def test_a_ladder_is_named_by_what_it_is_measured_by(tmp_path, capsys):
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
     text = text_of((tmp_path / "family" / "report.html").read_text(encoding="utf-8"))
     assert "family: does learning rate transfer across compute?" in text
-    assert "learning rate* ∝ compute^" in text and "10.2 GFLOP" in text and "164 GFLOP" in text
+    assert "best learning rate ∝ compute^" in text and "10.2 GFLOP" in text and "164 GFLOP" in text
 
 
 def test_a_search_says_its_best_trial_and_what_became_of_the_others():
@@ -178,8 +181,9 @@ def test_a_coordinate_check_says_what_grows_and_every_slope():
     text = text_of(report.render(report.coordinate_check_page("coord_check", part)))
     assert "do activations and updates keep their size as width grows?" in text
     assert "AdamW, tied embeddings" in text
-    for sentence in coord_check.sentences(part):
-        assert said(sentence).replace("−", "-") in text
+    for found in coord_check.conclusions(part):
+        for line in conclusion(found, "width", name(found.parametrization)):
+            assert line.replace("−", "-") in text
     fitted = coord_check.slopes(part).query("layer == 'logits' and parametrization == 'sp'")
     for slope, high in fitted[["slope", "high"]].itertuples(index=False):
         assert f"{slope:.2f} ± {high - slope:.2f}" in text
@@ -190,8 +194,8 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
     (tmp_path / "check").mkdir()
     measured.query("parametrization == 'mup'").to_parquet(tmp_path / "check" / "coord_check.parquet")
     sweeps = tmp_path / "sweeps"
-    for name in ("mup", "sp"):
-        shutil.copytree(RESULTS / "ablations" / name, sweeps / name)
+    for rule in ("mup", "sp"):
+        shutil.copytree(RESULTS / "ablations" / rule, sweeps / rule)
     folders = {
         RESULTS / "tune_small": "a search of",
         tmp_path / "check": "as depth grows",
@@ -205,7 +209,7 @@ def test_the_command_tells_by_itself_what_a_folder_holds(tmp_path, capsys):
 
 
 def test_without_bokeh_a_report_says_what_to_install(quickstart, monkeypatch):
-    for module in [name for name in sys.modules if name.startswith("mup_tpu.plots.interactive")]:
+    for module in [one for one in sys.modules if one.startswith("mup_tpu.plots.interactive")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delattr("mup_tpu.plots.interactive", raising=False)
     monkeypatch.setitem(sys.modules, "bokeh.models", None)
@@ -214,11 +218,11 @@ def test_without_bokeh_a_report_says_what_to_install(quickstart, monkeypatch):
 
 
 def test_how_runs_were_made_leaves_out_what_is_the_default():
-    made = dict(report.how_made(load_runs(RESULTS / "quickstart")))
+    made = dict(how_made(load_runs(RESULTS / "quickstart")))
     assert made["schedule"] == "cosine" and made["warm-up"] == "0.3" and made["optimizer"] == "adamw"
     assert made["parametrization"] == "μP, SP" and made["all other settings"] == "the defaults"
     assert not [name for name in made if "uon" in name or "newton" in name.lower()], "of an AdamW run"
-    muon = dict(report.how_made(load_runs(RESULTS / "muon_transfer")))
+    muon = dict(how_made(load_runs(RESULTS / "muon_transfer")))
     assert muon["optimizer"] == "muon"
 
 
@@ -244,14 +248,17 @@ def test_each_rule_of_a_coordinate_check_has_a_box_in_the_colour_of_its_outcome(
     assert {box.details[0] for box in page.lead} == {"AdamW, tied embeddings", "SGD, untied embeddings"}
 
 
-def test_names_of_rules_stand_in_sentences():
-    def of_tokens(text: str) -> str:
-        return said(text, compares="token_rule")
-
-    assert of_tokens("none: DRIFTS (look 1)") == "no token rule: DRIFTS (look 1)"
-    assert of_tokens("lr_0.32: DRIFTS") == "lr × tokens^−0.32: DRIFTS"
-    assert said("16: DRIFTS", compares="batch_size") == "batch size 16: DRIFTS"
-    assert said("none: DRIFTS") == "none: DRIFTS", "a name in somebody's own table"
+@pytest.mark.parametrize(
+    ("compared", "column", "shown"),
+    [
+        ("none", "token_rule", "no token rule"),
+        ("lr_0.32", "token_rule", "lr × tokens^−0.32"),
+        ("16", "batch_size", "batch size 16"),
+        ("none", "parametrization", "none"),  # a name in somebody's own table
+    ],
+)
+def test_names_of_rules_are_those_of_people(compared, column, shown):
+    assert name(compared, column) == shown
 
 
 def test_control_characters_of_a_table_are_escapes_in_a_page():
@@ -264,4 +271,4 @@ def test_control_characters_of_a_table_are_escapes_in_a_page():
 @pytest.mark.parametrize("versions", ["null", "[1]", '"x"', "no JSON"])
 def test_versions_that_this_program_did_not_write_are_shown_as_they_are(versions):
     rows = load_runs(RESULTS / "quickstart").head(2).assign(versions=versions)
-    assert dict(report.how_made(rows))["versions"] == versions
+    assert dict(how_made(rows))["versions"] == versions

@@ -14,6 +14,7 @@ from mup_tpu.analysis.line import fit_line
 from mup_tpu.analysis.optimum import Optimum
 from mup_tpu.analysis.outlook import Assumed
 from mup_tpu.analysis.priors import Priors
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import Axis, Ladder, Sweep, Trial
 from mup_tpu.config.columns import configured
 from mup_tpu.config.toml import load_sweep
@@ -25,7 +26,7 @@ from mup_tpu.tuning.sequence import _grid_of, buy
 
 
 def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
-    assumed = Assumed(Priors(0.3, 0.2, 0.1), 0.0, 0.06, 0.1, "")
+    assumed = Assumed(Priors(0.3, 0.2, 0.1), 0.0, 0.06, 0.1, Reason.of("start"))
     at, runs, target = np.array([-4.0, -3.0, -2.0]), (8, 8, 16), 0.0
     generator, squares = np.random.default_rng(0), []
     for _ in range(400):
@@ -52,7 +53,7 @@ def test_the_expected_regret_is_that_of_predictions_of_drawn_optima():
 def test_a_copied_optimum_is_worse_the_farther_it_is_and_by_its_drift():
     usual = Assumed.usual("width", "mup")
     assert usual.copied(-3, 8) > usual.copied(-1, 8) > usual.regret(2 * 0.1**2)
-    drifts = Assumed(Priors(1e-6, 1e-6, 1e-6), -0.5, 0.1, 1e-9, "")
+    drifts = Assumed(Priors(1e-6, 1e-6, 1e-6), -0.5, 0.1, 1e-9, Reason.of("start"))
     assert drifts.copied(-2, 8) == pytest.approx(0.05 * (1.0 + 0.04**2), rel=1e-3)
 
 
@@ -190,7 +191,7 @@ def test_a_table_of_ones_own_replaces_what_is_usual():
 
 def test_a_table_along_another_scale_gives_its_rates_alone_and_the_plan_says_so():
     found = plan("depth=16", "1e17", table=_drifting())
-    assert found.lines()[-1].endswith("is along width: only its rates are taken")
+    assert found.lines()[-1].endswith("is along width, so only its rates are used")
     assert found.sweep.learning_rates[4] == 2**-4
     assert found.regret == plan("depth=16", "1e17").regret
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from mup_tpu.analysis.ingest.table_columns import Columns, plain_name
 from mup_tpu.analysis.ingest.table_values import numbers
+from mup_tpu.analysis.reasons import Reason
 
 _WITH_ERROR = re.compile(r"\s*(\S+)\s*(?:±|\+/-|\+-)\s*(\S+)\s*")
 _ERROR = "err error se sem stderr std_err std_error standard_error"
@@ -17,7 +18,7 @@ _DEVIATION = "std stdev stddev sd std_dev standard_deviation"
 _COUNT = "n_seeds num_seeds n_runs num_runs n_repeats replicates n_replicates"
 
 
-def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[str]]:
+def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
     """The table with the standard error of its losses in a column, if it tells one; its name, and notes.
 
     A standard deviation needs the number of runs, in a column beside it.
@@ -35,20 +36,20 @@ def with_errors(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Co
         return (
             table.assign(**{loss: means.reindex(table.index).fillna(cells), error: errors}),
             columns,
-            [f"numbers behind ± in {loss} are taken for standard errors of its means"],
+            [Reason.of("errors behind ±", name=loss)],
         )
     if named := _column(table, loss, _ERROR):
         return (
             table,
             replace(columns, loss_error=named),
-            [f"{named} is taken for the standard error of {loss}"],
+            [Reason.of("errors in a column", name=named, loss=loss)],
         )
     if (deviation := _column(table, loss, _DEVIATION)) is None:
         return table, columns, []
     if (count := _column(table, loss, _COUNT)) is None:
-        return table, columns, [f"{deviation} is not used: a column n_seeds would say of how many runs it is"]
+        return table, columns, [Reason.of("deviation without a count", name=deviation)]
     values = numbers(table[deviation], deviation) / np.sqrt(numbers(table[count], count))
-    note = f"the standard error of {loss} is {deviation} over the root of {count}"
+    note = Reason.of("errors from deviations", name=deviation, loss=loss, count=count)
     return table.assign(**{error: values}), columns, [note]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means, plain_name
+from mup_tpu.analysis.ingest.table_columns import Columns, means, plain_name
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import parse_number
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
@@ -48,7 +49,7 @@ def meaning_at_end(text: str) -> str:
     return next((what for name in names if (what := means(name) or _SHORT.get(name.lower(), ""))), "")
 
 
-def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
+def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
     """The table with settings that stand in its runs' names alone as columns, and notes on them."""
     if not table.columns.is_unique:  # refused later, with their names
         return table, []
@@ -67,7 +68,6 @@ def with_settings(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, 
         new = [what for what in new if all(what in told for told in found.values())]
         if set(new) & set(AXES):
             table = table.assign(**{what: [found[text][what] for text in texts] for what in new})
-            told = f"{list_of(new)} {'is' if len(new) == 1 else 'are'} told"
-            notes.append(f"{told} by the names of the runs (column {name}: {texts.iloc[0]})")
+            notes.append(Reason.of("settings in names", settings=new, name=name, example=texts.iloc[0]))
             there |= {*new}
     return table, notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mup_tpu.analysis.ingest.table_columns import list_of
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import HISTORY, RUN, power
 from mup_tpu.errors import TableError
 
@@ -16,7 +16,7 @@ def at_logged_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[is_logged.fillna(True).astype(bool)] if is_logged.any() else rows
 
 
-def last_steps(runs: pd.DataFrame, column: str, notes: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def last_steps(runs: pd.DataFrame, column: str, notes: list[Reason]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The last row of each run, and the history of these runs.
 
     Finished runs that end at another step than most are left out, with a note.
@@ -34,15 +34,12 @@ def last_steps(runs: pd.DataFrame, column: str, notes: list[str]) -> tuple[pd.Da
                 f"{ends.index.max():g}), and most at no single one; compare runs of one length"
             )
         is_cut = is_finite & (last["step"] != ends.index[0])
-        named = [
+        cut = [
             f"{run.compared + ' ' if run.compared != 'all' else ''}{run.scale:g} at {power(run.x)} "
             f"(step {run.step:g})"
             for run in last[is_cut].itertuples()
         ]
-        notes.append(
-            f"{len(named)} runs left out, since they do not end at step {ends.index[0]:g} as most do: "
-            f"{list_of(named)}; write inf as the last loss of one that diverged"
-        )
+        notes.append(Reason.of("other last step", step=float(ends.index[0]), runs=cut))
         last = last[~is_cut]
     is_whole = pd.MultiIndex.from_frame(runs[RUN]).isin(pd.MultiIndex.from_frame(last[RUN]))
     history = runs.loc[is_whole & np.isfinite(runs["x"]), HISTORY]

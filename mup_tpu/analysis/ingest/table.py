@@ -12,6 +12,7 @@ from mup_tpu.analysis.ingest.table_columns import Columns, find_columns
 from mup_tpu.analysis.ingest.table_shapes import as_rows
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States
 from mup_tpu.analysis.ingest.units import AUTO, LossUnit
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import STORED_FIXED
 from mup_tpu.analysis.run_table import RunTable
 from mup_tpu.analysis.standard_form import standard_form
@@ -44,7 +45,7 @@ def check_table(
     Raises:
         TableError: a column is missing, a value is impossible, or runs of different kinds are mixed.
     """
-    notes: list[str] = []
+    notes: list[Reason] = []
     table, fixed = table.reset_index(drop=True), STORED_FIXED
     if not {"trial_id", "config"} <= set(table):  # a results folder exports these: its columns are known
         table, shaped = as_rows(table, columns)
@@ -60,9 +61,6 @@ def _planned(table: RunTable) -> RunTable:
     purchases = table.runs.loc[table.runs["purchase"] > 0, "purchase"].nunique()
     if not purchases:
         return table
-    note = (
-        f"{table.columns.purchase} numbers the {purchases} purchases of a sequence: its looks are counted, "
-        f"and the table's {table.columns.scale}s are taken to be all that it planned"
-    )
+    note = Reason.of("sequence", name=table.columns.purchase, purchases=purchases)
     planned = tuple(sorted(table.runs["scale"].unique().tolist()))
     return replace(table, notes=(*table.notes, note), planned=planned)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import on_one_line
 from mup_tpu.errors import TableError
 
@@ -110,14 +111,14 @@ def means(name: object) -> str:
     return ""
 
 
-def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[str]]:
+def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, Columns, list[Reason]]:
     """Guess the columns that were not named; return the table, all names, and notes on the guesses.
 
     Raises:
         TableError: two columns that differ are as likely.
     """
     usual, found = Columns(), dict[str, Any]()
-    notes: list[str] = []
+    notes: list[Reason] = []
     for part in ("hyperparameter", "scale", "loss", "seed", "parametrization"):
         if (named := getattr(columns, part)) != getattr(usual, part):
             found[part] = named
@@ -145,11 +146,9 @@ def find_columns(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, C
         if part in guessed or means(getattr(columns, part)) == means(getattr(usual, part))
     ]
     if guessed:
-        told = ", ".join(
-            f"{on_one_line(column)} ({_called(part, column)})" for part, column in guessed.items()
-        )
-        flags = ", ".join(_FLAGS[part] for part in guessed)
-        notes.insert(0, f"columns told by their names: {told}; to choose others: {flags}")
+        meanings = {on_one_line(column): _called(part, column) for part, column in guessed.items()}
+        flags = [_FLAGS[part] for part in guessed]
+        notes.insert(0, Reason.of("columns guessed", meanings=meanings, flags=flags))
     return table, replace(columns, **found, along=(*columns.along, *passed_over)), notes
 
 
@@ -158,7 +157,7 @@ def _called(part: str, column: str) -> str:
     return {"lr": "learning rate", "size": "number of parameters", "params": "parameters"}.get(what, what)
 
 
-def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
+def _find_scale(table: pd.DataFrame, notes: list[Reason]) -> str | None:
     """Column of the first scale that varies; if none varies, of the first in the table."""
     first = None
     for what in _SCALES:
@@ -169,7 +168,7 @@ def _find_scale(table: pd.DataFrame, notes: list[str]) -> str | None:
     return first
 
 
-def _find(table: pd.DataFrame, part: str, what: str, notes: list[str]) -> str | None:
+def _find(table: pd.DataFrame, part: str, what: str, notes: list[Reason]) -> str | None:
     """Likeliest column of this meaning; columns that vary come first."""
     ranked = sorted((rank, i) for i, name in enumerate(table) if (rank := _rank(name, what)) is not None)
     there = [(rank, table.columns[i]) for rank, i in ranked if not table.iloc[:, i].isna().all()]
@@ -189,8 +188,8 @@ def _find(table: pd.DataFrame, part: str, what: str, notes: list[str]) -> str | 
             both = " and ".join(map(on_one_line, [column, same[0]]))
             raise TableError(f"columns {both} may both be the {called}: say which with {flag}")
         if differ:
-            rest = list_of(name for _, name in differ)
-            notes.append(f"the {called} is {on_one_line(column)}, not {rest} ({flag} names another)")
+            others = [name for _, name in differ]
+            notes.append(Reason.of("column chosen", meaning=called, name=column, others=others, flag=flag))
     return str(column)
 
 
@@ -214,7 +213,7 @@ def _rank(name: object, what: str) -> tuple[int, int] | None:
 
 
 def _from_log(
-    table: pd.DataFrame, found: dict[str, Any], notes: list[str]
+    table: pd.DataFrame, found: dict[str, Any], notes: list[Reason]
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Table with a column lr, made from the logarithm of the learning rate if only the logarithm is given."""
     logs = [(name, match) for name in table if (match := _LOG.fullmatch(plain_name(name)))]
@@ -225,7 +224,7 @@ def _from_log(
     exponents = pd.to_numeric(table[name], errors="coerce")
     if exponents.isna().any() or (exponents.abs() > 30).any():
         return table, found
-    notes.append(f"the learning rate is {base:g}^{on_one_line(name)}")
+    notes.append(Reason.of("learning rate from its logarithm", base=base, name=name))
     return table.assign(lr=base**exponents), found
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from mup_tpu.analysis.ingest.run_names import AXES, NUMBER, meaning_at_end, settings
 from mup_tpu.analysis.ingest.table_columns import Columns, list_of, means
 from mup_tpu.analysis.ingest.table_values import numbers
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.config import parse_number
 from mup_tpu.errors import TableError
 
@@ -19,7 +20,7 @@ _EXTREMES = ("__MIN", "__MAX")
 """Suffixes of columns that Weights & Biases exports beside a curve: extremes of a group of steps."""
 
 
-def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
+def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[Reason]]:
     """Bring the losses of a table into one column; return it with notes.
 
     Args:
@@ -42,10 +43,9 @@ def as_rows(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[s
     rows = table.melt(kept, [*values], "heading", columns.loss)
     rows[named] = rows.pop("heading").map(values_C).astype("float64")
     empty = rows[columns.loss].isna()
-    word = "learning rate" if (axis, named) == ("hyperparameter", "lr") else named
-    notes = [f"columns {list_of(values)} are taken for losses, one column for each {word}"]
+    notes = [Reason.of("losses in columns", names=[*values], column=named)]
     if empty.any():
-        notes.append(f"{int(empty.sum())} empty cells left out: write inf where a run diverged")
+        notes.append(Reason.of("empty cells", count=int(empty.sum())))
     return rows[~empty].reset_index(drop=True), notes
 
 
@@ -88,7 +88,7 @@ def _numbers(texts: list[str], name: str) -> np.ndarray:
     return numbers(pd.Series(texts, dtype=object), name).to_numpy()
 
 
-def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
+def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Reason]] | None:
     """Rows by run and step from columns of curves (`NAME - val/loss`); None without such columns."""
     matches = {
         name: match
@@ -116,5 +116,5 @@ def _curves(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]] | None:
         pd.DataFrame({**found, "step": table[steps[0]], "loss": table[name]}).dropna(subset=["loss"])
         for name, found in told.items()
     ]
-    note = f"{len(losses)} columns are taken for curves of {metrics.pop()}, their runs told by their names"
+    note = Reason.of("curves in columns", count=len(losses), metric=metrics.pop())
     return pd.concat(rows, ignore_index=True), [note]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mup_tpu.analysis.ingest.table_columns import plain_name
+from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.run_table import require_above_zero
 from mup_tpu.errors import TableError
 
@@ -32,7 +33,7 @@ class LossUnit:
         if self.bytes_per_token is not None:
             require_above_zero("bytes_per_token", self.bytes_per_token)
 
-    def factor(self, column: str) -> tuple[float, str]:
+    def factor(self, column: str) -> tuple[float, Reason | None]:
         """Nat per token in one unit of a column, and a note where that is not 1.
 
         Raises:
@@ -40,16 +41,18 @@ class LossUnit:
         """
         name = self._of(column)
         if name == "nat":
-            return 1.0, ""
+            return 1.0, None
         if name == "bit":
-            return math.log(2), f"{column} is in bits per token: taken as nat, × 0.693"
+            return math.log(2), Reason.of(
+                "loss converted", name=column, unit=_WORDS[name], factor=math.log(2)
+            )
         if self.bytes_per_token is None:
             raise TableError(
                 f"{column} is in bits per byte, and the analysis in nat per token: give --bytes-per-token, "
                 "the bytes of text in a token of its tokenizer, or --loss-unit nat if it is not"
             )
         factor = math.log(2) * self.bytes_per_token
-        return factor, f"{column} is in {_WORDS[name]}: taken as nat per token, × {factor:.3g}"
+        return factor, Reason.of("loss converted", name=column, unit=_WORDS[name], factor=factor)
 
     def _of(self, column: str) -> UnitName:
         if self.name != "auto":

@@ -9,7 +9,7 @@ from mup_tpu.config import columns
 from mup_tpu.plots import names, style, ticks
 from mup_tpu.plots.interactive.panel import Entry, Panel, Panels, named_ticks, room_for
 from mup_tpu.plots.interactive.tooltips import about, loss_text, run_names
-from mup_tpu.plots.markup import power
+from mup_tpu.words.names import bound
 
 _POINTS = 120
 """Most points of a curve that answer to the pointer, which cannot tell closer ones apart."""
@@ -39,7 +39,7 @@ def learning_curve_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Pan
         for curve in result.learning_curves:
             entry = panels.entries[names.point(analysis.scale, curve.scale)]
             here = own[(own["scale"] == curve.scale) & ((own["x"] - curve.x).abs() < 1e-6)]
-            head = f"{entry.name}, {columns.label(analysis.hyperparameter)} {power(curve.x)}"
+            head = f"{entry.name}, {columns.label(analysis.hyperparameter)} {bound(curve.x)}"
             _draw_curve(panel, entry, curve, head, run_names(here))
         panel.done()
     return panels

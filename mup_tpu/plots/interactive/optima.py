@@ -15,8 +15,9 @@ from mup_tpu.plots import names, style
 from mup_tpu.plots.heights import Heights, heights_of, zero_place
 from mup_tpu.plots.interactive.panel import Entry, Mark, Panel, Panels, power_ticks, room_for
 from mup_tpu.plots.interactive.tooltips import about, loss_text, run_lines
-from mup_tpu.plots.markup import power
 from mup_tpu.plots.optima import ON_THE_RAIL, bar_of
+from mup_tpu.words.names import bound
+from mup_tpu.words.verdicts import status
 
 _LOST = tuple(
     (Mark(shape, 7, hollow=True), name)
@@ -41,7 +42,7 @@ def transfer_panels(analysis: TransferAnalysis, runs: pd.DataFrame) -> Panels:
         panels.entry(names.point(analysis.scale, scale), style.sequential(scales, scale), Mark("circle"), "-")
     for result, height in zip(results, heights, strict=True):
         panel = Panel(
-            panels, names.verdict(result, analysis), columns.title(analysis.hyperparameter), style.LOSS,
+            panels, names.verdict_title(result, analysis), columns.title(analysis.hyperparameter), style.LOSS,
             height.limits, x_range=x_range,
         )  # fmt: skip
         own = runs[runs["compared"] == result.compared]
@@ -98,7 +99,7 @@ class _Valleys:
         for x, y, error, is_shown in zip(x_G, y_G, error_G, shown, strict=True):
             loss = loss_text(y, error) if np.isfinite(y) else "no loss: half of its runs were lost"
             lines = run_lines(runs[np.isclose(runs["x"], x)])
-            text = about(f"{entry.name}, {self.tuned} {power(x)}", loss, *lines)
+            text = about(f"{entry.name}, {self.tuned} {bound(x)}", loss, *lines)
             panel.tell(entry, [x], [y if is_shown else self.heights.rail], [text])
 
     def _draw_zeros(self, curve: LossCurve, x: float) -> None:
@@ -117,14 +118,14 @@ class _Valleys:
         panel, entry, loss = self.panel, self._entry(curve), optimum.loss
         x = optimum.x if optimum.is_bracketed else optimum.best_x
         is_sure = optimum.is_bracketed and optimum.is_fitted
-        text = optimum.sentence()
+        text = status(optimum)
         if optimum.is_bracketed:
             raised = 0.03 * (self.heights.top - self.heights.bottom)
             low, high, caps = bar_of(optimum, curve)
             panel.line(entry, [low, high], [loss + raised] * 2, 2)
             for end in caps:
                 panel.line(entry, [end] * 2, [loss + 0.7 * raised, loss + 1.3 * raised], 2)
-            text = f"{power(x)} (95 %: {power(optimum.low)} to {power(optimum.high)})"
+            text = f"{bound(x)} (95 %: {bound(optimum.low)} to {bound(optimum.high)})"
         star = Mark("star", 16, hollow=not is_sure)
         panel.marks(entry, [x], [loss], star)
         panel.tell(entry, [x], [loss], [about(f"{entry.name}: best {self.tuned}", text, loss_text(loss))])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mup_tpu.plots.markup import powers
+from mup_tpu.words.names import powers_in_html
 
 _RUNS = 6
 """Most runs that a tooltip names one by one."""
@@ -15,7 +15,7 @@ _RUNS = 6
 
 def about(*lines: str) -> str:
     """HTML of a tooltip; its first line is a heading."""
-    head, *rest = (powers(line) for line in lines if line)
+    head, *rest = (powers_in_html(line) for line in lines if line)
     return "<br>".join([f"<b>{head}</b>", *rest])
 
 

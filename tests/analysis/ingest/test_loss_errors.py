@@ -5,6 +5,7 @@ import pytest
 
 from mup_tpu.analysis import analyze, load_table
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 RUNS = pd.DataFrame(
     [(w, 2.0**e, 3 - w / 640 + 0.05 * (e + 8) ** 2) for w in (64, 128, 256) for e in range(-10, -5)],
@@ -23,7 +24,7 @@ def test_errors_behind_a_sign_are_the_losses_own(sign, tmp_path):
     table = table_of(RUNS.assign(val_loss=cells), tmp_path)
     assert table.runs["loss"].tolist() == pytest.approx(RUNS["val_loss"].tolist())
     assert table.runs["loss_error"].tolist() == pytest.approx([0.002 * (1 + i % 2) for i in range(15)])
-    assert any("standard errors of its means" in note for note in table.notes)
+    assert any("standard errors of its means" in note for note in notes_of(table))
 
 
 def test_a_diverged_mean_has_no_error(tmp_path):
@@ -36,7 +37,9 @@ def test_columns_of_errors_and_of_deviations_with_their_counts_are_the_same(tmp_
     errors = table_of(RUNS.assign(val_loss_se=0.005), tmp_path).runs["loss_error"]
     deviations = table_of(RUNS.assign(val_loss_std=0.01, n_seeds=4), tmp_path)
     assert errors.tolist() == pytest.approx([0.005] * 15) == deviations.runs["loss_error"].tolist()
-    assert "the standard error of val_loss is val_loss_std over the root of n_seeds" in deviations.notes
+    assert "the standard error of val_loss is val_loss_std over the square root of n_seeds" in notes_of(
+        deviations
+    )
 
 
 def test_larger_errors_make_wider_intervals(tmp_path):
@@ -50,7 +53,7 @@ def test_larger_errors_make_wider_intervals(tmp_path):
 def test_a_deviation_of_an_unknown_number_of_runs_is_not_used(tmp_path):
     table = table_of(RUNS.assign(val_loss_std=0.01), tmp_path)
     assert table.runs["loss_error"].isna().all()
-    assert any("val_loss_std is not used: a column n_seeds would say" in note for note in table.notes)
+    assert any("val_loss_std is not used: its number of runs is needed" in note for note in notes_of(table))
 
 
 def test_text_behind_a_loss_is_refused(tmp_path):

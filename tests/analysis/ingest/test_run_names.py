@@ -7,6 +7,7 @@ from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.run_names import settings
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_a_table_whose_settings_stand_in_its_names_is_read_and_says_so(tmp_path)
     assert set(table.runs["compared"]) == {"mup"}
     assert sorted(set(table.runs["scale"])) == [64, 128, 256]
     assert set(table.runs["x"].round(4)) == {-10, -9, -8, -7, -6}
-    assert "told by the names of the runs (column run_name: mup_w64_lr9.765625e-04)" in table.notes[0]
+    assert "(column run_name, such as mup_w64_lr9.765625e-04)" in notes_of(table)[0]
 
 
 def test_named_columns_are_not_replaced_by_names(tmp_path):
@@ -67,4 +68,6 @@ def test_several_tables_are_one_whose_files_say_what_their_rows_do_not(tmp_path,
     whole = load_table(tmp_path / "whole.csv").runs[columns].sort_values(columns, ignore_index=True)
     pd.testing.assert_frame_equal(found, whole)
     main(["analyze", str(tmp_path / "mup_w*.csv")])
-    assert "width, parametrization are told by the names" in " ".join(capsys.readouterr().out.split())
+    assert "read from the names of the runs: width, parametrization" in " ".join(
+        capsys.readouterr().out.split()
+    )

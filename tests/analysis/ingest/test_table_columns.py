@@ -9,6 +9,7 @@ from mup_tpu.analysis.ingest.table_columns import means, plain_name, short_name
 from mup_tpu.analysis.rows import select
 from mup_tpu.errors import TableError
 from mup_tpu.store.conditions import Condition
+from mup_tpu.words.reasons import notes as notes_of
 
 RUNS = pd.DataFrame(
     [
@@ -42,9 +43,9 @@ def test_usual_names_are_told_and_said_and_figures_call_them_short(names, short)
     table = check_table(named(*names))
     pd.testing.assert_frame_equal(table.runs, check_table(RUNS).runs)
     assert (table.columns.scale, table.columns.hyperparameter) == short
-    assert table.notes[0].startswith("columns told by their names: ")
-    assert all(name in table.notes[0] for name in names)
-    assert "--scale" in table.notes[0] and "--columns loss=COLUMN" in table.notes[0]
+    assert notes_of(table)[0].startswith("columns recognized by their names: ")
+    assert all(name in notes_of(table)[0] for name in names)
+    assert "--scale" in notes_of(table)[0] and "--columns loss=COLUMN" in notes_of(table)[0]
 
 
 def test_a_name_that_is_given_is_taken_in_place_of_the_usual_one():
@@ -68,7 +69,7 @@ def test_a_rate_that_is_named_leaves_the_logged_one_aside_as_a_guessed_one_does(
 def test_held_out_losses_come_before_training_s_and_the_other_is_said():
     table = check_table(named("width", "lr", "seed", "val/loss", **{"train/loss": np.linspace(1, 2, 12)}))
     assert table.runs["loss"].tolist() == RUNS["loss"].tolist()
-    assert "the loss is val/loss, not train/loss (--columns loss=COLUMN names another)" in table.notes
+    assert "the loss is val/loss, not train/loss (--columns loss=COLUMN chooses another)" in notes_of(table)
 
 
 def test_of_a_learning_rate_that_was_set_and_one_that_was_logged_the_former_counts():
@@ -76,7 +77,7 @@ def test_of_a_learning_rate_that_was_set_and_one_that_was_logged_the_former_coun
     for names in (("config/width", "config/lr"), ("d_model", "learning_rate")):
         table = check_table(named(*names, "seed", "loss").assign(lr=logged))
         assert sorted(table.runs["x"].unique()) == [-9, -8, -7]
-        assert any(f"the learning rate is {names[1]}, not lr" in note for note in table.notes)
+        assert any(f"the learning rate is {names[1]}, not lr" in note for note in notes_of(table))
 
 
 def test_what_grows_is_the_first_size_that_varies():
@@ -99,7 +100,7 @@ def test_the_logarithm_of_a_learning_rate_is_understood():
         exponents = np.log(RUNS["lr"]) / np.log(base)
         table = check_table(RUNS.drop(columns="lr").assign(**{name: exponents}))
         np.testing.assert_allclose(table.runs["x"], check_table(RUNS).runs["x"])
-        assert f"the learning rate is {base}^{name}" in table.notes
+        assert f"the learning rate is {base}^{name}" in notes_of(table)
 
 
 def test_a_step_of_another_name_is_told_where_runs_have_several_rows():
@@ -137,7 +138,7 @@ def test_an_export_of_a_tracker_says_what_the_same_table_of_plain_names_says(tmp
     found, expected = analyze(load_table(tmp_path / "export.csv")), analyze(check_table(RUNS))
     assert [o.x for o in found.results[0].optima] == [o.x for o in expected.results[0].optima]
     assert (found.scale, found.hyperparameter) == ("d_model", "lr")
-    assert any("1 crashed runs left out" in note for note in found.notes)
+    assert any("1 crashed runs left out" in note for note in notes_of(found))
 
 
 def test_trials_of_optuna_are_read_as_it_writes_them():

@@ -6,6 +6,7 @@ import pytest
 
 from mup_tpu.analysis import check_table, load_table
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 RUNS = pd.DataFrame(
     [(w, 2.0**x, 2.5 + (x + 8) ** 2 / 20 + w / 1000) for w in (64, 128) for x in (-9, -8, -7)],
@@ -40,7 +41,7 @@ def test_a_column_for_each_width_or_learning_rate(tmp_path, wide, name):
     wide.rename(columns=name).to_csv(tmp_path / "wide.csv", sep=";")
     table = load_table(tmp_path / "wide.csv")
     assert losses(table) == pytest.approx(EXPECTED)
-    assert "are taken for losses, one column for each" in table.notes[0]
+    assert "are read as losses, one column for each" in notes_of(table)[0]
 
 
 def test_an_empty_cell_is_no_run_and_inf_a_diverged_one():
@@ -48,7 +49,7 @@ def test_an_empty_cell_is_no_run_and_inf_a_diverged_one():
     wide.loc[2.0**-7, "128"] = np.nan
     table = check_table(wide.reset_index())
     assert len(table.runs) == 5
-    assert "1 empty cells left out: write inf where a run diverged" in table.notes
+    assert "1 empty cells left out: write inf where a run diverged" in notes_of(table)
     wide.loc[2.0**-7, "128"] = np.inf
     assert losses(check_table(wide.reset_index()))[128, -7] == np.inf
 
@@ -87,7 +88,7 @@ def test_curves_side_by_side_whose_runs_names_say_what_they_are(name):
     assert losses(table) == pytest.approx(EXPECTED)
     assert table.history is not None and len(table.history) == 18
     assert set(table.runs["compared"]) == ({"sp"} if name(RUNS.iloc[0]).startswith("sp") else {"all"})
-    assert "6 columns are taken for curves of val/loss" in table.notes[0]
+    assert "6 columns are read as curves of val/loss" in notes_of(table)[0]
 
 
 def test_curves_of_runs_that_say_nothing_are_refused():

@@ -13,6 +13,7 @@ import pytest
 from mup_tpu.analysis import load_table
 from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 GRID = [(w, 2.0**x, 2.5 + (x + 8) ** 2 / 20) for w in (64, 128) for x in (-9, -8, -7)]
 
@@ -54,7 +55,7 @@ def test_a_run_of_tensorboard_that_diverged_is_kept_and_one_that_was_cut_is_name
         writer.add_hparams({"d_model": 256, "lr": 2.0**-8}, {"hparam/best": 2.0}, run_name=".")
     table = load_table(tmp_path)
     assert len(table.runs) == 6
-    assert any("256 at 2^-8 (step 15)" in note for note in table.notes)
+    assert any("256 at 2^-8 (step 15)" in note for note in notes_of(table))
 
 
 def test_folders_of_other_things_are_no_tracker_s(tmp_path):
@@ -97,7 +98,7 @@ def test_runs_of_an_experiment_of_mlflow(tmp_path, monkeypatch):
         table = load_table("mlflow:width sweep")
         np.testing.assert_allclose(sorted(found(table)), [*GRID[:5], (128, 2.0**-7, math.inf)])
         assert table.columns.scale == "d_model"
-        assert any("1 KILLED runs left out" in note for note in table.notes)
+        assert any("1 KILLED runs left out" in note for note in notes_of(table))
         with pytest.raises(TableError, match="has no such experiment; there are Default, width sweep"):
             load_table("mlflow:depth sweep")
     finally:
@@ -158,7 +159,7 @@ def test_a_project_of_wandb(wandb_service):
     table = load_table("wandb:me/sweep")
     np.testing.assert_allclose(found(table), [*GRID[:5], (128, 2.0**-7, math.inf)])
     assert (table.columns.scale, table.columns.hyperparameter) == ("d_model", "lr")
-    assert any("1 crashed runs left out" in note for note in table.notes)
+    assert any("1 crashed runs left out" in note for note in notes_of(table))
 
 
 def test_a_project_of_wandb_that_is_not_there_is_one_sentence(wandb_service):

@@ -9,6 +9,7 @@ import pytest
 from mup_tpu.analysis import analyze, check_table
 from mup_tpu.analysis.ingest.units import LossUnit
 from mup_tpu.errors import TableError
+from mup_tpu.words.reasons import notes as notes_of
 
 
 def runs(column="loss", per_nat=1.0):
@@ -30,7 +31,7 @@ def test_bits_per_byte_are_told_from_the_name_and_judged_as_nat_per_token():
     found = analyze(table).results[0]
     assert found.headline_regret.value == pytest.approx(in_nat.headline_regret.value, rel=1e-3)
     assert found.verdict.decision == in_nat.verdict.decision
-    assert any("val_bpb is in bits per byte" in note for note in table.notes)
+    assert any("val_bpb is in bits per byte" in note for note in notes_of(table))
 
 
 def test_bits_per_byte_without_the_bytes_of_a_token_are_refused():

@@ -1,0 +1,21 @@
+"""Every sentence, table and note about results. `analysis` returns data, and this room writes it.
+
+Terminal, reports, notebooks and JSON take their texts from here, so no code reads a sentence.
+"""
+
+from mup_tpu.analysis.prediction import Predictions
+from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.words import predictions, verdicts
+
+__all__ = ["summary"]
+
+
+def summary(found: TransferAnalysis | Predictions) -> str:
+    """Return what an analysis or predictions say, as lines of text.
+
+    Examples:
+        >>> from mup_tpu.analysis import predict
+        >>> print(summary(predict("results/quickstart", "width=768")).split(";")[0])
+        mup: learning rate 2^-6.27 = 0.013 at width 768 (1 octave beyond width 384)
+    """
+    return predictions.summary(found) if isinstance(found, Predictions) else verdicts.summary(found)

@@ -1,0 +1,162 @@
+"""Names and numbers in sentences, tables and figures: compared values, points of a scale, powers of two."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable
+
+from mup_tpu.analysis.cost import Cost
+from mup_tpu.analysis.drift import is_told
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.config import columns
+from mup_tpu.config.values import as_number, write_time
+
+_LABELS = {
+    "mup": "μP",
+    "sp": "SP",
+    "sp_embedding": "SP, embeddings × m",
+    "completep": "CompleteP",
+    "completep_half": "CompleteP, α = ½",
+    "umup": "u-μP",
+    "completep_zero": "CompleteP, α = 0",
+    "completedp": "Complete(d)P",
+    "mup_sqrt_attention": "μP, attention / √d",
+    "mup_unscaled_readout": "μP, unscaled readout",
+    "mup_hidden_embedding": "μP, embedding as hidden",
+    "mup_lost_multipliers": "μP, lost multipliers",
+    "all": "all runs",
+}
+"""Parametrization -> its name for people, in the order of all figures."""
+_RULES = {
+    "optimizer": {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adamh": "AdamH", "muonh": "MuonH"},
+    "batch_rule": {"none": "no batch rule", "lr_sqrt": "lr × √batch", "lr_linear": "lr × batch"},
+    "token_rule": {"none": "no token rule", "lr_0.32": "lr × tokens^−0.32", "lr_0.5": "lr × tokens^−0.5"},
+    "decay_rule": {
+        "parametrization": "decay of the parametrization",
+        "constant": "decay constant",
+        "sqrt": "decay × √width",
+        "linear": "decay × width",
+        "timescale": "decay of one timescale",
+    },
+}
+"""Column -> its values' names for people, the baseline first."""
+
+
+def name(compared: str, column: str = "parametrization") -> str:
+    """Return the name of a compared value of a column for people: "μP", "lr × √batch", "batch size 16"."""
+    if (value := _finite_number(compared)) is not None:
+        return f"{columns.label(column)} {columns.write(column, value)}"
+    return _RULES.get(column, {}).get(compared) or _LABELS.get(compared, compared)
+
+
+def ordered(names: Iterable[str], column: str = "parametrization") -> list[str]:
+    """Sort compared values as in all figures: the baseline, μP, SP, then the others; numbers ascend."""
+    first = [*_RULES.get(column, {}), *_LABELS]
+
+    def place(name: str) -> tuple[int, float, str]:
+        return first.index(name) if name in first else len(first), _finite_number(name) or 0.0, name
+
+    return sorted(names, key=place)
+
+
+def _finite_number(text: str) -> float | None:
+    value = as_number(text)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def results_of(analysis: TransferAnalysis) -> list[TransferResult]:
+    """Sort the results by `ordered`."""
+    by_name = {result.compared: result for result in analysis.results}
+    return [by_name[name] for name in ordered(by_name, analysis.compares)]
+
+
+def point(scale: str, value: float) -> str:
+    """Write a point of a scale: "width 64"."""
+    return f"{columns.label(scale)} {columns.write_scale(scale, value)}"
+
+
+def number(value: float, digits: int) -> str:
+    """Write a number with `digits` decimals: "-" where unknown, never −0.00."""
+    if math.isnan(value):
+        return "-"
+    return f"{round(value, digits) + 0.0:.{digits}f}" if math.isfinite(value) else "∞" if value > 0 else "−∞"
+
+
+def power(x: float, digits: str = ".4g") -> str:
+    """Write a power of two and its value: 2^-5.53 = 0.0216."""
+    exponent = f"{x:{digits}}"
+    return f"2^{exponent if float(exponent) else exponent.lstrip('-')} = {2.0**x:.3g}"
+
+
+def plain(x: float) -> str:
+    """Write a value, given by its log2, as a decimal with three digits."""
+    return f"{2**x:.3g}"
+
+
+def exponent(alpha: float, low: float, high: float) -> str:
+    """Write a drift exponent with its interval, or "not known" where the interval is too wide."""
+    if not is_told(low, high):
+        return "not known"
+    value, least, most = (f"{round(number, 2) + 0.0:.2f}" for number in (alpha, low, high))
+    return f"{value} ({least} to {most})"
+
+
+def amount(costs: Cost, cost: float) -> str:
+    """Write a cost with its unit."""
+    if costs.unit == "s":
+        return write_time(cost)
+    return f"{cost:.0f} {costs.unit}" if 10 <= cost < 1e5 else f"{cost:.2g} {costs.unit}"
+
+
+def listed(words: list[str]) -> str:
+    """Join words by commas, and the last one by "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def signed(value: float) -> str:
+    """Write an exponent with two digits and a minus sign, never −0.00."""
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+
+
+def alpha(result: TransferResult) -> str:
+    """Write the drift exponent with its interval for a title; "" at one scale."""
+    drift = result.drift
+    if not drift.is_told:
+        return "α not known" if len(result.optima) > 1 else ""
+    text = f"α = {signed(drift.alpha)} [{signed(drift.low)}, {signed(drift.high)}]"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def verdict_title(result: TransferResult, analysis: TransferAnalysis) -> str:
+    """Write the title of a panel: compared name, verdict and α."""
+    text = f"{name(result.compared, analysis.compares)}: {result.verdict.decision}"
+    return ", ".join(filter(None, (text, alpha(result))))
+
+
+def scales_of(results: Iterable[TransferResult]) -> list[float]:
+    """Return the scales of all curves, ascending."""
+    return sorted({curve.scale for result in results for curve in result.curves})
+
+
+def smallest_known(result: TransferResult) -> Optimum | None:
+    """Return the optimum of the smallest scale that has one."""
+    return next((o for o in result.optima if o.is_bracketed), None)
+
+
+def powers_in_html(text: str) -> str:
+    """Escape markup, raise exponents, and turn hyphens before numbers into minus signs.
+
+    Examples:
+        >>> powers_in_html("lr ∝ width^-0.03 (-0.16 to 0.09) <b>")
+        'lr ∝ width<sup>−0.03</sup> (−0.16 to 0.09) &lt;b&gt;'
+    """
+    written = re.sub(r"(?<![\w-])-(?=\d)", "−", html.escape(text))
+    return re.sub(r"\^(−?\d+(?:\.\d+)?|α)", r"<sup>\1</sup>", written)
+
+
+def bound(x: float, digits: str = ".4g") -> str:
+    """Write an end of an interval of log2 of a value: "2^-6.1", "0" or "∞"."""
+    return f"2^{x:{digits}}" if math.isfinite(x) else "0" if x < 0 else "∞"

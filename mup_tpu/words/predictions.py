@@ -1,0 +1,155 @@
+"""Sentences about predictions and laws."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mup_tpu.analysis.compute_optimal import ComputeOptimal, Optimal
+from mup_tpu.analysis.curvature import Cost
+from mup_tpu.analysis.power_law import PowerLaw
+from mup_tpu.analysis.prediction import WIDEST, Predictions, RulePrediction
+from mup_tpu.config.columns import label
+from mup_tpu.words.names import plain, point, power
+from mup_tpu.words.reasons import because
+
+
+def prediction(made: RulePrediction, predictions: Predictions, name: str = "") -> str:
+    """Return the predicted optimum with its intervals, and its distance from the table.
+
+    Args:
+        made: one of the predictions.
+        predictions: all of them.
+        name: name of the rule in the sentence; by default as in the table.
+    """
+    scale = predictions.scale
+    at = point(scale, float(f"{made.scale:.4g}") if made.scale % 1 else made.scale)
+    if not made.target.startswith(scale):
+        at = f"{made.target}, {at}"
+    below = math.log2(made.smallest[0] / made.scale)
+    reach = "between scales that were run"
+    if made.reach > 0.005:
+        reach = f"{_octaves(made.reach)} beyond {point(scale, _largest(made))}"
+    elif below > 0.005:
+        reach = f"{_octaves(below)} below {point(scale, made.smallest[0])}"
+    (low, high), (half_low, half_high) = made.interval, made.half
+    return (
+        f"{name or made.compared}: {label(predictions.hyperparameter)} {power(made.x, '.2f')} at {at} "
+        f"({reach}); 95 % {plain(low)} to {plain(high)}, 50 % {plain(half_low)} to {plain(half_high)}"
+    )
+
+
+def prediction_details(made: RulePrediction, predictions: Predictions) -> list[str]:
+    """Return limits, costs and loss of a prediction, a line each."""
+    scale, lines, is_costed = predictions.scale, [], math.isfinite(made.taking.expected)
+    if not made.bears:
+        limit = f"the expected cost exceeds {predictions.analysis.epsilon:g} nat"
+        if not is_costed:
+            limit = f"the 95 % interval exceeds {WIDEST:g} octaves"
+        furthest = float(f"{_largest(made) * 2**made.furthest:.3g}")
+        beyond = f"beyond {point(scale, furthest)}" if made.furthest > 0.05 else "at any distance"
+        lines.append(f"extrapolated too far: {beyond} {limit}")
+    if is_costed:
+        lines.append(f"expected cost over the best value there: {_nat(made.taking)}")
+        small, large = (
+            f"{power(x, '.2f')}, of {point(scale, at)}" for at, x in (made.smallest, made.largest)
+        )
+        lines.append(f"with the optimum {small}: {_nat(made.staying)}; {large}: {_nat(made.following)}")
+    else:
+        lines.append("expected cost unknown: too few finite runs near the optimum of the largest scale")
+    if made.loss is not None:
+        lines.append(
+            f"expected loss {made.loss.loss:.3f} nat (95 % {made.loss.low:.3f} to {made.loss.high:.3f})"
+        )
+    elif made.why_no_loss is not None:
+        lines.append(f"expected loss unknown: {because(made.why_no_loss, predictions.analysis.columns)}")
+    return lines
+
+
+def summary(predictions: Predictions) -> str:
+    """Return predictions with their details as text, a line each."""
+    lines = []
+    for made in predictions.predictions:
+        lines.append(prediction(made, predictions))
+        lines += [f"  {line}" for line in prediction_details(made, predictions)]
+    return "\n".join([*lines, *(because(note, predictions.analysis.columns) for note in predictions.notes)])
+
+
+def _largest(made: RulePrediction) -> float:
+    """Largest scale that was run."""
+    return float(made.scale / 2**made.reach)
+
+
+def _octaves(count: float) -> str:
+    written = f"{count:.1f}".removesuffix(".0")
+    return f"{written} octave" if written == "1" else f"{written} octaves"
+
+
+def _nat(cost: Cost) -> str:
+    digits = 4 if cost.expected < 0.1 else 2
+    return f"{cost.expected:.{digits}f} nat (at most {cost.high:.{digits}f})"
+
+
+def power_law(law: PowerLaw) -> list[str]:
+    """Return the law, the scatter about it, and how well it predicts cells, a line each."""
+    factors = " · ".join(f"{e.scale}^{e.value:.2f}" for e in law.exponents)
+    intervals = ", ".join(f"{e.scale} {e.low:.2f} to {e.high:.2f}" for e in law.exponents)
+    shared = ", ".join(f"{name} {tau:.2f}" for name, tau in law.shared.items())
+    scatter = (
+        f"{len(law.estimates)} of {law.cells} cells have an optimum inside their grid; they scatter by "
+        f"{law.tau:.2f} octaves about the law"
+    )
+    left_out = law.held_out
+    return [
+        f"{law.compared}: best {label(law.hyperparameter)} ∝ {factors} (95 %: {intervals})",
+        scatter + (f", and cells of one size share a scatter of {shared}" if shared else ""),
+        f"each cell predicted from the others: RMSE {left_out.rmse:.2f} octaves, mean regret "
+        f"{left_out.regret:.4f} nat, {left_out.inside:.0%} inside the 95 % interval",
+    ]
+
+
+def power_law_at(law: PowerLaw, sizes: dict[str, float], at: str) -> str:
+    """Return the law's optimum at some sizes."""
+    x, low, high = law.at(sizes)
+    return f"at {at}: {label(law.hyperparameter)} {power(x, '.2f')} (95 % {plain(low)} to {plain(high)})"
+
+
+def power_law_to_dict(law: PowerLaw) -> dict[str, Any]:
+    """Return a law as plain values, with the sentences of its notes, for JSON."""
+    return law.to_dict() | {"notes": [because(note) for note in law.notes]}
+
+
+def compute_optimal(found: ComputeOptimal) -> list[str]:
+    """Return the law of compute-optimal sizes and both exponents, a line each."""
+    e, (a, b), (alpha, beta) = found.law.irreducible, found.law.coefficients, found.law.exponents
+    ends = {name: f"{low:.3g} to {high:.3g}" for name, (low, high) in found.law.intervals.items()}
+    value, low, high = found.exponent
+    parabolas = f"{found.slices} slices of equal compute have their minimum inside, too few for parabolas"
+    if math.isfinite(found.parabolas):
+        parabolas = (
+            f"by parabolas through {found.slices} slices of equal compute: C^{found.parabolas:.3f}, which is "
+            "biased unless α = β and the grid is centred"
+        )
+    return [
+        f"L(N, D) = {e:.3f} + {a:.4g}·N^-{alpha:.3f} + {b:.4g}·D^-{beta:.3f} from {found.runs} runs "
+        f"(95 %: E {ends['E']}, α {ends['α']}, β {ends['β']})",
+        f"N* ∝ C^{value:.3f} (95 % {low:.3f} to {high:.3f}), D* ∝ C^{1 - value:.3f}; {parabolas}",
+    ]
+
+
+def optimal_sizes(optimal: Optimal) -> str:
+    """Return the sizes for a budget."""
+    sizes = {"N": optimal.params, "D": optimal.tokens, "loss": optimal.loss}
+    written = [f"{name} {v:.3g} (95 % {low:.3g} to {high:.3g})" for name, (v, low, high) in sizes.items()]
+    return f"at {optimal.flops:.3g} FLOP: {', '.join(written)}"
+
+
+def predictions_to_dict(predictions: Predictions) -> dict[str, Any]:
+    """Return predictions as plain values, with their sentences, for JSON."""
+    columns = predictions.analysis.columns
+    values = predictions.to_dict() | {"notes": [because(note, columns) for note in predictions.notes]}
+    for one, made in zip(values["predictions"], predictions.predictions, strict=True):
+        one["sentence"] = prediction(made, predictions)
+        one["details"] = prediction_details(made, predictions)
+        one["why_no_loss"] = because(made.why_no_loss, columns) if made.why_no_loss else ""
+    return values

@@ -1,0 +1,192 @@
+"""Sentences of reasons and notes, by their code. None ends in a full stop, so that they can be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mup_tpu.analysis.ingest.table_columns import Columns, list_of
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.config import on_one_line
+from mup_tpu.config.columns import label, write_scale
+from mup_tpu.words.names import amount, listed
+
+_ORDINALS = {4: "a fourth", 5: "a fifth", 6: "a sixth", 7: "a seventh", 8: "an eighth"}
+
+
+def because(reason: Reason, columns: Columns = Columns()) -> str:
+    """Return the sentence of a reason or note.
+
+    Args:
+        reason: code and values.
+        columns: names of the table's columns.
+    """
+    values = {name: because(v, columns) if isinstance(v, Reason) else v for name, v in reason.values.items()}
+    values |= {"scale": label(columns.scale), "tuned": label(columns.hyperparameter)}
+    for name in ("column", "tuned_column"):
+        if name in values:
+            values[name] = label(values[name])
+    if "at" in values:
+        values["at"] = write_scale(columns.scale, values["at"])
+    if "scales" in values and isinstance(values["scales"], list):
+        values["scales"] = listed([write_scale(columns.scale, scale) for scale in values["scales"]])
+    sentence = _SENTENCES[reason.code]
+    return sentence.format(**values) if isinstance(sentence, str) else sentence(values)
+
+
+def notes(of: RunTable | TransferAnalysis) -> list[str]:
+    """Return the sentences of the notes on a table or an analysis."""
+    return [because(note, of.columns) for note in of.notes]
+
+
+def _scatter(values: Mapping[str, Any]) -> str:
+    another = _ORDINALS.get(values["count"], f"the {values['count']}th")
+    helps = "would settle the verdict" if values["settles"] else "is the next step"
+    return (
+        f"the optima scatter by {values['tau']:.2f} octaves between {values['scale']}s, which seeds do not "
+        f"reduce: {another} {values['scale']} {helps}"
+    )
+
+
+def _over_budget(values: Mapping[str, Any]) -> str:
+    cost, left = (amount(values["costs"], values[name]) for name in ("cost", "left"))
+    return f"a verdict is expected to cost {cost} more, and {left} of the budget is left"
+
+
+def _usual_sweeps(values: Mapping[str, Any]) -> str:
+    along = f"stored and public sweeps along {values['kind'] or 'any scale'}"
+    return (
+        f"{along}, under rules that keep the optimum, such as {values['keeps']}" if values["keeps"] else along
+    )
+
+
+def _losses_in_columns(values: Mapping[str, Any]) -> str:
+    return f"columns {list_of(values['names'])} are read as losses, one column for each {values['column']}"
+
+
+def _columns_guessed(values: Mapping[str, Any]) -> str:
+    meanings = ", ".join(f"{name} ({meaning})" for name, meaning in values["meanings"].items())
+    return f"columns recognized by their names: {meanings}; to choose others: {', '.join(values['flags'])}"
+
+
+def _states_left_out(values: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} {state}" for state, count in values["counts"].items())
+    return f"{counts} runs left out, since they have no result"
+
+
+def _varies(values: Mapping[str, Any]) -> str:
+    name, (first, *others) = values["name"], values["listed"]
+    listed_values = ", ".join(map(repr, [first, *others][:4]))
+    return (
+        f"{name} varies inside cells ({listed_values}: --compare {name} compares them, "
+        f"--where {name}={first} takes one)"
+    )
+
+
+_SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProxyType(
+    {
+        # Purposes of the next runs.
+        "start": "start at the smallest scale",
+        "extend grids": "no optimum inside the grid at {scale} {scales}: extend it there first",
+        "extend grids and add a scale": "no optimum inside the grid at {scale} {scales}: extend it there, "
+        "and "
+        "add a {scale}, since a verdict needs {needed} and there are {known}",
+        "few scales": "a verdict needs {needed} {scale}s, and there are {known}",
+        "planned scale": "the verdict is open, and {scale} {at} is planned: take a first look at it",
+        "holes": "runs beside the optimum at {scale} {scales} diverged or are missing: run a value in "
+        "between",
+        "scatter": _scatter,
+        "wide interval": "the interval of {quantity} is too wide: seeds beside the optimum at {scale} "
+        "{scales} "
+        "narrow it most",
+        # Ends of a sequence without a verdict.
+        "looks used up": "{looks} looks were taken, the most for which the verdict's error rates were "
+        "measured",
+        "purchases used up": "{purchases} batches of runs were bought without a verdict",
+        "no optimum in a wide grid": "the grid at {scale} {at} spans {octaves:.0f} octaves and holds no "
+        "optimum",
+        "over budget": _over_budget,
+        "first looks taken": "every scale has had its first look; without first_looks more seeds are bought",
+        "not allowed": "{purpose}, but {error}",
+        # Why a law, a loss or a rate is unknown.
+        "refused": "{error}",
+        "few optima": "{known} scales have a known optimum, and {needed} are needed",
+        "loss not above 0": "the loss {loss:g} is not above 0",
+        "loss interval too wide": "its 95 % interval is too wide ({low:.3g} to {high:.3g} nat)",
+        "loss does not fall": "the loss at the optima does not fall as the scale grows",
+        "losses too alike": "the losses differ by {gain:.2%} and scatter by {scatter:.2%}, too little for a "
+        "fit",
+        "exponent may be 0": "the exponent {name} may be 0 (95 % {low:.2f} to {high:.2f})",
+        "irreducible loss unknown": "the irreducible loss E is not determined (95 % {low:.2f} to {high:.2f} "
+        "nat)",
+        "parameters unknown": "the table does not give the number of parameters of a run",
+        "parameters differ": "runs of one scale differ in their number of parameters",
+        "no prediction": "{compared}: no prediction, since {known} of {scales} {scale}s have an optimum "
+        "inside "
+        "their grid, and {needed} are needed",
+        # Why a folder is in no table of all sweeps.
+        "a search": "a search",
+        "one scale": "of one {column}",
+        "one value": "of one {tuned_column} at each {column}",
+        # What a plan assumes.
+        "usual sweeps": _usual_sweeps,
+        "this sweep": "{name}, {compared}",
+        "only rates": "{assumed}; {name} is along {column}, so only its rates are used",
+        # Notes on a table, in the order of reading it.
+        "losses in columns": _losses_in_columns,
+        "empty cells": "{count} empty cells left out: write inf where a run diverged",
+        "curves in columns": "{count} columns are read as curves of {metric}, with the settings in their "
+        "names",
+        "settings in names": lambda v: (
+            f"read from the names of the runs: {list_of(v['settings'])} (column "
+            f"{on_one_line(v['name'])}, such as {on_one_line(v['example'])})"
+        ),
+        "columns guessed": _columns_guessed,
+        "column chosen": lambda v: (
+            f"the {v['meaning']} is {on_one_line(v['name'])}, not "
+            f"{list_of(v['others'])} ({v['flag']} chooses another)"
+        ),
+        "learning rate from its logarithm": lambda v: (
+            f"the learning rate is {v['base']:g}^{on_one_line(v['name'])}"
+        ),
+        "errors behind ±": "numbers after ± in {name} are read as standard errors of its means",
+        "errors in a column": "{name} is read as the standard error of {loss}",
+        "errors from deviations": "the standard error of {loss} is {name} over the square root of {count}",
+        "deviation without a count": "{name} is not used: its number of runs is needed, in a column n_seeds",
+        "states left out": _states_left_out,
+        "column not used": "{error}; the column is not used",
+        "loss converted": "{name} is in {unit}, converted to nat per token: × {factor:.3g}",
+        "values merged": "{count} values within {octaves} octaves of another are merged with it",
+        "duplicates dropped": "{count} identical duplicate rows dropped",
+        "other last step": lambda v: (
+            f"{len(v['runs'])} runs left out, since they do not end at step "
+            f"{v['step']:g} as most do: {list_of(v['runs'])}; write inf as the last loss of a diverged run"
+        ),
+        "varies inside cells": _varies,
+        "runs stopped early": "{count} runs stopped early are kept, as +inf: they bound the optimum, and no "
+        "fit "
+        "uses their loss",
+        "runs diverged": "{count} diverged runs are kept, as +inf",
+        "runs at 0": "{count} runs at {column} 0 are reported apart: 0 has no logarithm, and no fit uses "
+        "them",
+        "runs at scale 0": "{count} runs at {column} 0 have an optimum of their own: 0 has no logarithm, so "
+        "drift, regrets and figures leave it out",
+        "unequal seeds": "unequal seeds: cells have {least} to {most} runs, so means come from a model with "
+        "an "
+        "effect of each seed",
+        "rows of the folder's question": lambda v: (
+            "rows as the folder's stored conditions select them: "
+            + ", ".join(condition.words for condition in v["conditions"])
+        ),
+        "scales not planned": "{scale} {scales} left out, since the sequence does not plan it",
+        "sequence": "{name} numbers the {purchases} purchases of a sequence: its looks are counted, and it "
+        "is "
+        "assumed to have planned the {scale}s of the table",
+        # Notes on an analysis.
+        "rounded losses": "losses are rounded to {step:g}, so the noise is taken to be at least that large",
+        "no replicates": "{compared}: one run in each cell, so intervals come from the residuals of the fits",
+    }
+)

@@ -1,0 +1,209 @@
+"""Tables of results, and how their runs were made."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pandas as pd
+
+from mup_tpu.analysis.coord_check import LINEARIZATION, SIZES, Conclusion, slopes
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.ranking import of_status, ranked, varied
+from mup_tpu.analysis.regret import AT_LEAST, Regret
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.analysis.worth import Interval
+from mup_tpu.config import Trial
+from mup_tpu.config.columns import CONFIGURED, configured, label, write, write_scale
+from mup_tpu.config.table import Table
+from mup_tpu.config.values import counted
+from mup_tpu.words.names import bound, exponent, name, number, power
+from mup_tpu.words.reasons import because
+from mup_tpu.words.verdicts import status
+
+_BEST = 10
+"""Number of trials in the table of a search."""
+_MADE = (
+    "dataset", "data_fingerprint", "tokens", *(column for column in CONFIGURED if column != "corpus"),
+    "device", "versions", "git_commit",
+)  # fmt: skip
+_ALWAYS = (
+    "architecture", "width", "depth", "parametrization", "sequence_length", "batch_size", "optimizer", "lr",
+    "steps_planned", "schedule", "loss_kind", "precision",
+)  # fmt: skip
+"""Settings that are shown although they are the defaults."""
+_MOST_VALUES = 8
+"""Most values of a column that are written one by one."""
+
+
+def optima_table(result: TransferResult, scale: str, title: str) -> Table:
+    """Optimum of each scale with its interval, the loss there, and its status."""
+    headings = (label(scale), "optimum", "95 % interval", "loss", "near-optimal", "status")
+    optima = [*([result.at_scale_0] if result.at_scale_0 else []), *result.optima]
+    return Table(headings, [_optimum_row(o, scale) for o in optima], title)
+
+
+def _optimum_row(o: Optimum, scale: str) -> tuple[str, ...]:
+    return (
+        write_scale(scale, o.scale),
+        power(o.x, ".2f") if o.is_bracketed else "-",
+        "-" if math.isnan(o.low) else f"{bound(o.low, '.2f')} to {bound(o.high, '.2f')}",
+        f"{o.loss:.4f}" if math.isfinite(o.loss) else "-",
+        f"2^{o.band_low:.2f} to 2^{o.band_high:.2f}" if math.isfinite(o.band_low) else "-",
+        status(o),
+    )
+
+
+def regret_table(result: TransferResult, scale: str, title: str) -> Table:
+    """Regret of each pair of scales: in nat with its interval, relative to the gain, as compute."""
+    headings = ("tuned at", "trained at", "regret (nat)", "95 %", "of the gain", "compute share")
+    return Table(headings, [_regret_row(r, scale) for r in result.regrets], title)
+
+
+def _regret_row(r: Regret, scale: str) -> tuple[str, ...]:
+    known = r.status in ("estimated", AT_LEAST)
+    return (
+        write_scale(scale, r.source),
+        write_scale(scale, r.target),
+        f"{'≥ ' if r.status == AT_LEAST else ''}{r.value:.4f}" if known else r.status,
+        f"{r.low:.4f} to {number(r.high, 4)}" if known else "-",
+        f"{r.relative:.0%}" if math.isfinite(r.relative) else "-",
+        f"{r.compute_share:.0%} ({r.compute_low:.0%} to {r.compute_high:.0%})"
+        if math.isfinite(r.compute_share)
+        else "-",
+    )
+
+
+def worth_table(analysis: TransferAnalysis, results: Sequence[tuple[str, TransferResult]]) -> Table:
+    """Tabulate what a transfer is worth as the scale grows without end, a row a rule.
+
+    Args:
+        analysis: analysis of the whole table.
+        results: results with the names of their rules.
+    """
+    heads = ("share of the gain", "a, loss gap", "b, optimum", "κ", "R(∞), nat", "useful")
+    rows = []
+    for rule, result in results:
+        w = result.worth
+        numbers = map(interval, (w.share, w.loss_exponent, w.optimum_exponent, w.kappa, w.penalty))
+        rows.append((rule, *numbers, because(w.why_not) if w.why_not else w.useful))
+    return Table((label(analysis.compares), *heads), rows)
+
+
+def interval(number: Interval) -> str:
+    """Write a number with its interval, or the interval alone where it has no upper end."""
+    if not number.is_known:
+        return "not known"
+    ends = f"{number.low:.2f} to {number.high:.2f}".replace("inf", "∞")
+    return (ends if math.isinf(number.high) else f"{number.value:.2f} ({ends})").replace("-", "−")
+
+
+def sweeps_table(compared: pd.DataFrame, title: str = "") -> Table:
+    """α, regret, best loss and verdict of sweeps, from `mup_tpu.analysis.ablations.compare`."""
+    headings = ("", "α (95 %)", "regret (nat, 95 %)", "best loss, largest", "verdict")
+    rows = [
+        (
+            name(row["name"]).replace(": ", ":\n"),
+            exponent(row["alpha"], row["low"], row["high"]),
+            _regret(row),
+            number(row["best_loss"], 3),
+            row["verdict"],
+        )
+        for row in compared.to_dict("records")
+    ]
+    return Table(headings, rows, title, left=("", "verdict"), whole=("", "verdict"))
+
+
+def _regret(row: dict[Any, Any]) -> str:
+    """Regret with its interval, or why there is none."""
+    value, low, high = (number(row[column], 3) for column in ("regret", "regret_low", "regret_high"))
+    if value == "-":
+        return str(row["regret_status"])
+    return value if "-" in (low, high) else f"{value} ({low} to {high})"
+
+
+def trials_table(runs: pd.DataFrame) -> Table:
+    """Best finished trials of a search, with the hyperparameters that were searched."""
+    trials, searched = ranked(runs), varied(runs)
+    finished = of_status(trials, "finished")
+    rows = [
+        [str(trial["trial_id"]), f"{trial['loss']:.4f}", *(write(c, trial[c]) for c in searched)]
+        for trial in finished.head(_BEST).to_dict("records")
+    ]
+    return Table(["trial", "loss (nat)", *map(label, searched)], rows)
+
+
+def slopes_table(
+    part: pd.DataFrame,
+    rules: Sequence[str],
+    quantities: Collection[str] = (*SIZES, LINEARIZATION),
+    title: str = "Slopes",
+) -> Table:
+    """Exponents of layers' sizes in a coordinate check: a row a layer, a column a rule and quantity."""
+    fits: list[dict[Any, Any]] = slopes(part).to_dict("records")
+    fitted = {(f["layer"], f["parametrization"], f["quantity"]): _slope(f) for f in fits}
+    measured = [q for q in dict.fromkeys(part["quantity"]) if q in quantities]
+    keys = [(rule, q) for rule in rules for q in measured if any(key[1:] == (rule, q) for key in fitted)]
+    rows = [
+        [layer, *(fitted.get((layer, *key), "-") for key in keys)] for layer in dict.fromkeys(part["layer"])
+    ]
+    headings = ["layer", *(f"{name(rule)} {quantity}" for rule, quantity in keys)]
+    return Table(headings, rows, title, left=("layer",))
+
+
+def conclusion(found: Conclusion, scale: str, rule: str = "") -> list[str]:
+    """Return whether a parametrization passes a coordinate check, and whether blocks turn lazy, a line each.
+
+    Args:
+        found: conclusion of the check.
+        scale: column of the scale.
+        rule: name of the parametrization in the lines; by default as in the table.
+    """
+    rule, lines = rule or found.parametrization, []
+    if (fastest := found.fastest) is not None:
+        what = f"the {fastest.quantity} of {fastest.layer} ∝ {label(scale)}^{fastest.value:.2f}"
+        lines.append(f"{rule}: {'passes' if found.passes else 'fails'}; the fastest growing size is {what}")
+    for slope in found.linearization:
+        lazy = {True: "turn lazy", False: "do not turn lazy", None: "may turn lazy"}[slope.is_lazy]
+        power_law = f"{label(scale)}^{slope.value:.2f} (95 % {slope.low:.2f} to {slope.high:.2f})"
+        lines.append(f"{rule}: blocks {lazy}: distance from linearization ∝ {power_law}")
+    return lines
+
+
+def _slope(fit: dict[Any, Any]) -> str:
+    known = number(fit["slope"], 2)
+    return known if known == "-" else f"{known} ± {number(fit['high'] - fit['slope'], 2)}"
+
+
+def how_made(source: pd.DataFrame) -> list[tuple[str, str]]:
+    """Number of runs, and names and values of their settings that vary or are not the defaults."""
+    made = [("runs", str(len(source)))]
+    if "status" in source:
+        made.append(("ended", counted(source["status"].value_counts().items())))
+    if "wall_time_s" in source:
+        made.append(("training time, all runs", f"{source['wall_time_s'].sum() / 60:.1f} min"))
+    defaults = {field: value for field, value in configured(Trial()).items() if field not in _ALWAYS}
+    for column in _MADE:
+        if column in source:
+            values = sorted(source[column].dropna().unique().tolist())
+            if values and not (column in defaults and values == [defaults[column]]):
+                made.append((label(column), _written(column, values)))
+    return [*made, ("all other settings", "the defaults")]
+
+
+def _written(column: str, values: list[Any]) -> str:
+    """Values of a column, or the range of many."""
+    if len(values) > _MOST_VALUES and isinstance(values[0], int | float):
+        return f"{len(values)} values, {_readable(column, values[0])} to {_readable(column, values[-1])}"
+    return ", ".join(dict.fromkeys(_readable(column, v) for v in values))
+
+
+def _readable(column: str, value: Any) -> str:
+    if column == "versions":
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # not written by this program
+            return ", ".join(f"{package} {number}" for package, number in json.loads(value).items())
+        return str(value)
+    return name(value) if column == "parametrization" else write(column, value)

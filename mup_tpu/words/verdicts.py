@@ -1,0 +1,314 @@
+"""Sentences about verdicts: the verdict, advice, the next runs, and the state of an optimum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mup_tpu.analysis.batch import Batch
+from mup_tpu.analysis.drift import NEEDED, Drift
+from mup_tpu.analysis.ingest.table_columns import Columns, means
+from mup_tpu.analysis.looks import LookTaken
+from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.regret import AT_LEAST, Regret
+from mup_tpu.analysis.scores import Score
+from mup_tpu.analysis.transfer import AtZero, TransferAnalysis, TransferResult
+from mup_tpu.analysis.verdict import MOST_LOOKS, Verdict
+from mup_tpu.config.columns import CONFIGURED, label
+from mup_tpu.words.names import amount, exponent, plain, point, power
+from mup_tpu.words.reasons import because, notes
+
+
+def verdict(
+    result: TransferResult, analysis: TransferAnalysis, scores: Iterable[Score] = (), name: str = ""
+) -> str:
+    """Return the verdict on a rule with its numbers, or the score of a prediction where that is the question.
+
+    Args:
+        result: analysis of the rule.
+        analysis: analysis of the whole table.
+        scores: scores of predictions; at a single scale, a prediction's score takes the verdict's place.
+        name: name of the rule in the sentence; by default as in the table.
+    """
+    name = name or result.compared
+    if len(result.optima) == 1:
+        for one in scores:
+            if one.prediction.compared == result.compared:
+                return f"{score(one, name)}."
+    return _verdict(
+        name, result.verdict, len(result.optima), result.drift, result.headline_regret, analysis.columns
+    )
+
+
+def look_verdict(name: str, look: LookTaken, columns: Columns) -> str:
+    """Return the verdict of a look."""
+    evidence = look.evidence
+    return _verdict(name, look.verdict, len(evidence.estimates), evidence.drift, evidence.headline, columns)
+
+
+def _verdict(
+    name: str, decided: Verdict, scales: int, drift: Drift, regret: Regret | None, columns: Columns
+) -> str:
+    if not drift.is_known or regret is None:
+        known = f"{len(drift.scales)} of {scales} {label(columns.scale)}s have an optimum inside their grid"
+        return f"{name}: {decided.decision}: {known}, and {NEEDED} are needed."
+    alpha = exponent(drift.alpha, drift.low, drift.high).replace("(", "(95 % ")
+    law = f"best {label(columns.hyperparameter)} ∝ {label(columns.scale)}^"
+    law += alpha if drift.is_told else "α with α not known"
+    if decided.decision == "DRIFTS" and drift.is_told and not drift.excludes_0:
+        law += ", not a power law"
+    looks = "" if decided.look is None else f" after {decided.look} of at most {MOST_LOOKS} looks"
+    return f"{name}: {decided.decision}{looks}: {law}; {_regret(regret, columns.scale)}."
+
+
+def _regret(regret: Regret, scale: str) -> str:
+    """Cost of a smaller scale's optimum at a larger one."""
+    source, target = point(scale, regret.source), point(scale, regret.target)
+    if regret.status == "diverged":
+        return f"the optimum of {source} diverges at {target}"
+    if regret.status == "stopped early":
+        return f"the optimum of {source} was stopped early at {target}, far behind the best"
+    if regret.status == "outside the grid":
+        return f"the optimum of {source} lies outside the grid of {target}"
+    least = "at least " if regret.status == AT_LEAST else ""
+    high = f"{regret.high:.3f}" if math.isfinite(regret.high) else "∞"
+    return (
+        f"the optimum of {source} costs {least}{regret.value:.3f} nat at {target} "
+        f"(95 % {regret.low:.3f} to {high})"
+    )
+
+
+def details(result: TransferResult, analysis: TransferAnalysis) -> list[str]:
+    """Return the lines below a verdict; the advice comes first."""
+    lines, columns = [], analysis.columns
+    if advice := recommendation(result, columns):
+        lines.append(advice)
+    if result.sequence is not None and result.sequence.stops:
+        lines.append(f"the sequence ends here: {because(result.sequence.stops, columns)}")
+    elif result.next_batch is not None:
+        lines.append(f"to settle it: {remedy(result, analysis).text}")
+        lines.append(f"{because(result.next_batch.reason, columns)}; {price(result.next_batch)}")
+    lines += [_at_zero(zero, result, columns) for zero in result.at_zero]
+    wider = result.wider_is_better
+    if wider.pairs:
+        word = "wider" if means(analysis.scale) == "width" else "larger"
+        line = f"{word} is better in {wider.held} of {wider.pairs} comparisons of final losses"
+        if wider.optima:
+            line += f", and in {wider.optima_held} of {wider.optima} at the optima"
+        lines.append(line)
+    return [*lines, *filter(None, [_compute(result, columns.scale)])]
+
+
+def recommendation(result: TransferResult, columns: Columns) -> str:
+    """Advise on using the smallest scale's optimum at the largest, with its cost; "" if unknown."""
+    headline = result.headline_regret
+    if headline is None:
+        return ""
+    at = {o.scale: o for o in result.optima}
+    source, target = point(columns.scale, headline.source), point(columns.scale, headline.target)
+    value = f"{label(columns.hyperparameter)} {power(at[headline.source].x, '.1f')}"
+    use = f"use {value}, the optimum of {source}, at {target}"
+    if result.verdict.decision == "DRIFTS":
+        best = at[headline.target]
+        if best.is_bracketed:
+            return f"do not {use}: the optimum there is {power(best.x, '.1f')}"
+        return f"do not {use}: its optimum is {status(best)}"
+    if headline.status != "estimated":
+        return ""
+    most = f"{headline.high:.3f} nat" if math.isfinite(headline.high) else "an unknown amount"
+    advice = use if result.verdict.decision == "TRANSFERS" else f"if you {use}"
+    return f"{advice}: the expected cost is {headline.value:.3f} nat, at most {most}"
+
+
+def _compute(result: TransferResult, scale: str) -> str:
+    """The headline regret as compute, or why it is unknown; "" if it is not estimated."""
+    headline = result.headline_regret
+    if headline is None:
+        return ""
+    if math.isfinite(headline.compute_share):
+        share = f"{headline.compute_share:.0%} of its compute"
+        interval = f"95 % {headline.compute_low:.0%} to {headline.compute_high:.0%}"
+        model = f"the model of {point(scale, headline.target)}"
+        return f"that regret is equivalent to training {model} with {share} ({interval})"
+    law = result.law.why_not
+    why = because(law) if law else "the irreducible loss E may be as high as the loss there"
+    return f"that regret as compute is unknown: {why}" if headline.status == "estimated" else ""
+
+
+def _at_zero(zero: AtZero, result: TransferResult, columns: Columns) -> str:
+    """Loss at hyperparameter 0, beside the best one above 0."""
+    best = next((o.loss for o in result.optima if o.scale == zero.scale), math.nan)
+    at = f"{label(columns.hyperparameter)} 0, {point(columns.scale, zero.scale)}"
+    line = f"at {at}: loss {zero.loss:.4f} ± {zero.error:.4f}, not part of the fit"
+    if math.isfinite(best) and zero.loss < best - 2 * zero.error:
+        return f"{line}; {best - zero.loss:.4f} nat below the best of the others: the best value may be 0"
+    return line
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Runs that would settle a verdict."""
+
+    lines: tuple[str, ...]
+    is_command: bool
+    """Whether the lines are command lines; else they are sentences."""
+
+    @property
+    def text(self) -> str:
+        """All lines as one."""
+        return (" && " if self.is_command else "; ").join(self.lines)
+
+
+def remedy(result: TransferResult, analysis: TransferAnalysis) -> Remedy:
+    """Return what would settle a verdict; no lines if it is settled."""
+    batch, command = result.next_batch, analysis.command
+    if batch is None:
+        return Remedy((), False)
+    if command and result.sequence is not None:
+        return Remedy((f"{command} --until-settled",), True)
+    return Remedy(commands(batch, analysis.columns, command), _is_ours(analysis.columns, command))
+
+
+def commands(batch: Batch, columns: Columns, command: str | None) -> tuple[str, ...]:
+    """Return the command lines that run a batch where an experiment's script made the table, else sentences.
+
+    Args:
+        batch: runs to add.
+        columns: columns of the table.
+        command: command line that adds runs to the table, or None.
+    """
+    groups: dict[tuple[float, int], list[float]] = {}
+    for cell in sorted(batch.cells, key=lambda c: (c.scale, c.seeds, c.x)):
+        groups.setdefault((cell.scale, cell.seeds), []).append(cell.x)
+    axes = {
+        "compare": columns.parametrization,
+        "scale": columns.scale,
+        "tune": columns.hyperparameter,
+    }
+    lines = []
+    for (scale, seeds), grid in groups.items():
+        values = " ".join(f"2^{x:.4g}" for x in grid)
+        if _is_ours(columns, command):
+            compared, scaled, tuned = (
+                f"--{role} {CONFIGURED[column].field}=" for role, column in axes.items()
+            )
+            lines.append(
+                f"{command} {compared}{batch.parametrization} {scaled}{scale:g} --num-seeds {seeds} "
+                f"{tuned}{values.replace(' ', ',')}"
+            )
+        else:
+            many = "1 seed" if seeds == 1 else f"{seeds} seeds each"
+            lines.append(
+                f"add {label(columns.hyperparameter)} {values} at {point(columns.scale, scale)}, {many}"
+            )
+    return tuple(lines)
+
+
+def _is_ours(columns: Columns, command: str | None) -> bool:
+    """Whether options of a sweep set all axes of a table."""
+    axes = {columns.parametrization, columns.scale, columns.hyperparameter}
+    return command is not None and set(columns.along) <= axes <= set(CONFIGURED)
+
+
+def price(batch: Batch) -> str:
+    """Return the cost of a batch, beside the cost so far and until the verdict."""
+    costs = batch.costs
+    parts = [f"next batch: {amount(costs, batch.cost)}", f"spent so far: {amount(costs, batch.spent)}"]
+    if math.isinf(batch.to_verdict):
+        parts.append("total to a verdict: unknown")
+    elif math.isfinite(batch.to_verdict):
+        parts.append(f"total to a verdict: about {amount(costs, batch.to_verdict)}")
+    if costs.scale:
+        power_law = f"cost ∝ {label(costs.scale)}^{costs.exponent:.1f}"
+        unit = f"unit: one run at {point(costs.scale, costs.smallest)}; assumed: "
+        parts.append(f"measured: {power_law}" if costs.is_measured else f"{unit}{power_law}")
+    return "; ".join(parts)
+
+
+def status(optimum: Optimum) -> str:
+    """Return the state of an optimum in its grid, with what to do."""
+    if optimum.status == Status.LOWER:
+        return f"at or below 2^{optimum.best_x:.4g}, the lower edge: extend the grid downwards"
+    if optimum.status == Status.UPPER:
+        return f"at or above 2^{optimum.best_x:.4g}, the upper edge: extend the grid upwards"
+    if optimum.status == Status.NO_RUN:
+        return "unknown, since every run diverged: extend the grid downwards"
+    if optimum.status == Status.FLAT:
+        near = f"2^{optimum.band_low:.4g} to 2^{optimum.band_high:.4g}"
+        return f"flat, so a wide interval: the loss is within {optimum.epsilon:g} nat of the best from {near}"
+    widened = "the interval is widened to the next points"
+    if math.isfinite(optimum.below):
+        return f"{optimum.status}; the fit lies {optimum.below:.2g} nat below every run: {widened}"
+    if not optimum.is_fitted:
+        side = "below" if optimum.missed_by > 0 else "above"
+        return (
+            f"{optimum.status}; the fit lies {abs(optimum.missed_by):.2g} nat {side} the runs at "
+            f"2^{optimum.missed_x:.4g}, more than their errors allow: {widened}"
+        )
+    return optimum.status
+
+
+def score(one: Score, name: str = "") -> str:
+    """Return a prediction beside its outcome."""
+    p = one.prediction
+    low, high = p.interval
+    parts = [
+        f"{name or p.compared}: at {point(p.scale_column, p.scale)}, predicted on {p.made_at[:10]} from "
+        f"{p.rows} runs: {label(p.hyperparameter)} {power(p.x, '.2f')} (95 % {plain(low)} to {plain(high)})"
+    ]
+    if math.isfinite(one.x):
+        parts.append(f"measured {power(one.x, '.2f')}, {_inside(one.is_inside)}")
+    else:
+        parts.append("the optimum is not known")
+    if p.loss is not None and math.isfinite(one.loss):
+        loss, least, most = p.loss
+        parts.append(f"loss predicted {loss:.3f} nat (95 % {least:.3f} to {most:.3f})")
+        parts.append(f"measured {one.loss:.3f}, {_inside(one.is_loss_inside)}")
+    elif math.isfinite(one.loss):
+        parts.append(f"loss {one.loss:.3f} nat, not predicted")
+    return "; ".join(parts)
+
+
+def _inside(is_inside: bool | None) -> str:
+    return "inside the interval" if is_inside else "outside the interval"
+
+
+def summary(analysis: TransferAnalysis, scores: Sequence[Score] = ()) -> str:
+    """Return notes, verdicts and their details as text, a line each."""
+    lines = [f"note: {note}" for note in notes(analysis)]
+    for result in analysis.results:
+        lines.append(verdict(result, analysis, scores))
+        lines += [f"  {line}" for line in details(result, analysis)]
+    return "\n".join(lines)
+
+
+def to_dict(analysis: TransferAnalysis, scores: Iterable[Score] = ()) -> dict[str, Any]:
+    """Return an analysis as plain values, with its sentences, for JSON."""
+    columns, scores = analysis.columns, [*scores]
+    plain_values = analysis.to_dict() | {"notes": notes(analysis)}
+    for values, result in zip(plain_values["results"], analysis.results, strict=True):
+        values["verdict"] |= {
+            "sentence": verdict(result, analysis, scores),
+            "settle": remedy(result, analysis).text,
+        }
+        for optimum, of_scale in zip(values["optima"], result.optima, strict=True):
+            optimum["sentence"] = status(of_scale)
+        if result.at_scale_0 is not None:
+            values["at_scale_0"]["sentence"] = status(result.at_scale_0)
+        if result.law.why_not is not None:
+            values["law"]["why_not"] = because(result.law.why_not, columns)
+        values["worth"]["why_not"] = because(result.worth.why_not, columns) if result.worth.why_not else ""
+        if result.next_batch is not None:
+            values["next"] = batch_to_dict(result.next_batch, columns)
+        if result.sequence is not None:
+            stops = result.sequence.stops
+            values["sequence"]["stops"] = because(stops, columns) if stops else ""
+    scored = [one.to_dict() | {"sentence": score(one)} for one in scores]
+    return plain_values | ({"predictions": scored} if scored else {})
+
+
+def batch_to_dict(batch: Batch, columns: Columns) -> dict[str, Any]:
+    """Return a batch as plain values, with the sentence of its purpose."""
+    return batch.to_dict() | {"reason": because(batch.reason, columns)}

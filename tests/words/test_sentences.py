@@ -1,0 +1,414 @@
+"""Sentences of verdicts, reasons and predictions, as tables of data and text."""
+
+import ast
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mup_tpu.analysis import Columns, analyze, check_table
+from mup_tpu.analysis.batch import Batch, Cell
+from mup_tpu.analysis.cost import Cost
+from mup_tpu.analysis.curvature import Cost as Regretted
+from mup_tpu.analysis.drift import Drift
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.prediction import Predictions, RulePrediction
+from mup_tpu.analysis.reasons import Reason
+from mup_tpu.analysis.regret import Regret
+from mup_tpu.analysis.scaling_law import Prediction
+from mup_tpu.analysis.scores import Score
+from mup_tpu.analysis.verdict import Verdict
+from mup_tpu.store.predictions import KeptPrediction
+from mup_tpu.words import reasons, verdicts
+from mup_tpu.words.names import amount, bound, exponent, listed, number, power
+from mup_tpu.words.predictions import prediction, prediction_details
+from mup_tpu.words.reasons import because
+from mup_tpu.words.verdicts import commands, details, price, remedy, score, status, to_dict
+
+ANALYSIS = Path(reasons.__file__).parents[1]
+
+
+def codes_in_source() -> set[str]:
+    """Codes of all reasons that the package makes."""
+    calls = [
+        node
+        for path in ANALYSIS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason.of"
+    ]
+    return {node.args[0].value for node in calls}
+
+
+def test_every_reason_has_a_sentence_and_every_sentence_a_reason():
+    assert codes_in_source() == set(reasons._SENTENCES)
+
+
+COSTS = Cost(2.0, 64**-2.0, "runs", "width", 64.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (
+            Reason.of("extend grids", scales=[64.0, 128.0, 1e6]),
+            "no optimum inside the grid at width 64, 128 and 1 M: extend it there first",
+        ),
+        (Reason.of("few scales", needed=3, known=2), "a verdict needs 3 widths, and there are 2"),
+        (
+            Reason.of("scatter", tau=0.123, count=4, settles=True),
+            "the optima scatter by 0.12 octaves between widths, which seeds do not reduce: a fourth width "
+            "would "
+            "settle the verdict",
+        ),
+        (
+            Reason.of("scatter", tau=0.123, count=9, settles=False),
+            "the optima scatter by 0.12 octaves between widths, which seeds do not reduce: the 9th width "
+            "is the "
+            "next step",
+        ),
+        (
+            Reason.of("over budget", costs=COSTS, cost=500.0, left=49.0),
+            "a verdict is expected to cost 500 runs more, and 49 runs of the budget is left",
+        ),
+        (
+            Reason.of("not allowed", purpose=Reason.of("start"), error="beta2 1 is not allowed"),
+            "start at the smallest scale, but beta2 1 is not allowed",
+        ),
+        (
+            Reason.of("losses too alike", gain=0.0282, scatter=0.0235),
+            "the losses differ by 2.82% and scatter by 2.35%, too little for a fit",
+        ),
+        (
+            Reason.of("states left out", counts={"failed": 2, "running": 1}),
+            "2 failed, 1 running runs left out, since they have no result",
+        ),
+        (
+            Reason.of("usual sweeps", kind="", keeps=""),
+            "stored and public sweeps along any scale",
+        ),
+        (
+            Reason.of("usual sweeps", kind="width", keeps="mup"),
+            "stored and public sweeps along width, under rules that keep the optimum, such as mup",
+        ),
+        (
+            Reason.of("varies inside cells", name="rule", listed=["a", "b"]),
+            "rule varies inside cells ('a', 'b': --compare rule compares them, --where rule=a takes one)",
+        ),
+        (
+            Reason.of("runs at 0", count=3, column="lr"),
+            "3 runs at learning rate 0 are reported apart: 0 has no logarithm, and no fit uses them",
+        ),
+    ],
+    ids=lambda case: case.code if isinstance(case, Reason) else "",
+)
+def test_sentences_of_reasons(reason, sentence):
+    assert because(reason, Columns()) == sentence
+
+
+def test_a_reason_prints_its_code_and_values():
+    assert str(Reason.of("few scales", needed=3, known=2)) == "few scales (needed 3, known 2)"
+    assert str(Reason.of("start")) == "start"
+
+
+KNOWN = {"value": 0.036, "low": 0.02, "high": 0.05, "relative": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("decision", "look", "drift", "regret", "sentence"),
+    [
+        (
+            "TRANSFERS", None, (0.02, -0.1, 0.14), "estimated",
+            "best learning rate ∝ width^0.02 (95 % -0.10 to 0.14); the optimum of width 64 costs 0.036 "
+            "nat at "
+            "width 256 (95 % 0.020 to 0.050).",
+        ),
+        (
+            "DRIFTS", 3, (-0.2, -0.6, 0.2), "at least",
+            "best learning rate ∝ width^-0.20 (95 % -0.60 to 0.20), not a power law; the optimum of width 64 "
+            "costs at least 0.036 nat at width 256 (95 % 0.020 to ∞).",
+        ),
+        (
+            "INCONCLUSIVE", None, (1.09, -15.7, 17.9), "diverged",
+            "best learning rate ∝ width^α with α not known; the optimum of width 64 diverges at width 256.",
+        ),
+        (
+            "DRIFTS", None, (-0.5, -0.6, -0.4), "outside the grid",
+            "best learning rate ∝ width^-0.50 (95 % -0.60 to -0.40); the optimum of width 64 lies outside "
+            "the "
+            "grid of width 256.",
+        ),
+        (
+            "DRIFTS", None, (-0.001, -0.05, 0.05), "stopped early",
+            "best learning rate ∝ width^0.00 (95 % -0.05 to 0.05), not a power law; the optimum of width "
+            "64 was "
+            "stopped early at width 256, far behind the best.",
+        ),
+    ],
+)  # fmt: skip
+def test_sentences_of_verdicts(decision, look, drift, regret, sentence):
+    high = math.inf if regret == "at least" else 0.05
+    found = Regret(64, 256, **KNOWN | {"high": high}, status=regret)
+    known = Drift(*drift, 0.0, -8.0, (64.0, 128.0, 256.0))
+    text = verdicts._verdict("mup", Verdict(decision, look), 3, known, found, Columns())
+    looks = f" after {look} of at most 8 looks" if look else ""
+    assert text == f"mup: {decision}{looks}: {sentence}"
+
+
+def test_too_few_optima_are_counted():
+    drift = Drift(*[math.nan] * 5, (64.0, 128.0))
+    text = verdicts._verdict("mup", Verdict("INCONCLUSIVE"), 4, drift, None, Columns(scale="depth"))
+    assert text == "mup: INCONCLUSIVE: 2 of 4 depths have an optimum inside their grid, and 3 are needed."
+
+
+FITTED = Optimum(64, "bracketed", -8, -8.2, -7.8, loss=2.5, best_x=-8, band_low=-9, band_high=-7, se=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "bracketed"),
+        ({"status": "at lower edge"}, "at or below 2^-8, the lower edge: extend the grid downwards"),
+        ({"status": "at upper edge"}, "at or above 2^-8, the upper edge: extend the grid upwards"),
+        ({"status": "no finite run"}, "unknown, since every run diverged: extend the grid downwards"),
+        (
+            {"status": "flat"},
+            "flat, so a wide interval: the loss is within 0.01 nat of the best from 2^-9 to 2^-7",
+        ),
+        (
+            {"below": 0.031},
+            "bracketed; the fit lies 0.031 nat below every run: the interval is widened to the next points",
+        ),
+        (
+            {"missed_x": -7.0, "missed_by": 0.05},
+            "bracketed; the fit lies 0.05 nat below the runs at 2^-7, more than their errors allow: the "
+            "interval is widened to the next points",
+        ),
+        (
+            {"missed_x": -7.0, "missed_by": -0.05, "status": "bracketed by divergence"},
+            "bracketed by divergence; the fit lies 0.05 nat above the runs at 2^-7, more than their errors "
+            "allow: the interval is widened to the next points",
+        ),
+    ],
+)
+def test_states_of_optima(changes, sentence):
+    assert status(replace(FITTED, **changes)) == sentence
+
+
+def batch(cells, to_verdict=math.nan, costs=COSTS):
+    return Batch("mup", tuple(cells), Reason.of("start"), 25.0, to_verdict, 63.0, costs)
+
+
+@pytest.mark.parametrize(
+    ("to_verdict", "costs", "sentence"),
+    [
+        (
+            math.inf, COSTS,
+            "next batch: 25 runs; spent so far: 63 runs; total to a verdict: unknown; unit: one run at width "
+            "64; assumed: cost ∝ width^2.0",
+        ),
+        (
+            7200.0, Cost(0.9, 1.0, "s", "width"),
+            "next batch: 25 s; spent so far: 63 s; total to a verdict: about 2.0 h; measured: cost ∝ "
+            "width^0.9",
+        ),
+        (math.nan, Cost(0.0, 1.0, "runs"), "next batch: 25 runs; spent so far: 63 runs"),
+    ],
+)  # fmt: skip
+def test_prices_of_batches(to_verdict, costs, sentence):
+    assert price(batch([], to_verdict, costs)) == sentence
+
+
+CELLS = [Cell(256, -13, 2, 3), Cell(256, -12, 1, 3), Cell(512, -13.5, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "command", "lines"),
+    [
+        (
+            Columns(), "x.py",
+            [
+                "x.py --compare parametrization=mup --scale width=256 --num-seeds 3 --tune "
+                "learning_rate=2^-13,2^-12",
+                "x.py --compare parametrization=mup --scale width=512 --num-seeds 1 --tune "
+                "learning_rate=2^-13.5",
+            ],
+        ),
+        (
+            Columns("depth", "init_std"), "x.py",
+            [
+                "x.py --compare parametrization=mup --scale depth=256 --num-seeds 3 --tune "
+                "init_std=2^-13,2^-12",
+                "x.py --compare parametrization=mup --scale depth=512 --num-seeds 1 --tune init_std=2^-13.5",
+            ],
+        ),
+        (
+            Columns("d_model"), "x.py",
+            [
+                "add learning rate 2^-13 2^-12 at d model 256, 3 seeds each",
+                "add learning rate 2^-13.5 at d model 512, 1 seed",
+            ],
+        ),
+        (
+            Columns(), None,
+            [
+                "add learning rate 2^-13 2^-12 at width 256, 3 seeds each",
+                "add learning rate 2^-13.5 at width 512, 1 seed",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_next_runs_are_commands_of_our_own_sweeps_and_else_sentences(columns, command, lines):
+    assert list(commands(batch(CELLS), columns, command)) == lines
+
+
+KEPT = KeptPrediction(
+    "2026-01-02T00:00:00", 72, "f", (64.0, 128.0), "mup", "width", "lr", 512.0, -6.0, (-6.1, -5.9),
+    (-6.5, -5.5), 0.001, (2.3, 2.2, 2.4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("x", "loss", "ending"),
+    [
+        (-6.1, 2.31, "measured 2^-6.10 = 0.0146, inside the interval; loss predicted 2.300 nat (95 % "
+        "2.200 to "
+         "2.400); measured 2.310, inside the interval"),
+        (-8.0, 2.5, "measured 2^-8.00 = 0.00391, outside the interval; loss predicted 2.300 nat (95 % "
+        "2.200 to "
+         "2.400); measured 2.500, outside the interval"),
+        (math.nan, math.nan, "the optimum is not known"),
+    ],
+)  # fmt: skip
+def test_scores_of_predictions(x, loss, ending):
+    start = "mup: at width 512, predicted on 2026-01-02 from 72 runs: learning rate 2^-6.00 = 0.0156 (95 % "
+    assert score(Score(KEPT, x, 0.01, loss)) == f"{start}0.011 to 0.0221); {ending}"
+    unpredicted = Score(replace(KEPT, loss=None), -6.0, 0.01, 2.4)
+    assert score(unpredicted).endswith("; loss 2.400 nat, not predicted")
+
+
+def runs(alpha=0.0, widths=(64, 128, 256), sigma=0.0) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "width": w, "lr": 2.0**x, "seed": s,
+            "loss": 3 - 0.1 * math.log2(w) + 0.04 * (x + 8 - alpha * math.log2(w / 64)) ** 2,
+        }
+        for w in widths for x in range(-12, -3) for s in range(2)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    return frame.assign(loss=frame["loss"] + sigma * generator.standard_normal(len(frame)))
+
+
+MADE = RulePrediction(
+    "mup", "width=1024", 1024.0, 2.0, -8.0, (-8.1, -7.9), (-8.5, -7.5), (64.0, -8.2), (256.0, -8.1),
+    Regretted(0.002, 0.01), Regretted(0.2, 0.5), Regretted(0.003, 0.02), Prediction(2.0, 1.9, 2.1), None,
+    True, 4.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {},
+            [
+                "expected cost over the best value there: 0.0020 nat (at most 0.0100)",
+                "with the optimum 2^-8.20 = 0.0034, of width 64: 0.20 nat (at most 0.50); 2^-8.10 = "
+                "0.00364, of "
+                "width 256: 0.0030 nat (at most 0.0200)",
+                "expected loss 2.000 nat (95 % 1.900 to 2.100)",
+            ],
+        ),
+        ({"bears": False, "furthest": 1.0}, ["extrapolated too far: beyond width 512 the expected cost "
+        "exceeds 0.01 nat"]),
+        ({"bears": False, "furthest": 0.0}, ["extrapolated too far: at any distance the expected cost "
+        "exceeds 0.01 nat"]),
+        (
+            {"bears": False, "furthest": 1.0, "taking": Regretted(math.nan, math.nan)},
+            [
+                "extrapolated too far: beyond width 512 the 95 % interval exceeds 2 octaves",
+                "expected cost unknown: too few finite runs near the optimum of the largest scale",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_limits_and_costs_of_predictions(changes, lines):
+    predictions = Predictions(analyze(check_table(runs())), (), (), {}, ())
+    assert prediction_details(replace(MADE, **changes), predictions)[: len(lines)] == lines
+    unknown = replace(MADE, loss=None, why_no_loss=Reason.of("few optima", known=2, needed=3))
+    expected = "expected loss unknown: 2 scales have a known optimum, and 3 are needed"
+    assert prediction_details(unknown, predictions)[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        ({}, "width 1024 (2 octaves beyond width 256)"),
+        ({"scale": 512.0, "reach": 1.0}, "width 512 (1 octave beyond width 256)"),
+        ({"scale": 128.0, "reach": -1.0}, "width 128 (between scales that were run)"),
+        ({"scale": 32.0, "reach": -3.0}, "width 32 (1 octave below width 64)"),
+        ({"target": "params=1e9"}, "params=1e9, width 1024 (2 octaves beyond width 256)"),
+    ],
+)
+def test_sentences_of_predictions(changes, at):
+    predictions = Predictions(analyze(check_table(runs())), (), (), {}, ())
+    assert prediction(replace(MADE, **changes), predictions) == (
+        f"mup: learning rate 2^-8.00 = 0.00391 at {at}; 95 % 0.00276 to 0.00552, 50 % 0.00364 to 0.00419"
+    )
+
+
+def test_lines_below_a_verdict_begin_with_advice_and_name_the_next_runs():
+    (settled,) = (analysis := analyze(check_table(runs()))).results
+    lines = details(settled, analysis)
+    assert lines[0].startswith("use learning rate 2^-8.0 = 0.00391, the optimum of width 64, at width 256: ")
+    assert not any(line.startswith("to settle it") for line in lines)
+    assert "wider is better in 18 of 18 comparisons of final losses, and in 2 of 2 at the optima" in lines
+    assert lines[-1].startswith(
+        "that regret as compute is unknown: the table does not give the number of param"
+    )
+    (drifting,) = (analysis := analyze(check_table(runs(-1.0)))).results
+    assert details(drifting, analysis)[0].endswith("at width 256: the optimum there is 2^-10.0 = 0.000977")
+    (few,) = (analysis := analyze(check_table(runs(widths=(64, 128))))).results
+    settle, purpose, *_ = details(few, analysis)[1:]
+    assert settle == f"to settle it: {remedy(few, analysis).text}"
+    assert purpose.startswith("a verdict needs 3 widths, and there are 2; next batch: ")
+    ours = replace(analysis, command="x.py")
+    assert remedy(few, ours).is_command and " && " not in remedy(few, ours).text
+
+
+def test_json_has_the_sentences_beside_the_numbers():
+    analysis = analyze(check_table(runs(widths=(64, 128))))
+    values = to_dict(analysis)
+    (result,) = values["results"]
+    assert result["verdict"]["sentence"].startswith("all: INCONCLUSIVE: 2 of 2 widths")
+    assert result["verdict"]["settle"].startswith("add learning rate 2^-10 ")
+    assert result["next"]["reason"] == "a verdict needs 3 widths, and there are 2"
+    assert result["optima"][0]["sentence"] == "bracketed" and "predictions" not in values
+    assert result["worth"]["why_not"] == "2 scales have a known optimum, and 4 are needed"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number(math.nan, 2), "-"),
+        (number(-0.001, 2), "0.00"),
+        (number(-math.inf, 2), "−∞"),
+        (number(1.005, 1), "1.0"),
+        (power(-5.53), "2^-5.53 = 0.0216"),
+        (power(-0.001, ".1f"), "2^0.0 = 0.999"),
+        (bound(math.inf), "∞"),
+        (bound(-math.inf), "0"),
+        (bound(-6.123, ".2f"), "2^-6.12"),
+        (exponent(-0.001, -0.05, 0.05), "0.00 (-0.05 to 0.05)"),
+        (exponent(0.0, -1.0, 1.0), "not known"),
+        (amount(Cost(1.0, 1.0, "FLOP"), 1.5e6), "1.5e+06 FLOP"),
+        (amount(Cost(1.0, 1.0, "s"), 90.0), "90 s"),
+        (listed(["a"]), "a"),
+        (listed(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_numbers(text, expected):
+    assert text == expected
