@@ -13,7 +13,7 @@ from mup_tpu.config import DataConfig
 from mup_tpu.config.paths import Folder
 
 if TYPE_CHECKING:
-    from mup_tpu.data.shard_folder import ShardFolder
+    from mup_tpu.data.shards import ShardFolder
 
 
 def prepare(
@@ -30,9 +30,9 @@ def prepare(
         shard_samples: Largest number of sequences in a shard.
         workers: Processes that make shards; 0 takes one for each core.
     """
-    from mup_tpu.data import shards
+    from mup_tpu.data.prepare import prepare as prepare_shards
 
-    index = shards.prepare(data, out, shard_samples, workers)
+    index = prepare_shards(data, out, shard_samples, workers)
     console = Console()
     for name, split in (("training", index.train), ("held-out", index.validation)):
         size = sum(shard.size for shard in split.shards) / 2**20
@@ -53,11 +53,11 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
         verify: Read every prepared shard, and check its checksum, and type, length and number of sequences;
             of a corpus, read the whole text, and compare it with the tokens.
     """
-    from mup_tpu.data import cache, shard_folder, shards
+    from mup_tpu.data import cache, shards
 
     console = Console()
     about: dict[str, Any]
-    folder = shard_folder.ShardFolder(data.corpus) if shards.is_prepared(data.corpus) else None
+    folder = shards.ShardFolder(data.corpus) if shards.is_prepared(data.corpus) else None
     if folder is not None:
         about, tokenizer = dataclasses.asdict(folder.index), folder.tokenizer
         held_out = list(folder.samples(folder.index.validation.shards[0])[:texts])
@@ -101,10 +101,10 @@ def _split_line(split: dict[str, Any]) -> str:
 
 def _verify(folder: ShardFolder, console: Console) -> None:
     """Read every shard, several at a time; a shard that contradicts the index is an error."""
-    from mup_tpu.data import stream
+    from mup_tpu.data.batches import READERS
 
     every = [*folder.index.train.shards, *folder.index.validation.shards]
-    with ThreadPoolExecutor(stream.READERS) as pool, console.status("reading all shards"):
+    with ThreadPoolExecutor(READERS) as pool, console.status("reading all shards"):
         sequences = sum(len(samples) for samples in pool.map(folder.samples, every))
     console.print(
         f"{len(every):,} shards are as the index says: {sequences:,} sequences of "

@@ -245,12 +245,12 @@ def _ray(note: Path, address: str | None) -> Finding:
 
 def _hub() -> Finding:
     try:
-        from mup_tpu.data import hub
+        from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers
     except ModuleNotFoundError as error:
         return Finding("Hugging Face hub", f"not looked for, as {error.name} is not installed")
 
     if os.environ.get("HF_HUB_OFFLINE"):
-        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {hub.INSTEAD}")
-    if not hub.answers():
-        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {hub.INSTEAD}")
+        return Finding("Hugging Face hub", f"HF_HUB_OFFLINE is set; {INSTEAD_OF_HUB}")
+    if not hub_answers():
+        return Finding("Hugging Face hub", "no answer", f"the hub is unreachable from here; {INSTEAD_OF_HUB}")
     return Finding("Hugging Face hub", "answers")

@@ -156,8 +156,8 @@ class DataConfig:
 
     corpus: str = "sotu"
     """Text: "sotu" (embedded: US State of the Union addresses); a file or folder of .txt, .jsonl, .parquet or
-    .arrow; a data set of the Hugging Face hub (wikitext/wikitext-2-raw-v1); or a folder or URL of shards that
-    `mup-tpu data prepare` wrote."""
+    .arrow; a data set of the Hugging Face hub (Salesforce/wikitext/wikitext-2-raw-v1); or a folder or URL of
+    shards that `mup-tpu data prepare` wrote."""
     text_column: str = "text"
     """Column of the text, in corpora with columns."""
     max_documents: int = described(0, least=0)

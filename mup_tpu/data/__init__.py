@@ -1,18 +1,16 @@
 """Text to batches: corpus -> tokenizer -> token cache -> batches, or -> prepared shards -> batches."""
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.ahead import prefetch
-from mup_tpu.data.batches import CachedDataset, TokenDataset
+from mup_tpu.data.batches import CachedDataset, ShardDataset, TokenDataset, World, prefetch
 from mup_tpu.data.cache import is_tokenised, load_cache
 from mup_tpu.data.shards import is_prepared
-from mup_tpu.data.stream import ShardDataset, World
 from mup_tpu.errors import DataError
 
 __all__ = ["TokenDataset", "World", "describe_load", "load", "prefetch"]
 
 
 def load(config: DataConfig, progress: bool = True, world: World = World()) -> TokenDataset:
-    """Batches of a configuration: streamed from prepared shards, else from the token cache.
+    """Return the batches of a configuration: streamed from prepared shards, else from the token cache.
 
     A corpus is tokenised on first use. `world` has the hosts that read one stream of shards together.
 
@@ -29,7 +27,7 @@ def load(config: DataConfig, progress: bool = True, world: World = World()) -> T
 
 
 def describe_load(config: DataConfig) -> str:
-    """Work of `load`, in a few words.
+    """Describe the work of `load` in a few words.
 
     Raises:
         DataError: the corpus is not there.

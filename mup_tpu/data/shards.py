@@ -6,8 +6,10 @@
     train-000000.tar.sha256   checksum for `sha256sum --check`; written when its shard is whole
     validation-000000.tar     held-out samples
 
-Sequences overlap by one token, so that every token is a target once. They are dealt to the shards in a fixed
-random order, so that each shard is a sample of the whole corpus.
+This module has the index and the reader, `prepare.py` the writer. Files may come from anybody: the result of
+a read is the tokens of the index, or an error of one sentence, and unpacking allocates no more than was read.
+
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -16,222 +18,333 @@ import dataclasses
 import hashlib
 import io
 import json
-import multiprocessing
+import logging
 import os
+import random
 import tarfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
+import fsspec
 import numpy as np
-from rich.console import Console
-from rich.progress import track
+from fsspec.implementations.local import LocalFileSystem
 
-from mup_tpu.config import DataConfig
-from mup_tpu.config.fields import require_count
-from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, TokenCache, load_cache, token_folder
-from mup_tpu.data.shard_index import FORMAT, INDEX, MAX_SHARD_BYTES, Shard, ShardIndex, Split, sample_bytes
-from mup_tpu.errors import ConfigError, DataError, raised_as
-from mup_tpu.files import Folder, short_hash
-from mup_tpu.files.safe_path import safe_path
+from mup_tpu.config.fields import About, require_valid
+from mup_tpu.data.cache import SPLITS, TOKENIZER_FILE, token_type
+from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
+from mup_tpu.errors import ConfigError, DataError, raised_as, reason
+from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
-_PLAN = "preparing.json"
+FORMAT = 1
+"""Version in the fingerprint: shards of another format give other batches."""
+
+INDEX = "index.json"
+
+MAX_SHARD_BYTES = 2**34
+"""Largest shard: eight are held in memory at a time."""
+
+ATTEMPTS = 10
+"""Tries of a read; with their pauses they take about a minute and a half."""
+
+FIRST_PAUSE = 0.25
+"""Seconds before the second try; doubled for each further one."""
+
+PATIENCE_S = 30.0
+"""Seconds that a server may take beyond the time of a file at MIN_RATE."""
+
+DEADLINE_S = 300.0
+"""Seconds after which a read is not tried again."""
+
+_UNSIZED = 2**23
+"""Assumed bytes of a file without a size in the index, for its deadline."""
+
+_TAR_BLOCK = 512
+_FROM_0, _FROM_1 = ({"about": About(least=least)} for least in (0, 1))
+
+_log = logging.getLogger(__name__)
 
 
 def is_prepared(corpus: str) -> bool:
-    """Whether a corpus is prepared shards: a URL, or a folder with their index."""
+    """Return whether a corpus is prepared shards: a URL, or a folder with their index."""
     return "://" in corpus or os.path.isfile(os.path.join(corpus, INDEX))
 
 
-def prepare(
-    config: DataConfig, out: str, shard_samples: int = 4096, workers: int = 0, progress: bool = True
-) -> ShardIndex:
-    """Write a corpus as shards; a call after a kill goes on from the token cache, and ends with the same
-    bytes.
+@dataclass(frozen=True)
+class Shard:
+    """One tar file of samples."""
 
-    Args:
-        config: corpus, tokenizer, held-out share and sequence length.
-        out: folder or fsspec URL.
-        shard_samples: most sequences a shard.
-        workers: processes that make shards; 0 takes one a core.
-        progress: show progress on standard error.
+    name: str
+    size: int = field(metadata=_FROM_1)
+    """Bytes."""
+    sha256: str
 
-    Raises:
-        ConfigError: shard_samples is not above 0 or makes shards too large to be read, or workers is below 0.
-        DataError: the corpus cannot be used or is shorter than one sequence a split, or `out` cannot be
-            written or holds other shards.
-    """
-    require_count("shard_samples", shard_samples)
-    require_count("workers", workers, least=0)
-    if is_prepared(config.corpus):
-        raise DataError(f"corpus {config.corpus!r} is prepared already; give its text")
-    cache = load_cache(config, progress)
-    plan, jobs = _plan(config, cache, shard_samples)
-    with raised_as(DataError, f"shards cannot be written to {out}"):
-        folder = Folder(out)
-        folder.remove_leftovers()
-        done = _check_out(folder, plan)
-        if done is not None:
-            return done
-        folder.write(_PLAN, plan.to_json().encode())
-        content = cache.tokenizer.to_json()
-        if content is not None:
-            folder.write(TOKENIZER_FILE, content.encode())
-        made = _make_all(folder, jobs, workers or os.cpu_count() or 1, progress)
-        splits = {
-            name: dataclasses.replace(
-                getattr(plan, name), shards=tuple(made[job.name] for job in jobs if job.split == name)
-            )
-            for name in SPLITS
-        }
-        index = dataclasses.replace(plan, **splits)
-        folder.write(INDEX, index.to_json().encode())
-        folder.remove(_PLAN)
-    return index
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if not self.name or "/" in self.name or "\\" in self.name or self.name in (".", ".."):
+            raise ValueError(f"shard {self.name!r} is no file of the folder")
+        if self.size > MAX_SHARD_BYTES:
+            raise ValueError(f"shard {self.name} has {self.size} bytes, more than {MAX_SHARD_BYTES}")
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One shard to make, in any process that sees the token cache."""
+class Split:
+    """Shards of one split, with equal numbers of samples."""
 
-    cache: Path
-    seed: str
-    """Fingerprint of the shards."""
-    split: str
-    number: int
-    samples: int
-    sequence_length: int
+    documents: int = field(metadata=_FROM_0)
+    tokens: int = field(metadata=_FROM_0)
+    """Tokens of the corpus; a rest that does not fill a shard is left out."""
+    samples_per_shard: int = field(metadata=_FROM_1)
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("a shard is named twice")
 
     @property
-    def name(self) -> str:
-        return f"{self.split}-{self.number:06}.tar"
+    def samples(self) -> int:
+        """Sequences in all shards."""
+        return self.samples_per_shard * len(self.shards)
 
 
-def _layout(config: DataConfig, cache: TokenCache, shard_samples: int) -> dict[str, tuple[int, int]]:
-    """Number of shards of each split, and samples in each."""
-    most = MAX_SHARD_BYTES // sample_bytes(config.sequence_length, cache.tokenizer.vocab_size)
-    layout = {}
-    for split, tokens in cache.tokens.items():
-        sequences = (len(tokens) - 1) // config.sequence_length
-        if sequences < 1:
-            raise DataError(
-                f"corpus {config.corpus!r} has {len(tokens)} tokens in its {split} split, below one "
-                f"sequence: sequence_length {config.sequence_length}; use more text or another "
-                f"validation_fraction than {config.validation_fraction}"
-            )
-        count = -(-sequences // shard_samples)
-        layout[split] = (count, sequences // count)
-        if sequences // count > most:
-            raise ConfigError(
-                f"shard_samples {shard_samples} is not allowed: a shard is held in memory whole, at most "
-                f"{MAX_SHARD_BYTES // 2**30} GiB, which is {most:,} samples"
-            )
-    return layout
+@dataclass(frozen=True)
+class ShardIndex:
+    """Content of index.json."""
 
+    dataset: str
+    fingerprint: str
+    """Fingerprint of the batches: tokens, sequence length, and the order of sequences in shards."""
+    sequence_length: int = field(metadata=_FROM_1)
+    vocab_size: int = field(metadata=_FROM_1)
+    separator: int = field(metadata=_FROM_0)
+    tokenizer_sha256: str | None
+    """Checksum of tokenizer.json; None if tokens are bytes."""
+    unigram_entropy: float
+    """Nat per token."""
+    bytes_per_token: float
+    train: Split
+    validation: Split
 
-def _plan(config: DataConfig, cache: TokenCache, shard_samples: int) -> tuple[ShardIndex, list[_Job]]:
-    """Index without shards, and the shards to make."""
-    layout = _layout(config, cache, shard_samples)
-    recipe = [FORMAT, cache.fingerprint, config.sequence_length, layout]
-    fingerprint = short_hash(json.dumps(recipe))
-    jobs = [
-        _Job(token_folder(cache.fingerprint), fingerprint, split, i, samples, config.sequence_length)
-        for split, (count, samples) in layout.items()
-        for i in range(count)
-    ]
-    content = cache.tokenizer.to_json()
-    plan = ShardIndex(
-        dataset=cache.meta["dataset"],
-        fingerprint=fingerprint,
-        sequence_length=config.sequence_length,
-        vocab_size=cache.tokenizer.vocab_size,
-        separator=cache.tokenizer.separator,
-        tokenizer_sha256=None if content is None else hashlib.sha256(content.encode()).hexdigest(),
-        unigram_entropy=cache.meta["unigram_entropy"],
-        bytes_per_token=cache.meta["bytes_per_token"],
-        **{
-            split: Split(**cache.meta[split], samples_per_shard=samples, shards=())
-            for split, (_, samples) in layout.items()
-        },
-    )
-    return plan, jobs
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if self.vocab_size > 2**32 or self.separator >= self.vocab_size:
+            raise ValueError(f"vocab_size {self.vocab_size} with separator {self.separator}")
+        for split in (self.train, self.validation):
+            least = sample_bytes(self.sequence_length, self.vocab_size) * split.samples_per_shard
+            for shard in split.shards:
+                if shard.size < least:
+                    raise ValueError(
+                        f"shard {shard.name} has {shard.size} bytes, too few for {split.samples_per_shard} "
+                        f"samples of sequence_length {self.sequence_length}"
+                    )
 
+    def to_json(self) -> str:
+        """Return the content of index.json."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
-def _check_out(out: Folder, plan: ShardIndex) -> ShardIndex | None:
-    """Index of these shards if all are there; None if some are to be made."""
-    there = out.names()
-    for name in (INDEX, _PLAN):
-        if name in there:
-            held = ShardIndex.from_json(out.read(name), f"{out}/{name}", whole=name == INDEX)
-            if held.fingerprint != plan.fingerprint:
-                raise DataError(
-                    f"{out} holds other shards (of {held.dataset!r}); give these a folder of their own"
-                )
-            if name == INDEX:
-                return held
-    return None
+    @classmethod
+    def from_json(cls, content: bytes, where: str, whole: bool = True) -> ShardIndex:
+        """Read an index from the bytes of index.json; a `whole` one must name shards.
 
-
-def _make_all(folder: Folder, jobs: list[_Job], workers: int, progress: bool) -> dict[str, Shard]:
-    """Make missing shards in processes, and write them in threads: a process lacks memory://."""
-    workers = min(workers, len(jobs))
-    there = set(folder.names())
-
-    def make(job: _Job) -> Shard:
-        if {job.name, f"{job.name}.sha256"} <= there:  # by an earlier call: the checksum is written last
-            digest = folder.read(f"{job.name}.sha256").decode().split()[0]
-            return Shard(job.name, folder.size(job.name), digest)
-        content = shard_bytes(job)
-        shard = Shard(job.name, len(content), hashlib.sha256(content).hexdigest())
-        folder.write(job.name, content)
-        folder.write(f"{job.name}.sha256", f"{shard.sha256}  {job.name}\n".encode())
-        return shard
-
-    with _in_processes(workers) as shard_bytes, ThreadPoolExecutor(workers) as threads:
-        ended = as_completed([threads.submit(make, job) for job in jobs])
-        console = Console(stderr=True)
-        bar = track(ended, "writing shards", len(jobs), console=console, disable=not progress)
+        Raises:
+            DataError: they are no such index, or contradict themselves.
+        """
         try:
-            return {shard.name: shard for shard in (future.result() for future in bar)}
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+            values = json.loads(content)
+            if values.pop("format") != FORMAT:
+                raise DataError(f"{where} is of another version of the format; prepare the shards again")
+            for split in SPLITS:
+                shards = tuple(Shard(**shard) for shard in values[split].pop("shards"))
+                if whole and not shards:
+                    raise ValueError(f"it names no {split} shards")
+                values[split] = Split(**values[split], shards=shards)
+            return cls(**values)
+        except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{where} is not the index of prepared shards: {what}") from None
 
 
-@contextmanager
-def _in_processes(workers: int) -> Iterator[Callable[[_Job], bytes]]:
-    """`_shard_bytes` in one of several processes; a single worker is this process."""
-    if workers == 1:
-        yield _shard_bytes
-        return
-    with safe_path(), ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield lambda job: pool.submit(_shard_bytes, job).result()
+def sample_bytes(sequence_length: int, vocab_size: int) -> int:
+    """Return the least size of a sample in its tar file: a header, and the tokens in whole blocks."""
+    tokens = (sequence_length + 1) * token_type(vocab_size).itemsize
+    return _TAR_BLOCK + -(-tokens // _TAR_BLOCK) * _TAR_BLOCK
 
 
-def _shard_bytes(job: _Job) -> bytes:
-    """Content of a shard's tar file: the same bytes for the same tokens."""
-    tokens = np.load(job.cache / f"{job.split}.npy", mmap_mode="r")
-    t = job.sequence_length
-    order = _order(job.seed, job.split, (len(tokens) - 1) // t)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        first = job.number * job.samples
-        for sample in range(first, first + job.samples):
-            start = int(order[sample]) * t
-            content = io.BytesIO()
-            np.save(content, tokens[start : start + t + 1], allow_pickle=False)
-            member = tarfile.TarInfo(f"{sample:09}.npy")
-            member.size = content.tell()
-            content.seek(0)
-            tar.addfile(member, content)
-    return out.getvalue()
+class ShardFolder:
+    """A folder or URL of prepared shards, read with retries, every file checked against the index."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        options: dict[str, Any] = {}
+        with raised_as(DataError, f"{self.url} cannot be reached", (ImportError, OSError)):
+            if url.startswith(("http://", "https://")):
+                from aiohttp import ClientTimeout
+
+                # By default a silent connection is kept for five minutes.
+                options["client_kwargs"] = {
+                    "timeout": ClientTimeout(total=None, sock_connect=10, sock_read=30)
+                }
+            self._fs, root = file_system(self.url, **options)
+        self._root = root.rstrip("/")
+        self._unpacking = threading.Lock()
+        try:
+            self.index = ShardIndex.from_json(self._read(INDEX), f"{self.url}/{INDEX}")
+        except FileNotFoundError:
+            raise DataError(
+                f"{self.url} holds no {INDEX}: it is not (or not yet wholly) prepared; "
+                f"write it with: mup-tpu data prepare --out {self.url}"
+            ) from None
+        self.tokenizer = self._load_tokenizer()
+
+    def _load_tokenizer(self) -> Tokenizer:
+        sha256, content = self.index.tokenizer_sha256, None
+        if sha256 is not None:
+            content = self._read_checked(TOKENIZER_FILE, sha256)
+        try:
+            tokenizer = load_tokenizer(None if content is None else content.decode(), self.index.separator)
+        except Exception as error:  # the library has no class for its errors
+            why = str(error).partition("\n")[0]
+            raise DataError(f"{self.url}/{TOKENIZER_FILE} is not a tokenizer: {why}") from None
+        if tokenizer.vocab_size != self.index.vocab_size:
+            raise DataError(
+                f"{self.url}/{INDEX} does not fit its shards: vocab_size {self.index.vocab_size}, but the "
+                f"tokenizer has {tokenizer.vocab_size} tokens"
+            )
+        return tokenizer
+
+    def samples(self, shard: Shard) -> np.ndarray:
+        """Read the sequences of a shard (samples_per_shard, T + 1).
+
+        Raises:
+            DataError: the shard cannot be read, or is not the one of the index.
+        """
+        index = self.index
+        split = index.train if shard in index.train.shards else index.validation
+        content = self._read_checked(shard.name, shard.sha256, shard.size)
+        # Unpacking holds the interpreter's lock: several threads are no faster, and would delay training.
+        with self._unpacking:
+            try:
+                return unpack(content, split.samples_per_shard, index.sequence_length + 1, index.vocab_size)
+            except ValueError as error:
+                raise DataError(
+                    f"shard {self.url}/{shard.name} does not match its index: {error}; prepare again"
+                ) from None
+
+    def _read_checked(self, name: str, sha256: str, size: int | None = None) -> bytes:
+        try:
+            for _ in range(2):  # a wrong checksum may be a transfer's
+                content = self._read(name, size)
+                digest = hashlib.sha256(content).hexdigest()
+                if digest == sha256 and size in (None, len(content)):
+                    return content
+        except FileNotFoundError:
+            raise DataError(
+                f"shard {self.url}/{name} is missing, but the index names it; prepare again"
+            ) from None
+        expected = f"{size} bytes with sha256 {sha256[:12]}" if size else sha256[:12]
+        raise DataError(
+            f"shard {self.url}/{name} is corrupted: its {len(content)} bytes have sha256 {digest[:12]}, the "
+            f"index says {expected}; copy it again, or prepare again"
+        )
+
+    def _read(self, name: str, size: int | None = None) -> bytes:
+        """Read a file; try again after dropped connections, timeouts and answers such as 503."""
+        path = f"{self._root}/{name}"
+        if isinstance(self._fs, LocalFileSystem):
+            _check_local(path, size)
+        limit = {}
+        if getattr(self._fs, "async_impl", False):  # the clients of other file systems have their limits
+            limit = {"timeout": PATIENCE_S + (size or _UNSIZED) / MIN_RATE}
+        began = time.monotonic()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._fs.cat_file(path, **limit)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each file system of fsspec raises errors of its client library
+                why = reason(as_oserror(error))
+                if isinstance(error, fsspec.exceptions.FSTimeoutError):
+                    why = f"slower than {MIN_RATE // 2**10} KiB/s"
+                status = getattr(error, "status", None)
+                is_refused = status in range(400, 500) and status not in (408, 429)
+                if is_refused or isinstance(as_oserror(error), PermissionError):
+                    raise DataError(f"{self.url}/{name} cannot be read: {why}") from None
+            _log.warning("reading %s/%s failed, try %d of %d: %s", self.url, name, attempt, ATTEMPTS, why)
+            if attempt == ATTEMPTS or time.monotonic() - began > DEADLINE_S:
+                raise DataError(f"{self.url}/{name} cannot be read after {attempt} tries: {why}")
+            # Random pauses: many hosts may have lost the server at once.
+            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+        raise AssertionError("the last try returns or raises")
 
 
-@lru_cache(maxsize=2)
-def _order(seed: str, split: str, sequences: int) -> np.ndarray:
-    """Random order of a split's sequences in its shards."""
-    key = np.random.SeedSequence([int(seed, 16), SPLITS.index(split)])
-    return np.random.Generator(np.random.Philox(key)).permutation(sequences)
+def _check_local(path: str, size: int | None) -> None:
+    # Before it is read: a named pipe never ends, and a large file of another size takes long.
+    if not os.path.lexists(path):
+        raise FileNotFoundError(path)
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is not a file")
+    if size not in (None, actual := os.path.getsize(path)):
+        raise DataError(
+            f"shard {path} is corrupted: its {actual} bytes have another size than the index says, "
+            f"{size}; copy it again, or prepare again"
+        )
+
+
+def unpack(content: bytes, samples: int, length: int, vocab_size: int) -> np.ndarray:
+    """Return the sequences in a tar file (samples, length); takes no more memory than `content` has.
+
+    Raises:
+        ValueError: the content is no plain tar file of such arrays, or a token is outside the vocabulary.
+    """
+    kind = token_type(vocab_size)
+    head = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(head, header)
+    tokens, size = [], length * kind.itemsize
+    try:
+        for name, member in _members(content):
+            # All headers have the same bytes; NumPy would take long to parse each.
+            if member[:-size] != head.getvalue():
+                _check_header(name, member, kind, length)
+            tokens.append(member[-size:])
+            if len(tokens) > samples:
+                raise ValueError(f"it holds more than {samples} samples")
+    except (tarfile.TarError, OSError, OverflowError, UnicodeError) as error:
+        raise ValueError(f"it is no plain tar file ({error})") from None
+    if len(tokens) < samples:
+        raise ValueError(f"it holds {len(tokens)} samples, not {samples}")
+    sequences = np.frombuffer(b"".join(tokens), kind).reshape(samples, length)
+    if sequences.max() >= vocab_size:
+        raise ValueError(f"it holds token {sequences.max()}, outside a vocabulary of {vocab_size}")
+    return sequences
+
+
+def _members(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of every file in a tar file; ValueError for one that is no plain KEY.npy."""
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:  # "r:": never decompressed
+        for member in tar:
+            start, stop = member.offset_data, member.offset_data + member.size
+            if not member.isreg() or member.issparse() or not member.name.endswith(".npy"):
+                raise ValueError(f"{member.name[:50]!r} in it is no plain file KEY.npy")
+            if not start <= stop <= len(content):
+                raise ValueError(f"{member.name[:50]!r} in it is cut off")
+            yield member.name, content[start:stop]
+
+
+def _check_header(name: str, content: bytes, kind: np.dtype, length: int) -> None:
+    """Check header and token count of an array's bytes; ValueError where they contradict the index."""
+    file = io.BytesIO(content)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # NumPy parses a header as Python: many kinds of error
+        why = str(error).partition("\n")[0][:100]
+        raise ValueError(f"{name[:50]!r} in it is no array ({why})") from None
+    if (shape, dtype, fortran_order) != ((length,), kind, False):
+        raise ValueError(f"{name[:50]!r} in it is {dtype} {shape}, not {kind} {(length,)}"[:300])
+    if len(content) - file.tell() != length * kind.itemsize:
+        raise ValueError(f"{name[:50]!r} in it has another size than its header says")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data import hub
+from mup_tpu.data.corpus import hub_answers, hub_endpoint, only_cached
 from mup_tpu.errors import DataError, reason
 
 
@@ -24,16 +24,16 @@ class Tokenizer(Protocol):
     """Token that ends each document."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Tokens of each text."""
+        """Encode each text."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of tokens."""
+        """Decode tokens to text."""
 
     def to_json(self) -> str | None:
-        """Content for `load_tokenizer` besides the separator, if any."""
+        """Return the content for `load_tokenizer` besides the separator, if any."""
 
     def stock(self) -> Any:
-        """The same as a `tokenizers.Tokenizer`; it adds no tokens to a text."""
+        """Return the same as a `tokenizers.Tokenizer`, which adds no tokens to a text."""
 
 
 class ByteTokenizer:
@@ -43,18 +43,18 @@ class ByteTokenizer:
     separator = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Bytes of each text."""
+        """Encode each text as UTF-8."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of bytes; a character cut in two is shown as U+FFFD."""
+        """Decode bytes; a character cut in two is shown as U+FFFD."""
         return np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def to_json(self) -> None:
-        """Nothing is needed."""
+        """Return None: the separator says all."""
 
     def stock(self) -> Any:
-        """A byte-level BPE without merges: each byte is its own token.
+        """Return a byte-level BPE without merges: each byte is one token.
 
         Byte 0 is U+0000 in place of the alphabet's U+0100: a special token is looked for in texts, and a text
         may contain U+0100.
@@ -84,7 +84,7 @@ class SubwordTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-        """A BPE with merges learned from texts; deterministic."""
+        """Train a BPE on texts; deterministic."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -101,20 +101,20 @@ class SubwordTokenizer:
 
     @classmethod
     def pretrained(cls, name: str) -> SubwordTokenizer:
-        """A tokenizer of the hub or a local folder, by transformers' AutoTokenizer."""
+        """Load a tokenizer of the hub or of a local folder by transformers' AutoTokenizer."""
         from transformers import AutoTokenizer
 
         local = Path(name).is_dir()
-        online = not local and hub.answers()
+        online = not local and hub_answers()
         try:
-            with contextlib.nullcontext() if online else hub.only_cached():
+            with contextlib.nullcontext() if online else only_cached():
                 loaded = AutoTokenizer.from_pretrained(name)
         except Exception as error:  # transformers raises errors of any kind for broken or missing files
             if local or online:
                 raise DataError(f"tokenizer {name!r} cannot be loaded: {reason(error)}") from None
             raise DataError(
                 f"tokenizer {name!r} is neither 'bytes', 'bpe' nor a local folder, and the Hugging Face hub "
-                f"is unreachable ({hub.endpoint()}): use 'bytes', 'bpe', a folder that holds a tokenizer, or "
+                f"is unreachable ({hub_endpoint()}): use 'bytes', 'bpe', a folder that holds a tokenizer, or "
                 "one that is in HF_HOME already"
             ) from None
         if not loaded.is_fast:
@@ -129,20 +129,20 @@ class SubwordTokenizer:
         return cls(tokenizer, separator)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Tokens of each text, without special tokens."""
+        """Encode each text without special tokens."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [np.asarray(e.ids, np.uint32) for e in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of tokens, special ones left out."""
+        """Decode tokens, special ones left out."""
         return self._tokenizer.decode(np.asarray(tokens).tolist())
 
     def to_json(self) -> str:
-        """The library's own JSON."""
+        """Return the library's JSON."""
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:
-        """The library's tokenizer without tokens around a text, as in training."""
+        """Return the library's tokenizer without tokens around a text, as in training."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.to_json())
@@ -151,7 +151,7 @@ class SubwordTokenizer:
 
 
 def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokenizer:
-    """Tokenizer of a configuration; a BPE is trained on the training documents alone."""
+    """Make the tokenizer of a configuration; a BPE is trained on the training documents alone."""
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     if config.tokenizer == "bpe":
@@ -160,7 +160,7 @@ def make_tokenizer(config: DataConfig, training_texts: Iterable[str]) -> Tokeniz
 
 
 def load_tokenizer(content: str | None, separator: int) -> Tokenizer:
-    """Tokenizer from its `to_json` and its separator."""
+    """Load a tokenizer from `to_json` and its separator."""
     if content is None:
         return ByteTokenizer()
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -189,7 +189,7 @@ def save_stock(tokenizer: Tokenizer, sequence_length: int, folder: Path) -> None
 
 
 def identity(config: DataConfig, tokenizer: Tokenizer) -> list[Any]:
-    """Facts that decide the tokens of a text; the name of the tokenizer's folder is not among them."""
+    """Return what decides the tokens of a text; the name of the tokenizer's folder is not part of it."""
     if config.tokenizer == "bytes":
         return ["bytes", 256]
     if config.tokenizer == "bpe":

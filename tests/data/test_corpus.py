@@ -7,7 +7,7 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data import load
-from mup_tpu.data.corpus import _cut, is_held_out, read_documents
+from mup_tpu.data.corpus import is_held_out, read_documents
 from mup_tpu.errors import DataError
 
 
@@ -36,7 +36,6 @@ def test_single_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
     documents = list(read_documents(DataConfig(corpus=str(tmp_path / "book.txt"))))
     assert len(documents) > 5
     assert "\n\n".join(d.text for d in documents) == text
-    assert _cut("one paragraph") == ["one paragraph"]
 
 
 def test_split_is_by_document_and_adding_documents_moves_none(corpus, tmp_path):

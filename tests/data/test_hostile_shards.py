@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data.shard_folder import ShardFolder, unpack
-from mup_tpu.data.shard_index import ShardIndex
-from mup_tpu.data.shards import prepare
-from mup_tpu.data.stream import ShardDataset
+from mup_tpu.data.batches import ShardDataset
+from mup_tpu.data.prepare import prepare
+from mup_tpu.data.shards import ShardFolder, ShardIndex, unpack
 from mup_tpu.errors import DataError
 
 LENGTH, SAMPLES, VOCABULARY = 32, 400, 600
@@ -234,7 +233,7 @@ def test_a_small_shard_that_unpacks_to_gigabytes_is_never_unpacked(what, folder)
         put_shard(folder, SHARDS[what](members(folder)))
     assert (folder / "train-000000.tar").stat().st_size < 6 * 2**20
     code = (
-        "import resource, sys\nfrom mup_tpu.data.shard_folder import ShardFolder\n"
+        "import resource, sys\nfrom mup_tpu.data.shards import ShardFolder\n"
         "used = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData'))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + 2**30,) * 2)\n"
         "shards = ShardFolder(sys.argv[1])\nshards.samples(shards.index.train.shards[0])\n"

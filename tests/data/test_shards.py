@@ -15,8 +15,8 @@ import pytest
 
 from mup_tpu.config import DataConfig
 from mup_tpu.data.cache import load_cache
-from mup_tpu.data.shard_folder import ShardFolder
-from mup_tpu.data.shards import prepare
+from mup_tpu.data.prepare import prepare
+from mup_tpu.data.shards import ShardFolder
 from mup_tpu.errors import ConfigError, DataError
 
 

@@ -15,10 +15,11 @@ from slow_server import SlowServer
 
 from mup_tpu.cli import main
 from mup_tpu.config import DataConfig, RunOptions
-from mup_tpu.data import World, load, shard_folder, stream
-from mup_tpu.data.shard_folder import ShardFolder
-from mup_tpu.data.shards import prepare
-from mup_tpu.data.stream import ShardDataset
+from mup_tpu.data import World, batches, load
+from mup_tpu.data import shards as reader
+from mup_tpu.data.batches import ShardDataset
+from mup_tpu.data.prepare import prepare
+from mup_tpu.data.shards import ShardFolder
 from mup_tpu.errors import DataError
 from mup_tpu.store import load_runs
 
@@ -38,7 +39,7 @@ def config(shards):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(shard_folder, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(reader, "FIRST_PAUSE", 0.001)
 
 
 def epoch_of(dataset, epoch=0):
@@ -141,7 +142,7 @@ def test_resuming_reads_the_shards_of_its_step_and_nothing_before(config, shards
         last = load(config)._batches - 1
         batch = load(remote).train_batch(last)
         needed = (
-            stream.SHUFFLE_SHARDS + stream.SHUFFLE_SHARDS
+            batches.SHUFFLE_SHARDS + batches.SHUFFLE_SHARDS
         )  # those of the step, and the next that are prefetched
         assert sum(name.startswith("train") for name in server.asked) <= needed
     assert np.array_equal(batch, load(config).train_batch(last))
@@ -164,7 +165,7 @@ def test_training_over_a_bad_server_ends_with_the_very_losses_of_the_local_folde
         remote = trained(tiny, server.url)
     assert remote[1] == local[1] and remote[0]["loss"] == local[0]["loss"]
     assert remote[0]["trial_id"] == local[0]["trial_id"]
-    assert server.asked["index.json"] == 4 and f"try 3 of {shard_folder.ATTEMPTS}" in caplog.text
+    assert server.asked["index.json"] == 4 and f"try 3 of {reader.ATTEMPTS}" in caplog.text
 
 
 def test_a_server_that_never_recovers_is_an_error(config, shards):
@@ -173,22 +174,22 @@ def test_a_server_that_never_recovers_is_an_error(config, shards):
     ).running() as server:
         dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
         with pytest.raises(
-            DataError, match=rf"train-\d+\.tar cannot be read after {shard_folder.ATTEMPTS} tries: 503"
+            DataError, match=rf"train-\d+\.tar cannot be read after {reader.ATTEMPTS} tries: 503"
         ):
             dataset.train_batch(0)
-    assert max(server.asked.values()) == shard_folder.ATTEMPTS
+    assert max(server.asked.values()) == reader.ATTEMPTS
 
 
 @pytest.fixture
 def little_patience(monkeypatch):
     """A read fails after a second in place of half a minute and more."""
-    monkeypatch.setattr(shard_folder, "PATIENCE_S", 0.9)
-    monkeypatch.setattr(shard_folder, "MIN_RATE", 2**30)
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.9)
+    monkeypatch.setattr(reader, "MIN_RATE", 2**30)
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_given_up(config, shards, monkeypatch, little_patience):
     """Silence has a limit of its own, which each byte puts off: what holds is the floor and the deadline."""
-    monkeypatch.setattr(shard_folder, "DEADLINE_S", 1.5)
+    monkeypatch.setattr(reader, "DEADLINE_S", 1.5)
     server = SlowServer(shards, fault=lambda name, before: "trickle" if name.endswith("tar") else "")
     with server.running():
         dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
@@ -214,12 +215,12 @@ def test_sigterm_is_heeded_while_a_step_waits_for_data(shards, tmp_path, capfd):
     came: list[str] = []
 
     def fault(name, before):
-        if name.startswith("train") and name not in came and len(came) < stream.SHUFFLE_SHARDS:
+        if name.startswith("train") and name not in came and len(came) < batches.SHUFFLE_SHARDS:
             came.append(name)
         return "trickle" if name.startswith("train") and name not in came else ""
 
     of_one = ShardFolder(str(shards)).index.train.samples_per_shard
-    steps = stream.SHUFFLE_SHARDS * of_one // 240  # whole batches of four shards
+    steps = batches.SHUFFLE_SHARDS * of_one // 240  # whole batches of four shards
     with SlowServer(shards, fault=fault).running() as server:
         command = [
             "train", "--corpus", server.url, "--checkpoints", tmp_path / "c",
@@ -280,10 +281,10 @@ def test_the_next_shards_are_read_while_the_present_ones_are_used(config, shards
     with SlowServer(shards).running() as server:
         dataset = load(DataConfig(**(vars(config) | {"corpus": server.url})))
         dataset.train_batch(0)
-        for future in dataset._train._held.values():
+        for future in dataset._train.kept.values():
             future.result()
         read = sum(server.asked[shard.name] for shard in dataset._index.train.shards)
-        assert read == 2 * stream.SHUFFLE_SHARDS
-        first_of_next = stream.SHUFFLE_SHARDS * 1500 // 24 - 1
+        assert read == 2 * batches.SHUFFLE_SHARDS
+        first_of_next = batches.SHUFFLE_SHARDS * 1500 // 24 - 1
         functools.reduce(lambda _, step: dataset.train_batch(step), range(first_of_next), None)
         assert sum(server.asked[shard.name] for shard in dataset._index.train.shards) == read

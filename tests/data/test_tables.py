@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from mup_tpu.config import DataConfig
-from mup_tpu.data import hub, load
+from mup_tpu.data import load
 from mup_tpu.data.cache import fingerprint
-from mup_tpu.data.corpus import is_held_out, read_documents
+from mup_tpu.data.corpus import INSTEAD_OF_HUB, hub_answers, is_held_out, read_documents
 from mup_tpu.errors import DataError
 
 TEXTS = ["The Congress shall assemble.\n", "Zwölf Boxkämpfer.", " \n", None, "The last one."]
@@ -116,7 +116,7 @@ def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, mon
     assert result.stdout.split() == ["2", "2", "2"] and "Traceback" not in result.stderr
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     for name, error, instead in zip(
-        cases, errors, [hub.INSTEAD, hub.INSTEAD, "a folder that holds a tokenizer"], strict=True
+        cases, errors, [INSTEAD_OF_HUB, INSTEAD_OF_HUB, "a folder that holds a tokenizer"], strict=True
     ):
         assert f"{name!r} is neither" in error and "hub is unreachable" in error
         assert instead in error and "HF_HOME" in error
@@ -126,7 +126,7 @@ def test_without_the_hub_a_name_is_one_sentence_after_one_connection(corpus, mon
 def test_offline_by_choice_asks_nobody(monkeypatch, tmp_path):
     with closed_hub(monkeypatch, tmp_path) as connections:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert not hub.answers()
+        assert not hub_answers()
     assert not connections
 
 

@@ -39,7 +39,7 @@ from mup_tpu.cli.doctor import check_url
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.data import load
-from mup_tpu.data.shards import prepare
+from mup_tpu.data.prepare import prepare
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder, patiently
 from mup_tpu.files import folder as files
