@@ -83,7 +83,9 @@ class SearchRun:
     """Go on with the search in the folder: unfinished trials continue from their checkpoints, and the
     algorithm knows all earlier losses."""
     options: SearchOptions = SearchOptions()
-    """Algorithm, scheduler, limits, machine or cluster."""
+    """Algorithm, scheduler, limits."""
+    where: SweepOptions = SweepOptions(pack_size=1)
+    """Machine or cluster of the search."""
     run: RunOptions = RunOptions()
     """Options of each trial."""
 
@@ -302,7 +304,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
         from mup_tpu.tuning.search import run_search
 
     folder = how.results or f"results/{search.experiment}"
-    outcome = run_search(search, folder, how.options, how.run, how.resume, console)
+    outcome = run_search(search, folder, how.options, how.where, how.run, how.resume, console)
     ended = counted(sorted(outcome.counts.items()))
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
     if outcome.unfinished:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from mup_tpu.config.fields import described, require_name, require_valid
-from mup_tpu.config.options import TrackerName
 from mup_tpu.config.toml import from_dict, read_toml
 from mup_tpu.config.trial import Trial
 from mup_tpu.config.values import Real, as_word, parse_seconds
@@ -91,17 +90,11 @@ class SearchOptions:
     budget: str | None = None
     """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
     max_concurrent: int = described(0, least=0)
-    """Most trials at once; 0 takes as many as the cluster has room for."""
+    """Most packs at once; 0 takes as many as there is room for."""
     max_failures: int = described(2, least=0)
-    """Times that a trial goes on from its last checkpoint after an error or the death of its process."""
-    heartbeat: Real = described(600.0, above=0)
-    """Seconds without an evaluation after which a trial counts as hung."""
-    track: tuple[TrackerName, ...] = ()
-    """Trackers that get stored trials, and each further trial at its end (docs/sweeps.md, Trackers)."""
+    """Times that a trial goes on from its last checkpoint after its process died or hung."""
     seed: int = described(0, least=0, most=2**32 - 1)
     """Seed of the algorithm."""
-    address: str | None = None
-    """Ray cluster to use ("auto", or host:port); by default one is started on this machine."""
 
     def __post_init__(self) -> None:
         require_valid(self)

@@ -57,11 +57,6 @@ class Slots:
         needs = {name: need for name, need in self.needs.items() if name != "scheduling_strategy"}
         return needs, self.environment, self.prepare, self.actor, self.arguments
 
-    def for_tune(self) -> dict[str, float]:
-        """Needs in Ray Tune's form."""
-        plain = {"cpu": self.needs["num_cpus"], "gpu": self.needs.get("num_gpus", 0)}
-        return {name: n for name, n in plain.items() if n} | self.needs.get("resources", {})
-
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None, console: Console | None = None) -> Iterator[None]:

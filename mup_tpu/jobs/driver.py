@@ -8,12 +8,24 @@ from __future__ import annotations
 import logging
 import signal
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
 
 from mup_tpu.errors import Preempted
 from mup_tpu.jobs.heartbeat import Heartbeats
-from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Preparing, Refused, Split, Started, TooLarge
+from mup_tpu.jobs.job import (
+    Ended,
+    Failed,
+    Finished,
+    Job,
+    Lost,
+    Preparing,
+    Question,
+    Refused,
+    Split,
+    Started,
+    TooLarge,
+)
 from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.training.process import handling
 
@@ -23,7 +35,22 @@ MAX_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
-def run_jobs(jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> Generator[tuple[Job, Any]]:
+class Jobs(Protocol):
+    """Jobs in the order of their start: a list, or a search that makes each one when a worker is free."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int:
+        """Number of jobs, at most."""
+
+
+def run_jobs(
+    jobs: Jobs,
+    pool: Pool[Any],
+    heartbeat: float,
+    decide: Callable[[Any, Any], Any] = lambda job, question: None,
+    attempts: int = MAX_ATTEMPTS,
+) -> Generator[tuple[Any, Any]]:
     """Run jobs, yielding (job, event) as events come; close the generator to end running jobs.
 
     Events are `Started`, `Preparing`, a job's own reports, and last `Finished`, `Failed` or `Split`. A job
@@ -31,26 +58,38 @@ def run_jobs(jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> Generato
     job follow as separate jobs.
 
     Args:
-        jobs: in the order of their start.
+        jobs: each is drawn when a worker is free.
         pool: an open pool, which stays open.
         heartbeat: seconds without a report after which a worker counts as hung.
+        decide: function from a job and the content of its `Question` to the answer.
+        attempts: lost workers after which a job has failed.
 
     Raises:
         Preempted: SIGTERM ended the run before all jobs had ended.
         ConfigError: workers do not start.
         MupTpuError: a job met an error that the user can mend.
     """
-    return _Run(jobs, pool, heartbeat).events()
+    return _Run(jobs, pool, heartbeat, decide, attempts).events()
 
 
 class _Run:
     """State of one run of jobs."""
 
-    def __init__(self, jobs: Sequence[Job], pool: Pool[Any], heartbeat: float) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        pool: Pool[Any],
+        heartbeat: float,
+        decide: Callable[[Any, Any], Any],
+        attempts: int,
+    ) -> None:
         self._pool, self._heartbeats = pool, Heartbeats(heartbeat)
-        self._waiting = deque(jobs)
+        self._decide, self._attempts = decide, attempts
+        self._new, self._number_of_new = iter(jobs), len(jobs)
+        self._waiting = deque[Job]()
+        """Jobs that start before new ones: parts, and those that lost a worker."""
         self._busy: dict[Worker, Job] = {}
-        self._attempts: Counter[Job] = Counter()
+        self._started: Counter[Job] = Counter()
         self._killed: set[Job] = set()
         """Jobs that a worker was lost with, perhaps for want of memory."""
         self._is_ending = False
@@ -60,17 +99,23 @@ class _Run:
         signals = {signal.SIGTERM: self._end} if self._pool.passes_sigterm_on else {}
         try:
             with handling(signals):
-                while self._busy or (self._waiting and not self._is_ending):
+                while True:
                     yield from self._start()
+                    if not self._busy and (self._is_ending or not self._left()):
+                        break
                     for worker, event in self._heard():
                         yield from self._take(worker, event)
                 # Finished results first: the caller may stop at the first preempted one.
                 yield from sorted(self._at_end, key=lambda ended: ended[1].preempted)
-                if self._waiting:
+                if self._left():
                     raise Preempted("preempted with trials left; the same command goes on")
         finally:
             for worker in self._busy:
                 self._pool.end(worker)
+
+    def _left(self) -> int:
+        """Number of jobs that wait for a worker, at most."""
+        return len(self._waiting) + self._number_of_new
 
     def _end(self, number: int, frame: object) -> None:
         """Start nothing more after SIGTERM, and have running jobs checkpoint."""
@@ -79,10 +124,19 @@ class _Run:
             self._pool.terminate(worker)
 
     def _start(self) -> Iterator[tuple[Job, Any]]:
-        self._pool.fill(len(self._waiting) + len(self._busy))
-        while self._waiting and self._pool.has_room and not self._is_ending:
-            job = self._waiting.popleft()
-            self._attempts[job] += 1
+        if self._is_ending or not self._left():
+            return
+        self._pool.fill(self._left() + len(self._busy))
+        while self._left() and self._pool.has_room and not self._is_ending:
+            if self._waiting:
+                job = self._waiting.popleft()
+            else:
+                drawn = next(self._new, None)
+                self._number_of_new = self._number_of_new - 1 if drawn is not None else 0
+                if drawn is None:
+                    return
+                job = drawn
+            self._started[job] += 1
             yield job, Started()
             if self._pool.waits_for:
                 yield job, Preparing(self._pool.waits_for)
@@ -99,6 +153,10 @@ class _Run:
 
     def _take(self, worker: Worker, event: Any) -> Iterator[tuple[Job, Any]]:
         job = self._busy[worker]
+        if isinstance(event, Question):
+            self._heartbeats.heard(worker)
+            self._pool.answer(worker, self._decide(job, event.content))
+            return
         if not isinstance(event, Ended):
             self._heartbeats.heard(worker)
             yield job, event
@@ -127,8 +185,9 @@ class _Run:
         if is_large and job.members > 1 and not self._is_ending:
             yield from self._split(job, f"{reason}, as when memory is short", job.members // 2)
             return
-        if not self._is_ending and self._attempts[job] >= MAX_ATTEMPTS:
-            yield job, Failed(f"{reason}, the last of {MAX_ATTEMPTS} attempts")
+        if not self._is_ending and self._started[job] >= self._attempts:
+            last = f", the last of {self._attempts} attempts" if self._attempts > 1 else ""
+            yield job, Failed(reason + last)
             return
         if not self._is_ending:
             _log.warning("%s is tried again (%s)", job, reason)

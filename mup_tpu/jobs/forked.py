@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mup_tpu.errors import first_line
-from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Surroundings, perform
+from mup_tpu.jobs.job import Ended, Failed, Job, Lost, Question, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.jobs.this_machine import PACK_MODULES, killed_for_memory, start_process
 from mup_tpu.training.process import host_log
@@ -119,6 +119,11 @@ class Forked(Pool[_Process]):
         before, self._killed_here = self._killed_here, killed_for_memory()
         return "surely" if self._killed_here > before else "perhaps"
 
+    def answer(self, worker: _Process, answer: Any) -> None:
+        """Send the answer to a process."""
+        with contextlib.suppress(OSError):  # it died: `hear` reports it
+            worker.connection.send(answer)
+
     def end(self, worker: _Process) -> None:
         """Kill a process."""
         del self._busy[worker.connection]
@@ -149,7 +154,9 @@ def _work(connection: Connection, results: str | None, environment: dict[str, st
             except Exception as error:  # the job needs a module that cannot be imported here
                 connection.send(Failed(first_line(error)))
                 continue
-            for event in perform(job, here):
+            events, event = perform(job, here), None
+            while not isinstance(event, Ended):
+                event = events.send(connection.recv() if isinstance(event, Question) else None)
                 connection.send(event)
 
 

@@ -14,8 +14,8 @@ from mup_tpu.training.process import host_log
 class _Here(Worker):
     """This process, with one job."""
 
-    def __init__(self, events: Generator[Any]) -> None:
-        self.events = events
+    def __init__(self, events: Generator[Any, Any]) -> None:
+        self.events, self.answer = events, None
 
 
 class InProcess(Pool[_Here]):
@@ -50,10 +50,14 @@ class InProcess(Pool[_Here]):
     def hear(self) -> Iterator[tuple[_Here, Any]]:
         """The next event, after any time."""
         if (here := self._busy) is not None:
-            event = next(here.events)
+            event, here.answer = here.events.send(here.answer), None
             if isinstance(event, Ended):
                 self._busy = None
             yield here, event
+
+    def answer(self, worker: _Here, answer: Any) -> None:
+        """Keep the answer for the next `hear`."""
+        worker.answer = answer
 
     def end(self, worker: _Here) -> None:
         """Close the job."""

@@ -49,6 +49,8 @@ class Job(ABC):
     def run(self, here: Surroundings) -> Generator[Any, None, Any]:
         """Do the work: yield reports, which are signs of life, and return the result.
 
+        `yield Question(...)` waits, and its value is the driver's answer.
+
         Raises:
             PackTooLarge: the job needs more memory than there is; parts of it may fit.
             MupTpuError: an error that the user can mend.
@@ -77,6 +79,13 @@ class Preparing:
 
     doing: str
     """Current work, such as "importing torch"."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A job waits for an answer of the driver, such as whether to train on."""
+
+    content: Any
 
 
 @dataclass(frozen=True)
@@ -132,8 +141,11 @@ class Lost(Ended):
     """Whether the system killed it because memory was short."""
 
 
-def perform(job: Job, here: Surroundings) -> Generator[Any]:
-    """Run a job in this process, yielding its reports and its last event."""
+def perform(job: Job, here: Surroundings) -> Generator[Any, Any]:
+    """Run a job in this process, yielding its reports, its questions and its last event.
+
+    The answer to a question is sent into the generator.
+    """
     ended: Ended
     try:
         result = yield from job.run(here)

@@ -6,26 +6,45 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.jobs.job import Job, Preparing, Surroundings
-from mup_tpu.training.report import PackResult, Report
+from mup_tpu.jobs.job import Job, Preparing, Question, Surroundings
+from mup_tpu.training.report import PackResult
 
 FolderOf = Callable[[list[Trial]], str | None]
 """Folder or fsspec URL of a pack's checkpoints; None keeps none."""
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """Question after an evaluation of a pack: which members train on?
+
+    The answer names the trial_ids of members to stop; None checkpoints the pack and ends the job.
+    """
+
+    step: int
+    losses: dict[str, float]
+    """Loss of the rows of members that train, by trial_id, nat per token."""
+
+
 class PackJob(Job):
-    """A pack to train; its parts, after a split, have their own folders of checkpoints (`folder_of`)."""
+    """A pack to train; its parts, after a split, have their own folders of checkpoints (`folder_of`).
+
+    With `asks`, the driver decides after each evaluation which members train on.
+    """
 
     def __init__(
-        self, trials: list[Trial], options: RunOptions, folder_of: FolderOf = lambda pack: None
+        self,
+        trials: list[Trial],
+        options: RunOptions,
+        folder_of: FolderOf = lambda pack: None,
+        asks: bool = False,
     ) -> None:
         self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
-        self.members, self._folder_of = len(trials), folder_of
+        self.members, self._folder_of, self._asks = len(trials), folder_of, asks
 
     def __str__(self) -> str:
         return f"a pack of {len(self.trials)} trials of width {self.trials[0].model.width}"
@@ -39,13 +58,14 @@ class PackJob(Job):
         if len(self.trials) == 1:
             return ()
         count = math.ceil(len(self.trials) / fits)
-        return [PackJob(self.trials[i::count], self.options, self._folder_of) for i in range(count)]
+        parts = [self.trials[i::count] for i in range(count)]
+        return [PackJob(part, self.options, self._folder_of, self._asks) for part in parts]
 
     def was_preempted(self, result: PackResult) -> bool:
         """Whether a member was."""
         return any(row["status"] == "preempted" for row in result.rows)
 
-    def run(self, here: Surroundings) -> Generator[Preparing | Report, None, PackResult]:
+    def run(self, here: Surroundings) -> Generator[Any, Any, PackResult]:
         """Train the pack, and before the first report name the current work.
 
         The result has no tensors: their memory must be free before the next pack starts, and the store needs
@@ -71,4 +91,12 @@ class PackJob(Job):
                 if isinstance(event, PackResult):
                     return replace(event, pack=None)
                 yield event
+                if self._asks and event.validation_losses is not None:
+                    rows = zip(training.so_far().rows, event.statuses, strict=True)
+                    losses = {row["trial_id"]: row["loss"] for row, status in rows if status == "running"}
+                    decision = yield Question(Evaluated(event.step, losses))
+                    if decision is None:
+                        training.save()
+                        return training.so_far("preempted")
+                    training.stop(decision)
         raise AssertionError("a pack ends with its result")

@@ -47,13 +47,18 @@ class Pool(ABC, Generic[W]):
 
     @abstractmethod
     def hear(self) -> Iterable[tuple[W, Any]]:
-        """Events of workers that have a job, after waiting up to a second for one.
+        """Yield events of busy workers, after waiting up to a second for one.
 
-        Reports come as the job yields them, its end as an `Ended`. A worker that has died is `Lost`.
+        Reports come as the job yields them, its end as an `Ended`. A worker that has died is `Lost`. A job
+        with a `Question` waits for `answer`.
 
         Raises:
             ConfigError: workers do not start.
         """
+
+    @abstractmethod
+    def answer(self, worker: W, answer: Any) -> None:
+        """Answer the question of a worker's job, which then goes on."""
 
     @abstractmethod
     def end(self, worker: W) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions
+from mup_tpu.errors import ConfigError
 from mup_tpu.jobs import this_machine
 from mup_tpu.jobs.forked import Forked
 from mup_tpu.jobs.in_process import InProcess
@@ -49,15 +50,19 @@ class Pools:
         with self._cluster, self._pool:
             self._open = None
 
-    def place(self, trials: int, run: RunOptions) -> Place:
-        """Place for this number of trials.
+    def place(self, trials: int, run: RunOptions, at_most: int = sys.maxsize) -> Place:
+        """Return the place for this number of trials; `at_most` limits packs at once.
 
         Raises:
             ConfigError: the device or cluster is not there, or too small.
         """
-        return self._on_ray(trials, run) if self._options.on_ray else self._on_this_machine(trials, run)
+        if self._options.on_ray:
+            return self._on_ray(min(trials, at_most), run, at_most)
+        if run.placement != "host":
+            raise ConfigError(f"placement {run.placement!r} needs Ray: add --ray or --address")
+        return self._on_this_machine(min(trials, at_most), run, at_most)
 
-    def _on_ray(self, trials: int, run: RunOptions) -> Place:
+    def _on_ray(self, trials: int, run: RunOptions, at_most: int) -> Place:
         with self._console.status("importing ray"):
             from mup_tpu.jobs import cluster
             from mup_tpu.jobs.ray_actors import RayActors
@@ -65,8 +70,12 @@ class Pools:
         if self._open is None:
             self._cluster.enter_context(cluster.ray_cluster(self._options.address, self._console))
         run = replace(run, threads=run.threads or cluster.threads(trials))
-        room = cluster.slots(run)
-        look = functools.partial(cluster.slots, run)
+
+        def look() -> cluster.Slots:
+            room = cluster.slots(run)
+            return replace(room, count=min(room.count, at_most))
+
+        room = look()
         pool = self._kept(room.key, lambda: RayActors(room, look, self._results))
         if room.execution == "loop" and run.device == "auto":
             # Its workers would take a GPU that Ray does not know of, all of them the same one.
@@ -74,9 +83,10 @@ class Pools:
         execution = room.execution if run.execution == "auto" else run.execution
         return Place(pool, room.count, execution, run)
 
-    def _on_this_machine(self, trials: int, run: RunOptions) -> Place:
+    def _on_this_machine(self, trials: int, run: RunOptions, at_most: int) -> Place:
         with self._console.status("looking for the device"):  # torch is imported to find an accelerator
             workers, threads = this_machine.room(trials, run)
+            workers = min(workers, at_most)
             execution, gpu = this_machine.execution(run), this_machine.gpu(run)
         # A GPU that fails is lost to its process, so that even a single pack has one of its own.
         forks = this_machine.CAN_FORK and (workers > 1 or gpu != "")

@@ -20,7 +20,7 @@ from ray.util import get_placement_group, remove_placement_group
 from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.internals.ray import actor_id
 from mup_tpu.jobs.cluster import Slots
-from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Refused, Surroundings, perform
+from mup_tpu.jobs.job import Ended, Failed, Finished, Job, Lost, Question, Refused, Surroundings, perform
 from mup_tpu.jobs.pool import Pool, Worker
 from mup_tpu.training.process import host_log
 
@@ -47,10 +47,15 @@ class HostActor:
         """Return the host that the actor runs on."""
         return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
 
-    def run(self, job: Job) -> Iterator[Any]:
-        """Run a job, yielding its events."""
+    def run(self, job: Job | None, answer: Any = None) -> Iterator[Any]:
+        """Run a job, yielding its events up to a question; without a job, go on with the answer to it."""
         with host_log(self._results, capture_warnings=True):
-            yield from perform(job, self._leads)
+            if job is not None:
+                self._events = perform(job, self._leads)
+            event = None
+            while not isinstance(event, Ended | Question):
+                event, answer = self._events.send(answer), None
+                yield event
 
     def follow(self, job: Job) -> Any:
         """Take part in a job that another host of a slice reports; return how it failed here, or None."""
@@ -130,8 +135,19 @@ class RayActors(Pool[_Actor]):
     def hand(self, job: Job) -> _Actor:
         """Hand a job to an idle actor."""
         worker = self._idle.pop()
-        self._busy[worker.actor.run.options(num_returns="streaming").remote(job)] = worker
+        self._stream(worker, job)
         return worker
+
+    def _stream(self, worker: _Actor, *arguments: Any) -> None:
+        self._busy[worker.actor.run.options(num_returns="streaming").remote(*arguments)] = worker
+
+    def answer(self, worker: _Actor, answer: Any) -> None:
+        """Start a new stream of events with the answer."""
+        self._forget(worker)  # its stream ended with the question
+        self._stream(worker, None, answer)
+
+    def _forget(self, worker: _Actor) -> None:
+        self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
 
     def hear(self) -> Iterator[tuple[_Actor, Any]]:
         """Events of busy actors, after waiting up to a second for one.
@@ -176,7 +192,7 @@ class RayActors(Pool[_Actor]):
 
     def end(self, worker: _Actor) -> None:
         """Kill an actor, whose node may be gone."""
-        self._busy = {stream: w for stream, w in self._busy.items() if w is not worker}
+        self._forget(worker)
         end_actor(worker.actor)
         self._looked_at = -math.inf
 

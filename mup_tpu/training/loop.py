@@ -10,7 +10,7 @@ import gc
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from os import PathLike
 
 import numpy as np
@@ -255,6 +255,14 @@ class PackRun:
     def preempt(self) -> None:
         """Checkpoint after this chunk, or at once if it waits for data, and end as "preempted"."""
         self._preempted = True
+
+    def stop(self, trial_ids: Collection[str]) -> None:
+        """Train these members no further; their rows have status "stopped" and the last known loss."""
+        ids, done = self.records.trial_ids(), self.pack.steps_done
+        members = [k for k, name in enumerate(ids) if name in trial_ids and self.records.members[k].runs]
+        for k in members:
+            self.records.members[k].end("stopped", done, f"stopped by the search at step {done}")
+        self.pack.end(*members)
 
     def preemptible(self) -> contextlib.AbstractContextManager[None]:
         """Preempt the run on SIGTERM, as Google Cloud sends it before it takes a machine away."""

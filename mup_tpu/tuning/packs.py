@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.job import Failed, Finished
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.jobs.plan import describe, make_packs, work
@@ -77,8 +76,6 @@ class Packs(TrialKind[Trial]):
         Raises:
             ConfigError: an option does not fit the trials, or the device or cluster is not there.
         """
-        if self._run.placement != "host" and not self._options.on_ray:
-            raise ConfigError(f"placement {self._run.placement!r} needs Ray: add --ray or --address")
         for batch_size in {trial.data.batch_size for trial in missing}:
             self._run.require_parts(batch_size)
         place = self._pools.place(len(missing), self._run)
@@ -105,13 +102,10 @@ class Packs(TrialKind[Trial]):
             )
 
     def rows(self, job: PackJob, ended: Finished | Failed) -> Rows:
-        """Rows and curves of a pack; of a failed one, a row a trial with the reason."""
-        if isinstance(ended, Failed):
-            of, outcome = self._corpora.of, {"device": self._run.device, "pack_size": len(job.trials)}
-            return [failed_row(t, of(t), ended.reason, **outcome) for t in job.trials], []
-        result: PackResult = ended.result
-        self._rates += [result.rates] if result.rates else []
-        return result.rows, result.curves
+        """Rows and curves of a pack."""
+        if isinstance(ended, Finished) and ended.result.rates:
+            self._rates.append(ended.result.rates)
+        return rows_of_pack(job, ended, self._corpora, self._run.device)
 
     def note(self, reports: Sequence[Report]) -> str:
         """Tokens a second of running packs."""
@@ -145,3 +139,12 @@ class Packs(TrialKind[Trial]):
         return TrialRunner(
             self._store, self, options.heartbeat, self._run.halving, options.track, self._console
         )
+
+
+def rows_of_pack(job: PackJob, ended: Finished | Failed, corpora: Corpora, device: str) -> Rows:
+    """Return rows and curves of a pack; of a failed one, a row with the reason for each trial."""
+    if isinstance(ended, Failed):
+        outcome = {"device": device, "pack_size": len(job.trials)}
+        return [failed_row(t, corpora.of(t), ended.reason, **outcome) for t in job.trials], []
+    result: PackResult = ended.result
+    return result.rows, result.curves

@@ -1,114 +1,96 @@
-"""A search for Ray Tune: algorithm, scheduler and resources."""
+"""Ray Tune as the chooser of a search: its algorithms propose points, its scheduler stops trials early.
+
+The driver runs the trials (`search.py`). Tune's own loop (`Tuner.fit`) would bring a second set of attempts,
+heartbeats and checkpoints, and it keeps its state in pickles. Its API does without the loop, but for two
+things, both here:
+
+- a scheduler takes the controller, which ASHA does not read, and a Tune trial, of which it reads `trial_id`;
+- an algorithm is restored from a pickle only, so that a resumed search replays its log into a new one.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
-from ray.tune.experiment import Trial as TuneTrial
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from mup_tpu.config import RunOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
-from mup_tpu.jobs.cluster import slots
-from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
-from mup_tpu.tuning.trainable import RESULT, TrialTrainable
+from mup_tpu.tuning.search_log import SearchLog
+
+LOSS, _SHARE = "loss", "share"
+_ALL = 100
+"""Share of a trial's steps at its end, per cent."""
 
 
-class TuneSearch:
-    """A search with its log, set up for Ray Tune."""
+class Chooser:
+    """Algorithm and scheduler of a search, with the proposals of its log."""
 
-    def __init__(
-        self, search: Search, options: SearchOptions, run: RunOptions, log: SearchLog, folder: str
-    ) -> None:
-        self.search, self.options, self.run, self.log, self.folder = search, options, run, log, folder
-        self._scheduler = _scheduler(options)
-
-    def was_halted(self, trial: TuneTrial) -> bool:
-        """Whether the scheduler stopped a trial, not the end of the search."""
-        return trial.trial_id in getattr(self._scheduler, "halted", ())
-
-    def tuner(self, count: int, scratch: str, callbacks: Sequence[tune.Callback]) -> tune.Tuner:
-        """Ray Tune's tuner of this number of trials."""
-        # Progress is shown by this package, and Tune's loggers would write every row again.
-        os.environ |= {
-            "RAY_AIR_NEW_OUTPUT": "0",
-            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-            "TUNE_DISABLE_SIGINT_HANDLER": "1",
-        }
-        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        options, room = self.options, slots(replace(self.run, threads=self.run.threads or 1))
-        trainable = tune.with_parameters(
-            TrialTrainable,
-            search=self.search,
-            options=options,
-            run=self.run,
-            folder=self.folder,
-            environment=room.environment,
-            prepare=room.prepare,
-        )
-        return tune.Tuner(
-            tune.with_resources(trainable, room.for_tune()),
-            tune_config=tune.TuneConfig(
-                metric=RESULT,
+    def __init__(self, search: Search, options: SearchOptions, log: SearchLog) -> None:
+        self._algorithm, self._log = algorithm(search, options), log
+        self._asha: Any = None
+        if options.scheduler == "asha":
+            self._asha = ASHAScheduler(
+                time_attr=_SHARE,
+                metric=LOSS,
                 mode="min",
-                search_alg=ReplayedSearcher(algorithm(self.search, options), self.log, RESULT),
-                scheduler=self._scheduler,
-                num_samples=count,
-                max_concurrent_trials=min(options.max_concurrent or room.count, room.count),
-                time_budget_s=options.seconds,
-                reuse_actors=True,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name="tune",
-                storage_path=scratch,
-                failure_config=tune.FailureConfig(max_failures=options.max_failures),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                callbacks=list(callbacks),
-                verbose=0,
-            ),
-        )
+                max_t=_ALL,
+                grace_period=max(1, int(_ALL * options.grace)),
+                reduction_factor=options.reduction_factor,
+            )
+        for event in log.events:
+            if event["event"] == "proposed":
+                self._algorithm.suggest(str(event["key"]))
+            elif event["event"] == "ended":
+                self._algorithm.on_trial_complete(str(event["key"]), {LOSS: event["loss"]})
+        self._unfinished = [key for key in log.proposals if key not in log.ended]
+
+    def propose(self) -> int | None:
+        """Return the number of an unfinished proposal of the log, or of a new one; None if none is left."""
+        if self._unfinished:
+            key = self._unfinished.pop(0)
+        else:
+            point = self._algorithm.suggest(str(len(self._log.proposals)))
+            if point is None or point == Searcher.FINISHED:
+                return None
+            key = self._log.propose({name: float(value) for name, value in point.items()})
+        if self._asha is not None:
+            self._asha.on_trial_add(None, _tune_trial(key))
+        return key
+
+    def stops(self, key: int, share: float, loss: float) -> bool:
+        """Report the loss of a proposal after a share of its steps; return whether it is hopeless."""
+        if self._asha is None:
+            return False
+        result = {_SHARE: max(1, int(_ALL * share)), LOSS: loss}
+        return bool(self._asha.on_trial_result(None, _tune_trial(key), result) == TrialScheduler.STOP)
+
+    def end(self, key: int, loss: float, is_whole: bool) -> None:
+        """Log the last loss of a proposal, and report it to Tune; `is_whole` unless it was stopped early."""
+        self._log.end(key, loss)
+        self._algorithm.on_trial_complete(str(key), {LOSS: loss})
+        if self._asha is not None:
+            # Without a share, ASHA only forgets the trial: it has compared the last evaluation already.
+            result = {_SHARE: _ALL, LOSS: loss} if is_whole else {}
+            self._asha.on_trial_complete(None, _tune_trial(key), result)
 
 
-class _Halving(ASHAScheduler):
-    """ASHA with a record of the trials that it stopped; the end of a search stops others."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.halted: set[str] = set()
-
-    def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        decision = super().on_trial_result(tune_controller, trial, result)
-        if decision == TrialScheduler.STOP:
-            self.halted.add(trial.trial_id)
-        return decision
-
-
-def _scheduler(options: SearchOptions) -> TrialScheduler:
-    if options.scheduler == "none":
-        return FIFOScheduler()
-    return _Halving(
-        time_attr="share",
-        max_t=100,
-        grace_period=max(1, int(100 * options.grace)),
-        reduction_factor=options.reduction_factor,
-    )
+def _tune_trial(key: int) -> Any:
+    return SimpleNamespace(trial_id=str(key))
 
 
 def algorithm(search: Search, options: SearchOptions) -> Searcher:
-    """A fresh search algorithm for a space."""
+    """Make a new search algorithm for a space."""
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it warns that it converts the space by itself
     space = {name: _tune_domain(domain) for name, domain in search.space.items()}
     if options.algorithm == "hyperopt":
         from ray.tune.search.hyperopt import HyperOptSearch
 
         return HyperOptSearch(
-            space=space, metric=RESULT, mode="min", random_state_seed=options.seed, n_initial_points=8
+            space=space, metric=LOSS, mode="min", random_state_seed=options.seed, n_initial_points=8
         )
     import optuna
     from ray.tune.search.optuna import OptunaSearch
@@ -116,7 +98,7 @@ def algorithm(search: Search, options: SearchOptions) -> Searcher:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = {"optuna": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     sampler = samplers[options.algorithm](seed=options.seed)
-    return OptunaSearch(space=space, metric=RESULT, mode="min", sampler=sampler)
+    return OptunaSearch(space=space, metric=LOSS, mode="min", sampler=sampler)
 
 
 def _tune_domain(domain: Domain) -> Any:

@@ -1,42 +1,41 @@
-"""Searches: Ray Tune proposes and stops trials; training, store and resuming are this package's.
+"""Searches: Ray Tune chooses trials (`ray_tune.py`), the driver runs them, and the store keeps their rows.
 
-The memory of a search is its log (`search_log`). `ray_tune` sets it up for Ray Tune, `trainable` has its
-trials.
+The memory of a search is its log (`search_log.py`). A resumed search replays the log, then goes on with
+unfinished trials from their checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import re
 import signal
-from collections import Counter
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from ray import tune
-from ray.tune.experiment import Trial as TuneTrial
 from rich.console import Console
 
-from mup_tpu import data
-from mup_tpu.config import RunOptions
+from mup_tpu.config import RunOptions, SweepOptions, Trial
 from mup_tpu.config.search import Search, SearchOptions
-from mup_tpu.errors import ConfigError, StoreError
+from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder
-from mup_tpu.files.leftovers import scratch_folder
-from mup_tpu.jobs.cluster import ray_cluster
+from mup_tpu.jobs.driver import run_jobs
+from mup_tpu.jobs.job import Failed, Finished, Preparing, Split, Started
+from mup_tpu.jobs.pack_job import Evaluated, PackJob
+from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.process import handling
-from mup_tpu.training.record import failed_row
+from mup_tpu.training.trials import pack_key
+from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
+from mup_tpu.tuning.corpora import Corpora
+from mup_tpu.tuning.packs import rows_of_pack
 from mup_tpu.tuning.precision import decided
-from mup_tpu.tuning.ray_tune import TuneSearch
+from mup_tpu.tuning.ray_tune import Chooser
 from mup_tpu.tuning.search_log import SearchLog
-from mup_tpu.tuning.search_progress import KEY, LiveCallback, SearchProgress, point_of
+from mup_tpu.tuning.search_progress import SearchProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
-from mup_tpu.tuning.trainable import RESULT, checkpoints_of
 
 
 @dataclass(frozen=True)
@@ -52,56 +51,186 @@ class SearchOutcome:
 
 
 def run_search(
-    search: Search, results: str, options: SearchOptions, run: RunOptions, resume: bool, console: Console
+    search: Search,
+    results: str,
+    options: SearchOptions,
+    where: SweepOptions,
+    run: RunOptions,
+    resume: bool,
+    console: Console,
 ) -> SearchOutcome:
     """Run a search, or the rest of it, and store its trials.
 
     Raises:
-        ConfigError: the folder holds a search and resume is false, or the reverse; there is no cluster; a
-            tracker's package is not installed.
+        ConfigError: the folder holds a search and resume is false, or the reverse; the device or cluster is
+            not there; a tracker's package is not installed.
         StoreError: the folder cannot be written, or another search is writing it.
         DataError: the corpus cannot be used.
+        Preempted: SIGTERM ended the search.
     """
-    if run.placement == "slice":
+    if run.placement == "slice":  # the driver's answers reach one host alone
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
-    require_packages(options.track)
+    require_packages(where.track)
+    deadline = time.monotonic() + (options.seconds or math.inf)
     search = replace(search, base=decided(search.base, results, run, console))
-    store = Store(results, search.experiment)
+    store, corpora = Store(results, search.experiment), Corpora([search.base])
     folder = store.folder
-    data.load(search.base.data)
+    folders = CheckpointFolders(folder, corpora.trial_id, replace(run, checkpoint_every=1))
+    counts: Counter[str] = Counter()
     busy = f"results folder {folder} is being written by another search ({{who}}); wait for it, or stop it"
     with folder.locked("search.lock", busy):  # two would propose the same keys; in a bucket the log sees it
         log = _open_log(folder, search, options, resume)
-        tracking = Tracking(options.track, store)
         left = options.num_samples - len(log.ended)
         if left <= 0:
-            return SearchOutcome(Counter(), 0)
-        tuned = TuneSearch(search, options, run, log, str(folder))
-        keeper = _Keeper(tuned, store, tracking)
-        progress = SearchProgress(console, options.num_samples, len(log.ended))
+            return SearchOutcome(counts, 0)
+        tracking = Tracking(where.track, store)
         with (
-            ray_cluster(options.address, console),
-            scratch_folder() as scratch,
-            progress,
-            _stop_on_interrupt(console) as interrupted,
+            contextlib.closing(Pools(where, str(folder), console)) as pools,
+            SearchProgress(console, search, store, options.num_samples, log) as progress,
+            _pause_on_interrupt(console) as interrupted,
         ):
+            place = pools.place(left, run, options.max_concurrent or left)
+
+            def make_job(pack: list[Trial]) -> PackJob:
+                every = max(1, pack[0].train.steps // options.evaluations)
+                run_and_ask = replace(place.run, eval_every=every, checkpoint_every=every, halving=False)
+                return PackJob(pack, run_and_ask, folders.of, asks=True)
+
+            def is_pausing() -> bool:
+                return bool(interrupted) or time.monotonic() >= deadline
+
+            chooser, size = Chooser(search, options, log), where.pack_size or 1
+            proposals = _Proposals(
+                search, log, chooser, store, corpora, progress, make_job, is_pausing, left, size
+            )
+            attempts = options.max_failures + 1
+            events = run_jobs(proposals, place.pool, where.heartbeat, proposals.decide, attempts)
+            with contextlib.closing(events):
+                for job, event in events:
+                    match event:
+                        case Started():
+                            progress.update(proposals.keys(job), "starting")
+                        case Preparing(doing):
+                            progress.update(proposals.keys(job), doing)
+                        case Split(parts, reason):
+                            console.print(f"{reason}: split into {len(parts)} packs")
+                        case Finished(preempted=True) if is_pausing():
+                            progress.update(proposals.keys(job), "paused")
+                        case Finished(preempted=True):
+                            raise Preempted(f"preempted in {job}; go on with --resume")
+                        case Finished() | Failed():
+                            rows, curves = rows_of_pack(job, event, corpora, run.device)
+                            store.append(rows, curves)
+                            tracking.add(rows, curves)
+                            for row in rows:
+                                counts[row["status"]] += 1
+                                proposals.end(row)
+                            for failed in (row for row in rows if row["status"] == "failed"):
+                                console.print(f"{job} failed: {failed['reason']}", style="red")
+                            folders.remove(job.trials)
+                        case report:
+                            progress.update(proposals.keys(job), "running", report.step)
+        folders.remove_done([*proposals.trials.values()], store.done)
+    return SearchOutcome(counts, options.num_samples - len(log.ended), bool(interrupted))
+
+
+class _Proposals:
+    """Jobs of a search, each made when a worker is free, and the answers to their questions."""
+
+    def __init__(
+        self,
+        search: Search,
+        log: SearchLog,
+        chooser: Chooser,
+        store: Store,
+        corpora: Corpora,
+        progress: SearchProgress,
+        make_job: Callable[[list[Trial]], PackJob],
+        is_pausing: Callable[[], bool],
+        left: int,
+        pack_size: int,
+    ) -> None:
+        self._search, self._log, self._chooser = search, log, chooser
+        self._corpora, self._progress = corpora, progress
+        self._make_job, self._is_pausing = make_job, is_pausing
+        self._left, self._pack_size = left, pack_size
+        self.trials: dict[str, Trial] = {}
+        """Proposed trials by trial_id."""
+        self._keys: dict[str, list[int]] = defaultdict(list)
+        """Numbers of proposals without an end, by trial_id: an algorithm may propose a point again."""
+        self._rows: dict[str, Mapping[Any, Any]] = {
+            row["trial_id"]: row for row in store.results().to_dict("records")
+        }
+        """Rows of trials that have ended."""
+
+    def __len__(self) -> int:
+        return self._left
+
+    def __iter__(self) -> Iterator[PackJob]:
+        while trials := self._draw():
+            packs = defaultdict(list)
+            for trial in trials:
+                packs[pack_key(trial)].append(trial)
+            yield from map(self._make_job, packs.values())
+
+    def _draw(self) -> list[Trial]:
+        """Return trials for the next packs; none at the end of the search."""
+        trials = list[Trial]()
+        while self._left and len(trials) < self._pack_size and not self._is_pausing():
+            key = self._chooser.propose()
+            if key is None:
+                break
+            self._left -= 1
             try:
-                tuned.tuner(left, str(scratch), [keeper, progress]).fit()
-            except tune.TuneError as error:
-                raise keeper.error or log.error or error from None
-        for key in log.ended:  # a worker may have checkpointed a trial after its end
-            _remove_checkpoints(folder, key)
-    return SearchOutcome(keeper.counts, options.num_samples - len(log.ended), bool(interrupted))
+                trial = self._search.trial(self._log.proposals[key])
+            except ConfigError as error:  # the ends of each domain are allowed, not all between them
+                self._progress.refused(key, str(error))
+                self._chooser.end(key, self._worst(self._search.base), is_whole=False)
+                continue
+            trial_id = self._corpora.trial_id(trial)
+            self.trials[trial_id] = trial
+            self._keys[trial_id].append(key)
+            if trial_id in self._rows:
+                self.end(self._rows[trial_id])
+            elif len(self._keys[trial_id]) == 1:  # else it runs already
+                trials.append(trial)
+        return trials
 
+    def keys(self, job: PackJob) -> list[int]:
+        """Return the numbers of a pack's proposals."""
+        return [key for trial in job.trials for key in self._keys[self._corpora.trial_id(trial)]]
 
-def _remove_checkpoints(folder: Folder, key: int) -> None:
-    """Remove the checkpoints of a proposal, unless they cannot be reached."""
-    with contextlib.suppress(OSError):
-        Folder(checkpoints_of(str(folder), key)).remove_all()
+    def decide(self, job: PackJob, question: Evaluated) -> set[str] | None:
+        """Return the trial_ids that ASHA stops; None pauses the job, for a resumed search to go on with."""
+        share, stopped = question.step / job.trials[0].train.steps, set[str]()
+        for trial_id, loss in question.losses.items():
+            first, *_ = self._keys[trial_id]
+            self._progress.update([first], "running", question.step, loss)
+            if self._chooser.stops(first, share, self._finite(loss, self.trials[trial_id])):
+                stopped.add(trial_id)
+        return None if self._is_pausing() else stopped
+
+    def end(self, row: Mapping[Any, Any]) -> None:
+        """Log the end of a trial whose row is stored."""
+        trial_id, status = row["trial_id"], row["status"]
+        loss = self._finite(row["loss"], self.trials[trial_id])
+        for key in self._keys.pop(trial_id):
+            self._chooser.end(key, loss, is_whole=status in ("finished", "diverged"))
+            self._progress.ended(key, row)
+        if status in FINAL:
+            self._rows[trial_id] = row
+
+    def _worst(self, trial: Trial) -> float:
+        """Return twice the loss of chance: algorithms and schedulers need a number for a divergence."""
+        return 2 * math.log(self._corpora.of(trial).vocab_size)
+
+    def _finite(self, loss: float, trial: Trial) -> float:
+        worst = self._worst(trial)
+        return min(loss, worst) if math.isfinite(loss) else worst
 
 
 def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bool) -> SearchLog:
-    """Log of a new search, or of the one that is resumed."""
+    """Open the log of a new search, or of the one that is resumed."""
     log = SearchLog(folder)
     if log.events and not resume:
         raise ConfigError(
@@ -114,72 +243,19 @@ def _open_log(folder: Folder, search: Search, options: SearchOptions, resume: bo
     return log
 
 
-class _Keeper(LiveCallback):
-    """Stores each trial that ends, and notes its end in the log."""
-
-    def __init__(self, tuned: TuneSearch, store: Store, tracking: Tracking) -> None:
-        self.counts: Counter[str] = Counter()
-        """Trials by how they ended."""
-        self._tuned, self._store, self._tracking = tuned, store, tracking
-        self.error: StoreError | None = None
-        """Error after which nothing can be stored."""
-
-    def on_trial_complete(self, iteration: int, trials: list, trial: TuneTrial, **info: Any) -> None:
-        """Store a trial that finished, diverged or was stopped by the scheduler, not by Ctrl-C or budget."""
-        result = trial.last_result or {}
-        if "row" not in result:
-            return
-        row = json.loads(result["row"])
-        if row["status"] not in FINAL or (row["status"] == "stopped" and not self._tuned.was_halted(trial)):
-            return
-        self._keep(trial, row, json.loads(result["curves"]), result[RESULT])
-
-    def on_trial_error(self, iteration: int, trials: list, trial: TuneTrial, **info: Any) -> None:
-        """Store a failure with its reason."""
-        trained = self._tuned.search.trial(point_of(trial.config))
-        dataset = data.load(trained.data, progress=False)
-        steps_done = int((trial.last_result or {}).get("train_step", 0))
-        row = failed_row(
-            trained, dataset, _reason(trial), device=self._tuned.run.device, steps_done=steps_done
-        )
-        self._keep(trial, row, [], 2 * math.log(dataset.vocab_size))
-
-    def _keep(self, trial: TuneTrial, row: dict[str, Any], curves: list, loss: float) -> None:
-        try:
-            self._store.append([row], curves)
-            self._tuned.log.end(trial.config[KEY], loss)
-        except StoreError as error:
-            self.error = error  # Tune wraps what its callbacks raise in a stack of its own
-            raise
-        self._tracking.add([row], curves)
-        self.counts[row["status"]] += 1
-        _remove_checkpoints(self._store.folder, trial.config[KEY])
-
-
 @contextlib.contextmanager
-def _stop_on_interrupt(console: Console) -> Iterator[list[bool]]:
-    """Handle Ctrl-C: the first lets Tune stop, so that running trials checkpoint; the second ends at once.
+def _pause_on_interrupt(console: Console) -> Iterator[list[int]]:
+    """Handle Ctrl-C: the first pauses running trials at their next evaluation, the second ends at once.
 
-    Yields a list that is empty until Ctrl-C is pressed. Tune's own handler is not used, as its notice goes to
-    a silent log; SIGUSR1 asks Tune for the same stop.
+    Yields a list that is empty until Ctrl-C is pressed.
     """
-    interrupted: list[bool] = []
+    interrupted: list[int] = []
 
     def on_interrupt(number: int, frame: object) -> None:
         if interrupted:
             raise KeyboardInterrupt
-        interrupted.append(True)
+        interrupted.append(number)
         console.print("stopping: running trials checkpoint at their next evaluation; Ctrl-C again stops now")
-        signal.raise_signal(signal.SIGUSR1)
 
-    with handling({signal.SIGINT: on_interrupt, signal.SIGUSR1: signal.SIG_IGN}):
+    with handling({signal.SIGINT: on_interrupt}):
         yield interrupted
-
-
-def _reason(trial: TuneTrial) -> str:
-    """Last error of a trial in one sentence, without its traceback."""
-    text = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)(:|$)", line)]
-    reason = (errors or lines or ["its process died"])[-1]
-    return "hung: no evaluation within the heartbeat" if reason.startswith("TimeoutError") else reason[:500]

@@ -3,8 +3,8 @@
 In a local folder the log is search.jsonl, a line for each event. In a bucket, where nothing can be appended,
 it is search/00000000.json and so on, an object for each event.
 
-A resumed search replays the log into a fresh algorithm with the same seed, then goes on with unfinished
-trials from their checkpoints. Tune's own state on disk is never read: it is pickled.
+A resumed search replays the log into a new algorithm with the same seed. Tune's own state on disk is never
+read: it is pickled.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray.tune.search import Searcher
-
 from mup_tpu.config.search import Search, SearchOptions
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason
 from mup_tpu.files import Folder, open_own, patiently
 from mup_tpu.store import LOG_FILE, LOG_OBJECTS
-from mup_tpu.tuning.search_progress import KEY
 
 _AT_ONCE = 16
 """Objects of a log to read in parallel."""
@@ -153,43 +150,3 @@ def _is_event(event: Any) -> bool:
         case {"event": "ended", "key": int(), "loss": int() | float()}:
             return True
     return False
-
-
-class ReplayedSearcher(Searcher):
-    """Search algorithm whose memory is a `SearchLog`."""
-
-    def __init__(self, algorithm: Searcher, log: SearchLog, metric: str) -> None:
-        super().__init__(metric=metric, mode="min")
-        self._algorithm, self._log = algorithm, log
-        self._keys: dict[str, int] = {}
-        for event in log.events:
-            if event["event"] == "proposed":
-                algorithm.suggest(str(event["key"]))
-            elif event["event"] == "ended":
-                algorithm.on_trial_complete(str(event["key"]), {metric: event["loss"]})
-        self._waiting = [key for key in log.proposals if key not in log.ended]
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Next unfinished proposal of the log; after the last one, new ones of the algorithm."""
-        if self._waiting:
-            key = self._waiting.pop(0)
-        else:
-            point = self._algorithm.suggest(str(len(self._log.proposals)))
-            if point is None or point == Searcher.FINISHED:
-                return point
-            key = self._log.propose({name: float(value) for name, value in point.items()})
-        self._keys[trial_id] = key
-        return {**self._log.proposals[key], KEY: key}
-
-    def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-    ) -> None:
-        """Tell the algorithm of an end."""
-        key = str(self._keys[trial_id])
-        self._algorithm.on_trial_complete(key, result, error=error)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the log is the memory."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing: the log is the memory."""

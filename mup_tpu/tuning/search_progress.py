@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ray import tune
 from rich.console import Console
 from rich.live import Live
 
 from mup_tpu.config.columns import write
+from mup_tpu.config.search import Search
 from mup_tpu.config.table import Table
-
-KEY = "_key"
-"""Key of a proposal's number in its configuration."""
+from mup_tpu.store import Store
+from mup_tpu.tuning.found import found_in
+from mup_tpu.tuning.search_log import SearchLog
 
 _SHOWN = 20
+"""Rows of the table."""
 
 
-def point_of(config: dict[str, Any]) -> dict[str, float]:
-    """Hyperparameters of a proposal, without its number."""
-    return {name: value for name, value in config.items() if name != KEY}
+class SearchProgress:
+    """Table of trials with hyperparameters, step and loss, and the best finished trial of the store."""
 
-
-class LiveCallback(tune.Callback):
-    """Callback without a state: Tune pickles its callbacks for a restore that is never done here."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
-class SearchProgress(LiveCallback):
-    """Table of trials with node, hyperparameters, step and loss, and the best trial so far."""
-
-    def __init__(self, console: Console, total: int, before: int) -> None:
-        self._console, self._total, self._ended = console, total, before
-        self._rows: dict[str, dict[str, Any]] = {}
+    def __init__(self, console: Console, search: Search, store: Store, total: int, log: SearchLog) -> None:
+        self._console, self._search, self._total, self._log = console, search, total, log
+        self._ended = len(log.ended)
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._best: tuple[float, str] | None = None
+        finished = store.results().query("status == 'finished'").sort_values("loss")
+        if len(finished):
+            best = found_in(finished.to_dict("records")[0], str(store.folder))
+            self._best = best.loss, self._words(best.trial.flat())
         self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
     def __enter__(self) -> SearchProgress:
@@ -47,63 +43,51 @@ class SearchProgress(LiveCallback):
             self._live.update(self._table())
             self._live.stop()
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show a start; before the first result the worker imports torch, reads text and compiles."""
-        self._update(trial, "starting")
-
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Show a trial's last loss."""
-        self._update(trial, "running", result)
-
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Count a trial that has ended."""
-        self._ended += 1
-        self._update(trial, "ended", trial.last_result)
-        self._line(trial, "ended")
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Count a trial that has failed."""
-        self._ended += 1
-        self._update(trial, "failed", trial.last_result)
-        self._line(trial, "failed")
-
-    def best(self) -> dict[str, Any] | None:
-        """Trial of least loss so far."""
-        known = [row for row in self._rows.values() if row["loss"] is not None]
-        return min(known, key=lambda row: row["loss"]) if known else None
-
-    def _update(self, trial: Any, status: str, result: dict[str, Any] | None = None) -> None:
-        row = self._rows.setdefault(trial.trial_id, {"loss": None, "step": 0, "node": ""})
-        point = " ".join(f"{name} {write(name, value)}" for name, value in point_of(trial.config).items())
-        row |= {"trial": str(trial.config.get(KEY, "")), "status": status, "point": point}
-        if result:
-            row["loss"] = result.get("loss", row["loss"])
-            row["step"] = result.get("train_step", row["step"])
-            row["node"] = result.get("hostname", row["node"])
+    def update(self, keys: Sequence[int], status: str, step: int = 0, loss: float | None = None) -> None:
+        """Show the state of proposals; a loss stays until the next one."""
+        for key in keys:
+            row = self._rows.setdefault(key, {"loss": None, "step": 0})
+            row |= {"status": status, "step": max(step, row["step"])}
+            row["loss"] = row["loss"] if loss is None else loss
         if self._live is not None:
             self._live.update(self._table())
 
-    def _line(self, trial: Any, status: str) -> None:
-        if self._live is not None:
-            return
-        row, best = self._rows[trial.trial_id], self.best()
-        loss = f"loss {row['loss']:.4f}" if row["loss"] is not None else "no loss"
-        found = f", best {best['loss']:.4f} ({best['point']})" if best else ""
-        self._console.print(
-            f"trial {row['trial']} {status} at step {row['step']}: {loss}, {row['point']}; "
-            f"{self._ended} of {self._total} ended{found}"
+    def ended(self, key: int, row: Mapping[Any, Any]) -> None:
+        """Count a proposal whose row is stored, and note the best finished one."""
+        self._ended += 1
+        loss, step, status = float(row["loss"]), int(row["steps_done"]), row["status"]
+        if status == "finished" and (self._best is None or loss < self._best[0]):
+            self._best = loss, self._point(key)
+        self.update([key], status, step, loss)
+        best = f", best {self._best[0]:.4f} ({self._best[1]})" if self._best else ""
+        self._line(
+            f"trial {key} {status} at step {step}: loss {loss:.4f}, {self._point(key)}; "
+            f"{self._ended} of {self._total} ended{best}"
         )
 
+    def refused(self, key: int, reason: str) -> None:
+        """Count a proposal that is not allowed."""
+        self._ended += 1
+        self.update([key], "refused")
+        self._line(f"trial {key} is left out: {reason}; {self._ended} of {self._total} ended")
+
+    def _line(self, text: str) -> None:
+        if self._live is None:
+            self._console.print(text)
+
+    def _point(self, key: int) -> str:
+        return self._words(self._log.proposals[key])
+
+    def _words(self, values: Mapping[str, Any]) -> str:
+        return " ".join(f"{name} {write(name, values[name])}" for name in self._search.space)
+
     def _table(self) -> Table:
-        best = self.best()
         title = f"{self._ended} of {self._total} ended"
-        if best is not None:
-            title += f" · best {best['loss']:.4f} at {best['point']}"
+        if self._best is not None:
+            title += f" · best {self._best[0]:.4f} at {self._best[1]}"
         rows = []
-        for row in list(self._rows.values())[-_SHOWN:]:
+        for key, row in list(self._rows.items())[-_SHOWN:]:
             loss = f"{row['loss']:.4f}" if row["loss"] is not None else ""
-            rows.append((row["trial"], row["status"], row["node"], str(row["step"]), loss, row["point"]))
-        headings = ("trial", "status", "node", "step", "loss", "hyperparameters")
-        return Table(headings, rows, title, left=("status", "node", "hyperparameters"))
+            rows.append((str(key), row["status"], str(row["step"]), loss, self._point(key)))
+        headings = ("trial", "status", "step", "loss", "hyperparameters")
+        return Table(headings, rows, title, left=("status", "hyperparameters"))

@@ -15,6 +15,7 @@ from mup_tpu.jobs.job import (
     Job,
     Lost,
     Preparing,
+    Question,
     Split,
     Started,
     Surroundings,
@@ -73,13 +74,15 @@ class Scripted(Job):
         for report in script:
             if isinstance(report, type | BaseException) and not isinstance(report, str):
                 raise report
-            yield report
+            answer = yield report
+            if isinstance(report, Question):
+                yield f"heard {answer}"
         return f"{self.name}'s result" if "terminated" not in script else "preempted"
 
 
 class Numbered(Worker):
     def __init__(self, number):
-        self.number, self.events, self.is_terminated = number, None, False
+        self.number, self.events, self.is_terminated, self.answer = number, None, False, None
         self.until_checkpoint = 3
         self.where = f" on host {number}"
 
@@ -128,7 +131,9 @@ class ScriptedPool(Pool):
         assert self.clock.now < 10_000, "the run does not end"
         for worker in list(self.busy):
             try:
-                event = next(worker.events, None)  # None: it hangs
+                event, worker.answer = worker.events.send(worker.answer), None
+            except StopIteration:
+                continue
             except Dies:
                 event = Lost(f"its process{worker.where} died")
             except (Killed, KilledForMemory) as error:
@@ -149,6 +154,9 @@ class ScriptedPool(Pool):
     def end(self, worker):
         self.busy.remove(worker)
         self.ended.append(worker)
+
+    def answer(self, worker, answer):
+        worker.answer = answer
 
     def terminate(self, worker):
         worker.is_terminated = True
@@ -184,6 +192,41 @@ def test_each_job_starts_reports_and_ends_and_workers_are_used_again(pool):
     assert [job for job, event in events if event == Started()] == jobs, "in their order"
     assert len(pool.started) == 2 and not pool.ended and not pool.busy
     assert pool.wanted[0] == 5 and pool.wanted[-1] == 1, "no more workers than jobs"
+
+
+def test_a_job_waits_for_the_answer_to_its_question_and_the_question_is_a_sign_of_life(pool, clock):
+    """The driver takes longer over it than the heartbeat."""
+
+    def decide(job, content):
+        clock.now += 2 * LIMIT
+        return f"{content} of {job}"
+
+    asking = Scripted("a", (1, Question("step 7"), 2))
+    events = [e for job, e in run_jobs([asking, Scripted("b")], pool, LIMIT, decide) if job is asking]
+    assert events[2:] == [1, "heard step 7 of a", 2, Finished("a's result")]
+    assert not pool.ended
+
+
+def test_new_jobs_are_made_when_a_worker_is_free_for_them(pool):
+    """As in a search, where each depends on the results before it."""
+    ended = []
+
+    class Proposals:
+        def __len__(self):
+            return 9  # at most
+
+        def __iter__(self):
+            for number in range(5):
+                assert number < 2 or len(ended) >= number - 1, "it was made before a worker was free"
+                yield Scripted(f"{number}", (Dies,) if number == 4 else (1,) * (number + 1))
+
+    for job, event in run_jobs(Proposals(), pool, LIMIT, attempts=1):
+        if isinstance(event, Ended):
+            ended.append((job.name, event))
+    last = dict(ended)
+    assert sorted(last) == ["0", "1", "2", "3", "4"]
+    assert last["4"].reason.endswith(" died"), "of one attempt nothing is said"
+    assert pool.wanted[0] == 9
 
 
 def test_a_job_whose_worker_dies_is_tried_again_on_another_and_said_so(pool, caplog):

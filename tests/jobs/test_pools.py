@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from light_jobs import Count, Sees
+from light_jobs import Asks, Count, Sees
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions
@@ -122,6 +122,20 @@ def test_what_the_user_can_mend_ends_the_run_but_on_a_cluster_where_hosts_differ
         else:
             with pytest.raises(DataError, match="corpus 'x' is not there"):
                 lasts([Count(tmp_path, "a", then="refuse")], pool)
+
+
+@EVERY
+def test_answers_reach_the_job_that_asked_also_after_its_worker_has_died(
+    opened, kind, ray, local_ray, tmp_path
+):
+    then = "" if kind == "in_process" else "dies later"
+    jobs = [Asks(tmp_path, "a"), Asks(tmp_path, "b", then=then), Count(tmp_path, "c")]
+    with opened(kind) as pool:
+        events = run_jobs(jobs, pool, LONG, lambda job, content: {job.name, content})
+        last = {job.name: event for job, event in events}
+    assert last["a"] == Finished(({"a", 1}, {"a", 2})) and last["b"] == Finished(({"b", 1}, {"b", 2}))
+    assert last["c"] == Finished("c from 0")
+    assert len(jobs[1].pids()) == (1 if kind == "in_process" else 2)
 
 
 @LINUX

@@ -1,23 +1,17 @@
 """TPU hosts as Ray shows them, and the environment of workers there; hosts are nodes of this machine."""
 
 import contextlib
-import json
 import os
 import re
 
 import pytest
 import ray
-from rich.console import Console
 
 from mup_tpu.config import RunOptions
-from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.errors import ConfigError
 from mup_tpu.jobs.cluster import slots
 from mup_tpu.jobs.ray_actors import HostActor
 from mup_tpu.tpu.hosts import chips_of_a_pack, kind_of_most_chips, tpu_hosts
-from mup_tpu.tuning import ray_tune
-from mup_tpu.tuning.search import run_search
-from mup_tpu.tuning.trainable import TrialTrainable
 
 pytestmark = pytest.mark.slow
 BY_HOST, BY_CHIP, BY_SLICE = (RunOptions(device="xla", placement=by) for by in ("host", "chip", "slice"))
@@ -183,23 +177,3 @@ def test_workers_use_their_chips_unless_the_driver_sets_a_device(cluster, monkey
 def test_workers_use_the_device_that_their_host_sets(cluster):
     with hosts(cluster, (4, SINGLE, {"PJRT_DEVICE": "CPU"})):
         assert environment_of(BY_HOST)["PJRT_DEVICE"] == "CPU"
-
-
-@pytest.mark.nightly
-def test_trials_of_a_search_have_the_same_environment(cluster, tiny, tmp_path, monkeypatch):
-    class Seen(TrialTrainable):
-        def step(self):
-            with open(f"{self._folder}/seen.json", "w") as file:
-                json.dump({name: os.environ[name] for name in TOLD if name in os.environ}, file)
-            return super().step()
-
-    monkeypatch.setattr(ray_tune, "TrialTrainable", Seen)
-    search = Search("x", tiny.replace(steps=4), {"learning_rate": Domain("loguniform", 0.001, 0.01)})
-    of_slice = {"PJRT_DEVICE": "CPU", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}
-    options = SearchOptions(num_samples=1, scheduler="none", evaluations=2)
-    with hosts(cluster, (4, LABELS, of_slice)):
-        outcome = run_search(search, str(tmp_path), options, BY_HOST, False, Console(quiet=True))
-    assert outcome.counts == {"finished": 1}
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert ALONE.items() <= seen.items()
-    assert (seen["PJRT_DEVICE"], seen["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("CPU", "2,2,1")

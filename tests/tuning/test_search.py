@@ -1,4 +1,4 @@
-"""Searches under a real local Ray Tune: stored, stopped early, and resumed after kills and full disks."""
+"""Searches whose trials the driver runs: stored, stopped early, and resumed after kills and full disks."""
 
 import contextlib
 import dataclasses
@@ -14,6 +14,8 @@ import time
 import warnings
 from collections import Counter
 
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from rich.console import Console
@@ -21,29 +23,32 @@ from rich.console import Console
 from mup_tpu import data
 from mup_tpu.cli import main
 from mup_tpu.cli.sweep import SearchRun, search_and_show
-from mup_tpu.config import RunOptions
+from mup_tpu.config import RunOptions, SweepOptions
 from mup_tpu.config.search import Domain, Search, SearchOptions
 from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
 from mup_tpu.store import load_curves, load_runs
 from mup_tpu.training.loop import run_to_end, train_pack
-from mup_tpu.tuning.ray_tune import algorithm as new_algorithm
+from mup_tpu.tuning.ray_tune import Chooser
 from mup_tpu.tuning.search import run_search
-from mup_tpu.tuning.search_log import ReplayedSearcher, SearchLog
+from mup_tpu.tuning.search_log import SearchLog
 
-QUIET = Console(quiet=True)
 SPACE = {
     "learning_rate": Domain("loguniform", 2.0**-12, 2.0**-3),
     "warmup": Domain("uniform", 0.05, 0.4),
     "weight_decay": Domain("choice", values=(0.0, 0.1)),
 }
+RATES = {"learning_rate": Domain("loguniform", 0.001, 0.06)}
+ALONE = RunOptions(threads=os.cpu_count() or 1)
+"""Options that give a trial all cores, so that it trains in this process."""
+NOT_RESULTS = ["wall_time_s", "finished_at", "git_commit"]
 
-GOOD_HANGING_LARGE = {
-    "num_samples": 3, "algorithm": "random", "seed": 6, "scheduler": "none", "max_failures": 0,
-    "max_concurrent": 1,
-}  # fmt: skip
-"""Options with a seed that draws steps and width: few and small, many and small, then large."""
+
+def searched_in(path, search, run=ALONE, where=None, resume=False, console=None, **options):
+    """Run a search; returns the outcome."""
+    console, where = console or Console(quiet=True), where or SweepOptions()
+    return run_search(search, str(path), SearchOptions(**options), where, run, resume, console)
 
 
 @pytest.fixture(scope="module")
@@ -51,53 +56,53 @@ def search(tiny):
     return Search("small_search", tiny, SPACE)
 
 
-@pytest.fixture(scope="module")
-def searched(local_ray, search, tmp_path_factory):
-    """Folder of a finished search of 4 trials, in the precision of a CPU that multiplies in bf16."""
-    path = tmp_path_factory.mktemp("searched")
-    (path.parent / "cpuinfo").write_text("flags : fpu avx512_bf16\n")
-    options = SearchOptions(num_samples=4, track=("tensorboard",))
-    auto = dataclasses.replace(search, base=search.base.replace(precision="auto"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peak, "_CPUINFO", path.parent / "cpuinfo")
-        outcome = run_search(auto, str(path), options, RunOptions(device="cpu"), False, QUIET)
-    assert outcome.unfinished == 0
-    return path
-
-
 @pytest.mark.parametrize("algorithm", ["random", "optuna", "hyperopt"])
 def test_a_resumed_algorithm_proposes_what_the_uninterrupted_one_would(algorithm, search, tmp_path):
     options = SearchOptions(algorithm=algorithm, seed=3)
 
-    def searcher(path):
-        path.mkdir(exist_ok=True)
-        return ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(path)), "loss")
+    def points(path, stop):
+        log = SearchLog(Folder(path))
+        chooser = Chooser(search, options, log)
+        while len(log.proposals) < stop:
+            key = chooser.propose()
+            chooser.end(key, abs(log.proposals[key]["learning_rate"] - 0.01), is_whole=True)
+        return log.proposals
 
-    def go_on(searcher, start, stop):
-        points = []
-        for i in range(start, stop):
-            point = searcher.suggest(f"trial-{i}")
-            searcher.on_trial_complete(f"trial-{i}", {"loss": abs(point["learning_rate"] - 0.01)})
-            searcher._log.end(point["_key"], abs(point["learning_rate"] - 0.01))
-            points.append(point)
-        return points
-
-    whole = go_on(searcher(tmp_path / "whole"), 0, 24)
-    first = go_on(searcher(tmp_path / "parts"), 0, 15)
-    second = go_on(searcher(tmp_path / "parts"), 15, 24)
-    assert first + second == whole
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+    points(tmp_path / "parts", 15)
+    assert points(tmp_path / "parts", 24) == points(tmp_path / "whole", 24)
 
 
 def test_proposals_that_had_not_ended_come_first(search, tmp_path):
-    options = SearchOptions()
-    first = ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
-    proposed = [first.suggest(name) for name in "abc"]
-    first._log.end(1, 2.5)
-    with (tmp_path / "log").open("a") as file:
+    log = SearchLog(Folder(tmp_path))
+    first = Chooser(search, SearchOptions(), log)
+    assert [first.propose() for _ in range(3)] == [0, 1, 2]
+    first.end(1, 2.5, is_whole=True)
+    with (tmp_path / "search.jsonl").open("a") as file:
         file.write('{"event": "propo')  # torn by a kill
-    second = ReplayedSearcher(new_algorithm(search, options), SearchLog(Folder(tmp_path)), "loss")
-    assert [second.suggest(name) for name in "de"] == [proposed[0], proposed[2]]
-    assert second.suggest("f")["_key"] == 3
+    with pytest.warns(UserWarning, match="line 5 .* is torn"):
+        again = SearchLog(Folder(tmp_path))
+    second = Chooser(search, SearchOptions(), again)
+    assert [second.propose() for _ in range(3)] == [0, 2, 3]
+    assert {key: again.proposals[key] for key in range(3)} == log.proposals
+
+
+def test_asha_stops_what_is_not_among_the_best_third_at_a_rung(search, tmp_path):
+    """Rungs at shares 0.2 and 0.6 of the steps; after the first, each trial is compared with those before."""
+    chooser = Chooser(search, SearchOptions(grace=0.2), SearchLog(Folder(tmp_path)))
+    keys = [chooser.propose() for _ in range(5)]
+    losses = [3.0, 2.0, 2.5, 1.9, 1.95]
+    assert not any(chooser.stops(key, 0.1, loss) for key, loss in zip(keys, losses, strict=True))
+    stopped = [chooser.stops(key, 0.2, loss) for key, loss in zip(keys, losses, strict=True)]
+    bests = [np.percentile(losses[:i], 100 / 3) if i else np.inf for i in range(5)]
+    assert stopped == [loss > best for loss, best in zip(losses, bests, strict=True)] == [
+        False, False, True, False, False,
+    ]  # fmt: skip
+    assert not chooser.stops(keys[0], 0.4, 9.0), "between two rungs"
+    assert not chooser.stops(keys[1], 0.6, 2.0) and chooser.stops(keys[3], 0.6, 2.1)
+    patient = Chooser(search, SearchOptions(scheduler="none"), SearchLog(Folder(tmp_path)))
+    assert not any(patient.stops(patient.propose(), 0.6, loss) for loss in (1.0, 2.0, 3.0))
 
 
 def test_a_log_of_another_search_is_refused(search, tiny, tmp_path):
@@ -110,26 +115,105 @@ def test_a_log_of_another_search_is_refused(search, tiny, tmp_path):
         SearchLog(Folder(tmp_path)).begin(search, SearchOptions(algorithm="random"))
 
 
-@pytest.mark.slow
-def test_every_trial_is_stored_once_with_its_status_curve_and_precision(searched):
-    runs, curves = load_runs(searched), load_curves(searched)
-    assert len(runs) == 4
-    assert set(runs["status"]) <= {"finished", "stopped", "diverged"}
-    assert (runs["status"] == "finished").any()
+def test_every_trial_is_stored_once_with_its_status_curve_and_precision(search, tmp_path):
+    """In the precision of a CPU that multiplies in bf16."""
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16\n")
+    auto = dataclasses.replace(search, base=search.base.replace(precision="auto"))
+    results, where = tmp_path / "results", SweepOptions(track=("tensorboard",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peak, "_CPUINFO", tmp_path / "cpuinfo")
+        outcome = searched_in(results, auto, RunOptions(device="cpu", threads=1), where, num_samples=6)
+    runs, curves = load_runs(results), load_curves(results)
+    assert len(runs) == 6 and outcome.unfinished == 0
+    assert outcome.counts == Counter(runs["status"]) and {"finished"} <= {*runs["status"]}
     assert set(runs["trial_id"]) == set(curves["trial_id"])
     assert set(runs["precision"]) == {"bf16"}
     stopped = runs[runs["status"] == "stopped"]
-    assert (stopped["steps_done"] < stopped["steps_planned"]).all()
+    assert len(stopped) and (stopped["steps_done"] < stopped["steps_planned"]).all()
+    assert (runs[runs["status"] == "finished"]["steps_done"] == auto.base.train.steps).all()
+    held_out = curves[curves["split"] == "validation"].groupby("trial_id")["loss"].last()
+    assert stopped["loss"].tolist() == held_out[stopped["trial_id"]].tolist(), "its last known loss"
     assert runs["lr"].between(2.0**-12, 2.0**-3).all()
-    assert not list((searched / "checkpoints").glob("*"))
-    told = {path.parent.name for path in (searched / "tensorboard").rglob("events.out.tfevents.*")}
-    assert told == set(runs["trial_id"])
+    assert not list((results / "checkpoints").glob("*"))
+    sent = {path.parent.name for path in (results / "tensorboard").rglob("events.out.tfevents.*")}
+    assert sent == set(runs["trial_id"])
+
+
+def one_by_one(path, search, **where):
+    """Run a search on one worker: the same trials are stopped at the same evaluations."""
+    outcome = searched_in(path, search, ALONE, SweepOptions(**where), num_samples=5, max_concurrent=1)
+    assert {"finished", "stopped"} <= outcome.counts.keys()
+    return load_runs(path).drop(columns=NOT_RESULTS)
+
+
+@pytest.mark.slow
+def test_a_search_on_ray_has_the_rows_of_one_in_this_process(local_ray, search, tmp_path):
+    on_ray = one_by_one(tmp_path / "ray", search, ray=True)
+    pd.testing.assert_frame_equal(on_ray, one_by_one(tmp_path / "here", search))
+
+
+def test_packs_of_a_search_train_together_and_members_are_stopped_alone(tiny, tmp_path):
+    space = RATES | {"width": Domain("choice", values=(32, 64))}
+    search = Search("packs", tiny, space)
+    where = SweepOptions(pack_size=4)
+    outcome = searched_in(tmp_path, search, where=where, num_samples=8, grace=0.1, algorithm="random")
+    runs = load_runs(tmp_path)
+    assert outcome.counts.total() == len(runs) == 8 and outcome.counts["stopped"]
+    assert {*runs["width"]} == {32, 64} and runs["pack_size"].max() > 1
+    assert (runs.groupby("width")["pack_size"].max() <= 4).all()
+
+
+def test_a_point_that_is_proposed_again_is_not_trained_again(tiny, tmp_path):
+    search = Search("again", tiny, {"warmup": Domain("choice", values=(0.1, 0.2))})
+    outcome = searched_in(tmp_path, search, num_samples=9, scheduler="none", algorithm="random")
+    log = SearchLog(Folder(tmp_path))
+    assert outcome.counts == {"finished": 2} and len(load_runs(tmp_path)) == 2
+    assert outcome.unfinished == 0 and log.ended == set(range(9))
+    losses = {(log.proposals[e["key"]]["warmup"], e["loss"]) for e in log.events if e["event"] == "ended"}
+    assert len(losses) == 2, "each end has the loss of its point"
+
+
+def test_a_point_between_two_allowed_ones_that_is_not_allowed_is_left_out(tiny, tmp_path, capsys):
+    search = Search("between", tiny, {"width": Domain("uniform", 32, 64)})
+    outcome = searched_in(tmp_path, search, num_samples=2, console=Console(width=400))
+    assert outcome.counts == {} and outcome.unfinished == 0
+    assert "trial 0 is left out: width" in capsys.readouterr().out
+
+
+def test_the_best_trial_that_progress_names_is_the_best_finished_one_of_the_store(search, tmp_path, capsys):
+    """Also after --resume, and if a stopped trial had a lower loss on the way."""
+    first = searched_in(tmp_path, search, num_samples=3, scheduler="none", console=Console(width=400))
+    assert first.counts == {"finished": 3}
+    best = load_runs(tmp_path)["loss"].min()
+    assert f"best {best:.4f} (" in capsys.readouterr().out.splitlines()[-1]
+    searched_in(tmp_path, search, resume=True, num_samples=4, scheduler="none", console=Console(width=400))
+    after = load_runs(tmp_path)["loss"].min()
+    assert f"4 of 4 ended, best {after:.4f} (" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_after_the_budget_trials_pause_and_a_resumed_search_goes_on_with_them(tiny, tmp_path):
+    base = tiny.replace(steps=200)
+    search = Search("budget", base, RATES)
+    first = searched_in(tmp_path, search, num_samples=2, budget="0.001s", scheduler="none")
+    assert first.counts == {} and first.unfinished == 2
+    first = searched_in(
+        tmp_path, search, resume=True, num_samples=2, budget="0.2s", scheduler="none", evaluations=100
+    )
+    assert first.unfinished and checkpoints(tmp_path)
+    outcome = searched_in(tmp_path, search, resume=True, num_samples=2, scheduler="none")
+    assert (first.counts + outcome.counts) == {"finished": 2}
+    expected = [trained(search.trial(SearchLog(Folder(tmp_path)).proposals[key])) for key in range(2)]
+    assert sorted(load_runs(tmp_path)["loss"]) == sorted(expected)
+
+
+def trained(trial, run=ALONE):
+    """Loss of a trial that is not interrupted."""
+    return run_to_end(train_pack([trial], data.load(trial.data), run)).rows[0]["loss"]
 
 
 def test_a_search_takes_no_slices(search, tmp_path):
-    options = RunOptions(device="xla", placement="slice")
     with pytest.raises(ConfigError, match="placement 'slice' is for sweeps; a search takes"):
-        run_search(search, str(tmp_path), SearchOptions(), options, False, Console(quiet=True))
+        searched_in(tmp_path, search, RunOptions(device="xla", placement="slice"))
 
 
 def test_a_log_cut_anywhere_in_its_last_line_loses_only_that_line(search, tmp_path):
@@ -201,46 +285,6 @@ def test_a_search_from_before_a_field_existed_goes_on(search, tmp_path):
         SearchLog(Folder(tmp_path)).begin(other, SearchOptions())
 
 
-@pytest.mark.slow
-def test_killed_search_is_resumed_with_more_samples_and_repeats_or_loses_no_trial(local_ray, tiny, tmp_path):
-    """The driver is killed once a trial has ended; the search is resumed in this process."""
-    results, script = tmp_path / "results", tmp_path / "search.py"
-    search = Search("killed", tiny.replace(steps=120), {"learning_rate": Domain("loguniform", 0.001, 0.06)})
-    options = SearchOptions(num_samples=3, max_concurrent=1)
-    script.write_text(
-        "import json, sys\nfrom rich.console import Console\nfrom mup_tpu.config import *\n"
-        "from mup_tpu.config.search import *\nfrom mup_tpu.config.toml import from_dict\n"
-        "from mup_tpu.tuning.search import run_search\n"
-        f"base = from_dict(Trial, json.loads({json.dumps(search.base.to_dict())!r}))\n"
-        "search = Search('killed', base, {'learning_rate': Domain('loguniform', 0.001, 0.06)})\n"
-        "options = SearchOptions(num_samples=3, max_concurrent=1)\n"
-        f"run_search(search, {str(results)!r}, options, RunOptions(), False, Console())\n"
-    )
-    driver = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
-    log = results / "search.jsonl"
-    # On a busy machine two more trials end between two looks that are rare.
-    wait_for(driver, lambda: log.exists() and '"ended"' in log.read_text(), every=0.02)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    before, stored = SearchLog(Folder(results)), load_runs(results)
-    assert 1 <= len(before.ended) < 3
-    with pytest.raises(ConfigError, match=f"holds a search of {len(before.proposals)} trials; go on with"):
-        run_search(search, str(results), options, RunOptions(), False, QUIET)
-    with pytest.raises(ConfigError, match="holds no search to resume"):
-        run_search(search, str(tmp_path), options, RunOptions(), True, QUIET)
-    more = dataclasses.replace(options, num_samples=4)
-    outcome = run_search(search, str(results), more, RunOptions(), True, QUIET)
-    assert sum(outcome.counts.values()) == 4 - len(before.ended)
-    after = SearchLog(Folder(results))
-    assert after.ended == set(range(4))
-    assert {k: after.proposals[k] for k in before.proposals} == before.proposals
-    ends = Counter(e["key"] for e in after.events if e["event"] == "ended")
-    assert set(ends.values()) == {1}
-    runs = load_runs(results)
-    kept = runs[runs["trial_id"].isin(stored["trial_id"])]
-    assert len(runs) == 4 and kept["finished_at"].tolist() == stored["finished_at"].tolist()
-
-
 def write_search(path, space, base):
     """Write a search for the command line."""
     lines = ['experiment = "from_a_file"', space]
@@ -266,7 +310,7 @@ def start_search(file, results, *options):
     )
 
 
-def wait_for(process, condition, seconds=240, every=0.1):
+def wait_for(process, condition, seconds=240, every=0.02):
     """Wait until the condition holds, while the process lives."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -279,17 +323,56 @@ def wait_for(process, condition, seconds=240, every=0.1):
 
 
 def checkpoints(results):
-    return list((results / "checkpoints").glob("search-*/step-*/meta.json"))
+    return list((results / "checkpoints").glob("*/step-*/meta.json"))
 
 
-TWO_TRIALS = ("--num-samples", "2", "--scheduler", "none", "--evaluations", "30")
+@pytest.mark.slow
+def test_killed_search_is_resumed_with_more_samples_and_repeats_or_loses_no_trial(tiny, tmp_path):
+    """The driver is killed once a trial has ended; the search is resumed in this process."""
+    results = tmp_path / "results"
+    file = write_search(
+        tmp_path / "search.toml", "space.learning_rate = {low = 0.001, high = 0.06}", tiny.replace(steps=250)
+    )
+    search = Search("from_a_file", tiny.replace(steps=250), RATES)
+    options = ("--num-samples", "3", "--max-concurrent", "1", "--threads", str(os.cpu_count()))
+    driver = start_search(file, results, *options)
+    log = results / "search.jsonl"
+    wait_for(driver, lambda: log.exists() and '"ended"' in log.read_text())
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    before, stored = SearchLog(Folder(results)), load_runs(results)
+    assert 1 <= len(before.ended) < 3
+    with pytest.raises(ConfigError, match=f"holds a search of {len(before.proposals)} trials; go on with"):
+        searched_in(results, search)
+    with pytest.raises(ConfigError, match="holds no search to resume"):
+        searched_in(tmp_path, search, resume=True)
+    outcome = searched_in(results, search, resume=True, num_samples=4, max_concurrent=1)
+    assert sum(outcome.counts.values()) == 4 - len(before.ended)
+    after = SearchLog(Folder(results))
+    assert after.ended == set(range(4))
+    assert {k: after.proposals[k] for k in before.proposals} == before.proposals
+    ends = Counter(e["key"] for e in after.events if e["event"] == "ended")
+    assert set(ends.values()) == {1}
+    runs = load_runs(results)
+    kept = runs[runs["trial_id"].isin(stored["trial_id"])]
+    assert len(runs) == 4 and kept["finished_at"].tolist() == stored["finished_at"].tolist()
+
+
+def test_a_kill_between_row_and_log_line_costs_no_trial(search, tmp_path):
+    """The row is stored, and the log lacks its end."""
+    searched_in(tmp_path, search, num_samples=2, scheduler="none")
+    log, stored = tmp_path / "search.jsonl", load_runs(tmp_path)
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    outcome = searched_in(tmp_path, search, resume=True, num_samples=2, scheduler="none")
+    assert outcome.counts == {} and outcome.unfinished == 0
+    pd.testing.assert_frame_equal(load_runs(tmp_path), stored)
 
 
 @pytest.mark.nightly
 def test_ctrl_c_twice_ends_at_once(search_file, tmp_path):
     results = tmp_path / "results"
-    process = start_search(search_file, results, *TWO_TRIALS)
-    wait_for(process, lambda: checkpoints(results))
+    process = start_search(search_file, results, "--num-samples", "2", "--evaluations", "3")
+    wait_for(process, lambda: list(results.glob("logs/*")))
     os.kill(process.pid, signal.SIGINT)
     for line in process.stdout:  # two signals at once would count as one
         if "stopping" in line:
@@ -302,7 +385,20 @@ def test_ctrl_c_twice_ends_at_once(search_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_checkpoints_and_says_how_to_go_on(local_ray, tiny, tmp_path, capsys):
+def test_sigterm_ends_a_search_with_checkpoints_and_its_own_exit_code(search_file, tmp_path):
+    results = tmp_path / "results"
+    process = start_search(search_file, results, "--num-samples", "2", "--evaluations", "30")
+    wait_for(process, lambda: checkpoints(results))
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, output
+    assert "go on" in output and "Traceback" not in output
+    assert checkpoints(results)
+    main(["search", str(search_file), "--results", str(results), "--num-samples", "2", "--resume"])
+    assert len(load_runs(results)) == 2
+
+
+def test_ctrl_c_checkpoints_and_says_how_to_go_on(tiny, tmp_path, capsys):
     """This process interrupts itself."""
     results, has_ended = tmp_path / "results", threading.Event()
 
@@ -315,11 +411,12 @@ def test_ctrl_c_checkpoints_and_says_how_to_go_on(local_ray, tiny, tmp_path, cap
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    search = Search("x", tiny.replace(steps=1500), {"learning_rate": Domain("loguniform", 0.001, 0.03)})
+    search = Search("x", tiny.replace(steps=1500), RATES)
     options = SearchOptions(num_samples=2, scheduler="none", evaluations=30)
     try:
         with pytest.raises(KeyboardInterrupt):
-            search_and_show(search, SearchRun(str(results), options=options), "mup-tpu search x.toml")
+            how = SearchRun(str(results), options=options, run=ALONE)
+            search_and_show(search, how, "mup-tpu search x.toml")
     finally:
         has_ended.set()
         thread.join()
@@ -327,87 +424,71 @@ def test_ctrl_c_checkpoints_and_says_how_to_go_on(local_ray, tiny, tmp_path, cap
     assert "stopping: running trials checkpoint" in output
     assert f"2 trials to go; go on with: mup-tpu search x.toml --results {results} --resume" in output
     assert checkpoints(results)
-    assert len(SearchLog(Folder(results)).proposals) == 2
+    assert len(SearchLog(Folder(results)).proposals) == 1, "nothing more is proposed"
 
 
-def runs_a_trial(process):
-    with contextlib.suppress(psutil.Error):  # it has ended
-        # Tune's wrapper of the trial's class has one of these names.
-        return process.name().startswith(("ray::TrialTrain", "ray::ResourceTr"))
-    return False
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds processes as Linux shows them")
-def test_a_trial_that_hangs_or_is_too_large_is_failed_with_the_reason_and_leaves_no_process(
-    local_ray, tiny, tmp_path, patience
-):
-    """The seed draws one that ends well, one that would train for hours and one too wide for any memory."""
-    space = (
-        "space.steps = {kind = 'choice', values = [20, 1000000]}\n"
-        "space.width = {kind = 'choice', values = [32, 1048576]}"
+def test_a_trial_that_is_too_large_is_failed_with_the_reason_and_the_rest_goes_on(tiny, tmp_path):
+    """The seed draws both widths, one too wide for any memory."""
+    file = write_search(
+        tmp_path / "search.toml", "space.width = {kind = 'choice', values = [32, 1048576]}", tiny
     )
-    file, results = write_search(tmp_path / "search.toml", space, tiny), tmp_path / "results"
-    words = {"heartbeat": 3 * patience, "evaluations": 2} | GOOD_HANGING_LARGE
-    options = [word for k, v in words.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    results = tmp_path / "results"
+    options = ["--num-samples", "2", "--algorithm", "random", "--seed", "0", "--threads", str(os.cpu_count())]
     with pytest.raises(SystemExit, match="^1$"):
         main(["search", str(file), "--results", str(results), *options])
-    runs = load_runs(results).sort_values("width")
-    ended = sorted(zip(runs["width"], runs["steps_planned"], runs["status"], strict=True))
-    assert ended[:2] == [(32, 20, "finished"), (32, 10**6, "failed")]
-    assert [(width, status) for width, _, status in ended[2:]] == [(2**20, "failed")]
-    failed = runs[runs["status"] == "failed"].set_index("width")["reason"]
-    assert failed[32] == "hung: no evaluation within the heartbeat"
-    assert "allocate memory" in failed[2**20]
-    left = [p for p in psutil.Process().children(recursive=True) if runs_a_trial(p)]
-    assert not psutil.wait_procs(left, timeout=60)[1], "the trial that hung is still there"
+    runs = load_runs(results).set_index("width")
+    assert runs["status"].to_dict() == {32: "finished", 2**20: "failed"}
+    assert "allocate memory" in runs["reason"][2**20]
+    assert SearchLog(Folder(results)).ended == {0, 1}
 
 
 @contextlib.contextmanager
-def a_worker_killed_at_its_first_checkpoint(results):
-    """Kill the only worker of a search in this process, from a thread."""
-    killed = []
+def a_worker_with(number, results):
+    """Send a signal to the process of the first trial with a checkpoint, from a thread."""
+    hit = []
 
-    def worker():
-        return next(filter(runs_a_trial, psutil.Process().children(recursive=True)), None)
-
-    def kill():
+    def send():
         deadline = time.monotonic() + 240
-        found = None  # found early: looking for it may take as long as the trial
-        while not killed and time.monotonic() < deadline:
-            found = found if found and found.is_running() else worker()
-            if found and checkpoints(results):
-                found.kill()
-                killed.append(found.pid)
-            time.sleep(0.01 if found else 0.1)
+        while not checkpoints(results) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        trial_id = checkpoints(results)[0].parents[1].name
+        (log,) = (path for path in results.glob("logs/*") if trial_id in path.read_text())
+        hit.append(psutil.Process(int(log.stem.rpartition("-")[2])))
+        hit[0].send_signal(number)
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=send)
     thread.start()
-    yield killed
+    yield hit
     thread.join()
-    assert len(killed) == 1
+    assert not psutil.wait_procs(hit, timeout=60)[1], "the process is still there"
 
 
 @pytest.mark.slow
-def test_a_killed_worker_s_trial_goes_on_from_its_checkpoint(local_ray, tiny, tmp_path):
-    base = tiny.replace(steps=250)
-    search = Search("killed_worker", base, {"learning_rate": Domain("choice", values=(0.01,))})
-    options = SearchOptions(num_samples=1, evaluations=15, max_failures=1)
-    with a_worker_killed_at_its_first_checkpoint(tmp_path):
-        outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
-    assert outcome.counts == {"finished": 1}
-    uninterrupted = run_to_end(train_pack([base], data.load(base.data), RunOptions(threads=1)))
-    assert load_runs(tmp_path)["loss"].tolist() == [uninterrupted.rows[0]["loss"]]
-
-
-@pytest.mark.nightly
-def test_a_worker_killed_too_often_leaves_a_failed_trial_and_the_rest_goes_on(local_ray, tiny, tmp_path):
-    search = Search("killed_worker", tiny.replace(steps=450), SPACE)
-    options = SearchOptions(num_samples=2, evaluations=15, max_failures=0, max_concurrent=1, scheduler="none")
-    with a_worker_killed_at_its_first_checkpoint(tmp_path):
-        outcome = run_search(search, str(tmp_path), options, RunOptions(), False, QUIET)
-    assert outcome.counts == {"failed": 1, "finished": 1}
-    assert "died" in load_runs(tmp_path).query("status == 'failed'")["reason"].item()
+@pytest.mark.skipif(sys.platform != "linux", reason="needs processes as Linux has them")
+@pytest.mark.parametrize(
+    ("number", "word", "max_failures"), [(signal.SIGKILL, "died", 1), (signal.SIGSTOP, "hung", 0)]
+)
+def test_a_trial_whose_process_dies_or_hangs_goes_on_from_its_checkpoint_or_has_failed(
+    number, word, max_failures, tiny, tmp_path, patience
+):
+    base, one = tiny.replace(steps=600), RunOptions(threads=1)
+    search = Search("lost", base, {"warmup": Domain("choice", values=(0.1, 0.2))})
+    where = SweepOptions(heartbeat=4.0 * patience)
+    with a_worker_with(number, tmp_path):
+        outcome = searched_in(
+            tmp_path, search, one, where, num_samples=2, evaluations=60, seed=0, algorithm="random",
+            scheduler="none", max_failures=max_failures,
+        )  # fmt: skip
+    runs = load_runs(tmp_path)
+    if max_failures:
+        assert outcome.counts == {"finished": 2}
+        for warmup, loss in zip(runs["warmup"], runs["loss"], strict=True):
+            assert loss == trained(base.replace(warmup=warmup), one)
+        lines = "".join(log.read_text() for log in tmp_path.glob("logs/*"))
+        assert lines.count(" goes on from step ") == 1
+    else:
+        assert outcome.counts == {"failed": 1, "finished": 1}
+        assert word in runs.query("status == 'failed'")["reason"].item()
 
 
 @pytest.fixture
@@ -423,9 +504,7 @@ def full_disk(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
-    local_ray, search_file, full_disk, capfd
-):
+def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(search_file, full_disk, capfd):
     results, filler = full_disk / "results", full_disk / "filler"
     stored = []
     options = ("--num-samples", "2", "--scheduler", "none", "--max-concurrent", "1", "--evaluations", "4")
@@ -461,12 +540,12 @@ def test_a_full_disk_ends_in_a_sentence_and_resume_works_once_there_is_room(
     assert set(before["trial_id"]) <= set(runs["trial_id"])
 
 
-def test_two_searches_do_not_write_one_folder(tiny, tmp_path):
+def test_two_searches_do_not_write_one_folder(search, tmp_path):
     with (
         Folder(tmp_path).locked("search.lock"),
         pytest.raises(StoreError, match=r"is being written by another search \(process \d+ of"),
     ):
-        run_search(Search("x", tiny, SPACE), str(tmp_path), SearchOptions(), RunOptions(), False, QUIET)
+        searched_in(tmp_path, search)
 
 
 @pytest.mark.parametrize(

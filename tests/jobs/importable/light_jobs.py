@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mup_tpu.errors import DataError, PackTooLarge
-from mup_tpu.jobs.job import Job
+from mup_tpu.jobs.job import Job, Question
 
 
 class Count(Job):
@@ -89,6 +89,20 @@ class Sees(Count):
     def run(self, here):
         yield from super().run(here)
         return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+class Asks(Count):
+    """Counts, asks twice, and ends with both answers; it dies before the second, once."""
+
+    def run(self, here):
+        yield from super().run(here)
+        first = yield Question(1)
+        yield "between"
+        fell = self.folder / f"{self.name}.fell"
+        if self.then == "dies later" and not fell.exists():
+            fell.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return first, (yield Question(2))
 
 
 class Placed(Count):
