@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "internals": {"files"},
     "devices": {"errors", "config", "files", "internals"},
     "training": TRAINING,
-    "parametrize": MODEL | {"analysis"},
+    "parametrize": TRAINING | {"analysis"},
     "jobs": TRAINING,
     "tpu": TRAINING | {"jobs"},
     "tuning": TRAINING | {"jobs", "store", "analysis", "words"},

@@ -80,7 +80,7 @@ def check(
             results/coord_check, or results/coord_check_depth and so on.
         module: Your own module in place of our networks, my_module:build, where my_module also has `batch`,
             a value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
-            grows. It stops adding widths and seeds after a minute.
+            grows. It stops adding widths after a minute.
         json: Print JSON only, for machines; of --module.
     """
     base = Trial()
@@ -116,17 +116,18 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
 
     console = Console()
     with console.status("importing"):
-        from mup_tpu.parametrize import coord_check
+        from mup_tpu.parametrize.check import ModuleCheck
 
         build = load(text, "module")
         batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
     widths = [int(width) for width in asked.scale.values]
     with progress_bar(console) as update:
-        check = coord_check(
-            build, batch() if callable(batch) else batch, loss, widths=widths, base_width=min(widths),
-            lr=trial.optimizer.learning_rate, rules=asked.parametrizations, seeds=asked.num_seeds,
-            steps=asked.steps, seconds=asked.seconds, update=update,
+        modules = ModuleCheck(
+            build, batch() if callable(batch) else batch, loss, widths, trial.optimizer.learning_rate,
+            asked.parametrizations, asked.steps, asked.num_seeds, probes=(), options={},
         )  # fmt: skip
+        *_, table = modules.measure(asked.seconds, update)
+    check = modules.conclude(table)
     if json:
         console.write(to_json(check.to_dict()))
     else:

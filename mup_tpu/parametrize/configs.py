@@ -14,8 +14,8 @@ from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize.module import ModuleParametrization
+from mup_tpu.parametrize.roles import Build
 from mup_tpu.parametrize.rules import parametrize
-from mup_tpu.parametrize.survey import Build
 
 _SIZES = ("hidden_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff")
 _NUMBERS = ("num_attention_heads", "num_key_value_heads")
@@ -66,7 +66,7 @@ def from_config(
         width: hidden size to train at.
         heads: "number" adds heads of the base's size, "size" lets the base's number of heads grow.
         model_class: class of the model; by default a causal language model's.
-        options: rule, optimizer, roles, branches and by_hand of `parametrize`.
+        options: rule, optimizer and roles of `parametrize`.
     """
     base = getattr(config, "hidden_size", None)
     if not isinstance(base, int) or not isinstance(getattr(config, "num_attention_heads", None), int):

@@ -9,20 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize.roles import is_linear
-from mup_tpu.parametrize.survey import Found
+from mup_tpu.parametrize.roles import BRANCH, BY_HAND, Built, is_linear, matches
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import ForwardScaling
 
+# Attributes of attention modules with their number of heads.
 _NUMBER_OF_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads")
-"""Attributes of attention modules with their number of heads."""
 
 Place = Literal["input", "output", "scaling", "by hand"]
 
@@ -77,8 +75,8 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
             part.scaling = factor.scaling  # type: ignore[assignment]
             continue
         hooks: Mapping[int, Any] = part._forward_pre_hooks if factor.place == "input" else part._forward_hooks
-        if there := [hook for hook in hooks.values() if isinstance(hook, _Scale)]:
-            there[0].factor = factor.factor
+        if scales := [hook for hook in hooks.values() if isinstance(hook, _Scale)]:
+            scales[0].factor = factor.factor
         elif factor.factor == 1:
             continue
         elif factor.place == "input":
@@ -149,45 +147,46 @@ def _bake_queries(part: Any, factor: ForwardFactor) -> None:
 
 
 def readout_factors(
-    found: Mapping[str, Found],
+    built: Mapping[str, Built],
     parameters: Mapping[str, Parameter],
     logits: Mapping[str, float],
-    by_hand: Sequence[str],
+    roles: Mapping[str, str],
 ) -> list[ForwardFactor]:
-    """Factor of each readout's logits, tied ones too, applied before the matrix (as mup.MuReadout)."""
+    """Return the factor of each readout's logits, tied ones too; it goes before the matrix, as mup's."""
     factors = []
     for name, parameter in parameters.items():
-        owners = found[name].owners
+        owners = built[name].owners
         if parameter.is_embedding:  # tied readouts
             owners = tuple(o for o in owners if len(owners) > 1 and is_linear(o.module))
         elif parameter.role != "readout":
             continue
         for owner in owners:
-            place: Place = "by hand" if _named(owner.name, by_hand) else "input"
+            place: Place = "by hand" if matches(owner.name, BY_HAND, roles) else "input"
             if place == "input" and logits[name] != 1 and not is_linear(owner.module):
                 raise ConfigError(
                     f"the readout {name!r} lies in a {type(owner.module).__name__}, whose logits cannot be "
                     f"scaled from outside: multiply the input of {name!r} by {logits[name]:g} in your code "
-                    f"(base width / width), and say by_hand=[{owner.name!r}]"
+                    f"(base width / width), and give roles={{{owner.name!r}: 'by hand'}}"
                 )
             factors.append(ForwardFactor(owner.name, place, logits[name], parameter=name))
     return factors
 
 
 def attention_factors(
-    base: nn.Module, module: nn.Module, rule: Callable[[float], ForwardScaling], by_hand: Sequence[str]
+    base: nn.Module, module: nn.Module, rule: Callable[[float], ForwardScaling], roles: Mapping[str, str]
 ) -> list[ForwardFactor]:
-    """Factor of the attention logits of each module with an attribute `head_dim`."""
+    """Return the factor of the attention logits of each module with an attribute `head_dim`."""
     factors = []
     for name, part in module.named_modules():
         size, scaling = getattr(part, "head_dim", None), getattr(part, "scaling", None)
         before = getattr(base.get_submodule(name), "head_dim", None)
-        if size is None and not _named(name, by_hand):
+        by_hand = matches(name, BY_HAND, roles)
+        if size is None and not by_hand:
             _warn_of_heads(name, part, base.get_submodule(name))
         if not (isinstance(size, int) and isinstance(before, int)) or size == before:
             continue
         factor = rule(size / before).attention
-        if _named(name, by_hand):
+        if by_hand:
             factors.append(ForwardFactor(name, "by hand", factor))
         elif isinstance(scaling, float):
             factors.append(ForwardFactor(name, "scaling", factor, scaling=scaling * factor))
@@ -197,7 +196,7 @@ def attention_factors(
                 "has no attribute `scaling` to divide its attention logits by the head size: let the number "
                 "of heads grow in place of their size, or multiply the logits by "
                 f"{factor:g} in your code (scaled_dot_product_attention takes scale={factor * size**-0.5:g}) "
-                f"and say by_hand=[{name!r}]"
+                f"and give roles={{{name!r}: 'by hand'}}"
             )
     return factors
 
@@ -211,28 +210,20 @@ def _warn_of_heads(name: str, part: nn.Module, base: nn.Module) -> None:
             warnings.warn(
                 f"{name!r} ({type(part).__name__}) has {attribute} {number} at every width, so its heads "
                 "seem to grow, and no head_dim and scaling to set: divide its logits by the head size, not "
-                f"by its root, and say by_hand=[{name!r}]; or let {attribute} grow",
+                f"by its root, and give roles={{{name!r}: 'by hand'}}; or let {attribute} grow",
                 stacklevel=2,
             )
             return
 
 
 def branch_factors(
-    module: nn.Module, branches: Sequence[str], residual: float, rule: str
+    module: nn.Module, residual: float, rule: str, roles: Mapping[str, str]
 ) -> list[ForwardFactor]:
-    """Factor of each residual branch, after its last layer."""
-    names = [name for name, _ in module.named_modules()]
-    for pattern in branches:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"branches has {pattern!r}, but the module has no such submodule")
-    ends = [name for name in names if _named(name, branches)]
+    """Return the factor of each residual branch, which goes after its last layer."""
+    ends = [name for name, _ in module.named_modules() if matches(name, BRANCH, roles)]
     if residual != 1 and not ends:
         raise ConfigError(
-            f"rule {rule!r} multiplies residual branches by {residual:g} here; say which submodules are the "
-            "last of one, such as branches=['layers.*.self_attn.o_proj', 'layers.*.mlp.down_proj']"
+            f"rule {rule!r} multiplies residual branches by {residual:g} here; name the last submodule of "
+            "each, such as roles={'layers.*.self_attn.o_proj': 'branch', 'layers.*.mlp.down_proj': 'branch'}"
         )
     return [ForwardFactor(name, "output", residual) for name in ends]
-
-
-def _named(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -16,7 +16,7 @@ from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.parametrize import forward
 from mup_tpu.parametrize.forward import ForwardFactor
-from mup_tpu.parametrize.survey import by_name
+from mup_tpu.parametrize.roles import by_name
 from mup_tpu.rules.parameter import Parameter
 from mup_tpu.rules.parametrization import Scaling
 
@@ -69,11 +69,11 @@ class ModuleParametrization:
         Raises:
             ConfigError: the module is not build's, or was initialized before.
         """
-        found = by_name(module, self.parameters)
+        values = by_name(module, self.parameters)
         for name, parameter in self.parameters.items():
-            if tuple(found[name].shape) != parameter.shape:
+            if tuple(values[name].shape) != parameter.shape:
                 raise ConfigError(
-                    f"parameter {name!r} has shape {tuple(found[name].shape)}, at width {self.width} it is "
+                    f"parameter {name!r} has shape {tuple(values[name].shape)}, at width {self.width} it is "
                     f"{parameter.shape}; give the module that build makes at that width, before wrapping it"
                 )
         if std is None:
@@ -81,13 +81,13 @@ class ModuleParametrization:
                 raise ConfigError("init_ has scaled this module's weights before, and would scale them twice")
             for name, ratio in self.init_ratios().items():
                 if ratio != 1:
-                    found[name].mul_(ratio)
+                    values[name].mul_(ratio)
         else:
             for name, parameter in self.parameters.items():
                 if parameter.role in ("norm", "bias"):
-                    found[name].fill_(1.0 if parameter.role == "norm" else 0.0)
+                    values[name].fill_(1.0 if parameter.role == "norm" else 0.0)
                 else:
-                    found[name].normal_(0.0, std * self.scalings[name].init)
+                    values[name].normal_(0.0, std * self.scalings[name].init)
         self._initialized.add(module)
         return self.forward_(module)
 
@@ -117,7 +117,9 @@ class ModuleParametrization:
         eps: float = 1e-8,
         decay_mode: Literal["coupled", "independent"] = "coupled",
     ) -> list[dict[str, Any]]:
-        """Groups for a torch optimizer, one for each combination of factors; norms and biases do not decay.
+        """Return groups for a torch optimizer, one for each combination of factors.
+
+        Norms and biases do not decay.
 
         A group also has `lr_factor`, for loops that set learning rates by hand:
         group["lr"] = schedule(step) * group["lr_factor"]. Schedulers of torch need nothing.
@@ -140,7 +142,7 @@ class ModuleParametrization:
             eps=eps,
             decay_mode=decay_mode,
         )
-        found = by_name(module, self.parameters)
+        values = by_name(module, self.parameters)
         groups: dict[Any, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
             scaling, rule = self.scalings[name], update_rule_of(config, parameter)
@@ -152,20 +154,17 @@ class ModuleParametrization:
             if rule.name == "adamw":
                 settings["eps"] = eps * scaling.eps
             group = groups.setdefault(tuple(settings.items()), {"params": [], **settings})
-            group["params"].append(found[name])
+            group["params"].append(values[name])
         return list(groups.values())
 
     def matrix_of(self, module: str) -> str | None:
-        """Name of a submodule's matrix, if it has one; for a tied readout, the embedding's."""
+        """Return the name of a submodule's matrix, if it has one; for a tied readout, the embedding's."""
         tied = [f.parameter for f in self.forward if f.module == module and f.parameter]
-        own = [
-            name for name, p in self.parameters.items()
-            if name.rpartition(".")[0] == module and len(p.shape) >= 2
-        ]  # fmt: skip
-        return next(iter([*tied, *own]), None)
+        matrices = [name for name, p in self.parameters.items() if len(p.shape) >= 2]
+        return next(iter([*tied, *(name for name in matrices if name.rpartition(".")[0] == module)]), None)
 
     def table(self) -> FactorTable:
-        """Role, shape, multiplier and factors of each parameter, a row each."""
+        """Return role, shape, multiplier and factors of each parameter, a row each."""
         rows = [
             {
                 "parameter": name,

@@ -1,4 +1,4 @@
-"""Declaration of each parameter of a module: role by module type and by growing axes.
+"""Survey of a module that a function builds, and the declaration of each of its parameters.
 
 Yang et al. 2022 (Tensor Programs V, arXiv:2203.03466), Table 8: a matrix with two growing axes is hidden;
 with growing inputs alone it is a readout, with growing outputs alone an input layer (an embedding).
@@ -7,62 +7,186 @@ with growing inputs alone it is a readout, with growing outputs alone an input l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, get_args
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from mup_tpu.errors import ConfigError
-from mup_tpu.parametrize.survey import Found, Owner
+from mup_tpu.errors import ConfigError, first_line
 from mup_tpu.rules.parameter import Parameter, Role
 
 if TYPE_CHECKING:
     from mup.infshape import InfShape
 
+Build = Callable[..., nn.Module]
+"""Function that makes a module at a width, or at a width and depth: build(width) or build(width, depth)."""
+
+BRANCH, BY_HAND = "branch", "by hand"
+"""Roles of submodules: the end of a residual branch; a forward factor that the caller's code applies."""
+
 ROLES: tuple[str, ...] = get_args(Role)
+
+# Parts of names from FSDP, torch.compile and activation checkpointing.
+_WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 _MATRICES = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
 
 
+@dataclass(frozen=True)
+class Owner:
+    """A module that holds a parameter."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    """Name of the parameter in the module."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """One parameter of a module that was built."""
+
+    shape: tuple[int, ...]
+    owners: tuple[Owner, ...]
+    """Several if the parameter is tied."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameter, the one in `named_parameters` first."""
+        return tuple(f"{o.name}.{o.attribute}".removeprefix(".") for o in self.owners)
+
+
+def parameters_of(module: nn.Module) -> dict[str, Built]:
+    """Return the parameters of a module, by their names in `named_parameters`."""
+    tensors: dict[int, nn.Parameter] = {}
+    owners: dict[int, list[Owner]] = {}
+    for name, owner in module.named_modules():
+        for attribute, parameter in owner._parameters.items():
+            if parameter is not None:
+                tensors[id(parameter)] = parameter
+                owners.setdefault(id(parameter), []).append(Owner(name, owner, attribute))
+    built = [Built(tuple(tensors[key].shape), tuple(of)) for key, of in owners.items()]
+    return {b.names[0]: b for b in built}
+
+
+def build_on_meta(build: Build, width: int, depth: int | None) -> nn.Module:
+    """Build a module at a size, without memory for its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return call(build, width, depth)
+
+
+def call(build: Build, width: int, depth: int | None) -> nn.Module:
+    """Build a module at a size, on the current device."""
+    size = (width,) if depth is None else (width, depth)
+    name = f"build({', '.join(map(str, size))})"
+    try:
+        module = build(*size)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} fails ({first_line(error)}); it must build its module at the width to train, the base "
+            "width and twice the base width, on the meta device too"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} returns {type(module).__name__}; it must return a torch.nn.Module")
+    return module
+
+
+def blocks_of(shallow: nn.Module, deep: nn.Module) -> tuple[str, ...]:
+    """Return names of a module's blocks, each with its dot: members of lists that grow with depth."""
+    lengths = {
+        name: len(m) for name, m in deep.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)
+    }
+    blocks = [
+        f"{name}.{i}.".removeprefix(".")
+        for name, module in shallow.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and lengths.get(name, len(module)) != len(module)
+        for i in range(len(module))
+    ]
+    if not blocks:
+        raise ConfigError(
+            "depth is given, but no nn.ModuleList or nn.Sequential of the module gets longer with it; build "
+            "must take (width, depth) and keep its blocks in one"
+        )
+    return tuple(blocks)
+
+
+def by_name(module: nn.Module, expected: Mapping[str, object]) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module, wrapped or not, by their names as built."""
+    parameters = {unwrapped(name): parameter for name, parameter in module.named_parameters()}
+    if parameters.keys() != expected.keys() and all(name.startswith("module.") for name in parameters):
+        parameters = {name.removeprefix("module."): p for name, p in parameters.items()}  # DataParallel, DDP
+    if any(name.split(".")[-1].startswith("_flat_param") for name in parameters):
+        raise ConfigError(
+            "FSDP has joined parameters into _flat_param, which can have only one learning rate; wrap with "
+            "FSDP(..., use_orig_params=True) or torch.distributed.fsdp.fully_shard"
+        )
+    if missing := [name for name in expected if name not in parameters]:
+        raise ConfigError(
+            f"the module has no parameter {missing[0]!r}, which build makes; give a module of the same build "
+            "and depth"
+        )
+    if extra := [name for name in parameters if name not in expected]:
+        raise ConfigError(
+            f"the module has a parameter {extra[0]!r}, which build does not make; give a module of the same "
+            "build and depth, and tie again the parameters that were tied"
+        )
+    return parameters
+
+
+def unwrapped(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def matches(name: str, role: str, roles: Mapping[str, str]) -> bool:
+    """Return whether a submodule has this role, `BRANCH` or `BY_HAND`."""
+    return any(fnmatchcase(name, pattern) for pattern, given in roles.items() if given == role)
+
+
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is linear up to a bias, so that a factor may go before it."""
+    """Return whether a module is linear up to a bias, so that a factor may go before it."""
     return isinstance(module, nn.Linear | _ConvNd) or _is_conv1d(module)
 
 
-def outputs_first(found: Found, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A parameter's shape with its axis of outputs first, as in torch's Linear and as mup takes it."""
-    owner = found.owners[-1].module  # the readout, if an embedding is tied
+def outputs_first(built: Built, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a parameter's shape with its axis of outputs first, as in torch's Linear and in mup."""
+    owner = built.owners[-1].module  # the readout, if an embedding is tied
     inputs_lead = _is_conv1d(owner) or isinstance(owner, _ConvTransposeNd)
     return (shape[1], shape[0], *shape[2:]) if inputs_lead and len(shape) >= 2 else shape
 
 
 def declared(
-    found: Found,
+    built: Built,
     axes: InfShape,
     roles: Mapping[str, str] = {},
     in_block: bool = False,
     init_depth_exponent: float = 0.0,
 ) -> Parameter:
-    """Declaration of one parameter."""
-    given = [role for pattern, role in roles.items() if any(fnmatchcase(n, pattern) for n in found.names)]
-    if given and given[0] not in ROLES:
-        raise ConfigError(f"role {given[0]!r} of {found.names[0]!r} is not one of {', '.join(ROLES)}")
-    if given and given[0] == "readout" and _embedding_of(found):
+    """Declare one parameter."""
+    given = [
+        role
+        for pattern, role in roles.items()
+        if role in ROLES and any(fnmatchcase(name, pattern) for name in built.names)
+    ]
+    if given and given[0] == "readout" and _embedding_of(built):
         raise ConfigError(
-            f"{found.names[-1]!r} is the same matrix as the embedding {found.names[0]!r}, so that it cannot "
+            f"{built.names[-1]!r} is the same matrix as the embedding {built.names[0]!r}, so that it cannot "
             "have a readout's factors of its own; leave it out of roles: the matrix has the embedding's "
             "factors, and the logits have their 1/m all the same"
         )
-    role: Role = given[0] if given else _role(found, axes)  # type: ignore[assignment]
+    role: Role = given[0] if given else _role(built, axes)  # type: ignore[assignment]
     sizes = [dim.dim for dim in axes]
     kernel = math.prod(sizes[2:])
     vector = len(sizes) < 2
     return Parameter(
-        shape=found.shape,
+        shape=built.shape,
         role=role,
         fan_in=1 if vector else sizes[1] * kernel,
         fan_out=sizes[0] * kernel if sizes else 1,
@@ -71,26 +195,32 @@ def declared(
     )
 
 
-def require_used(roles: Mapping[str, str], parameters: Mapping[str, Found]) -> None:
-    """Refuse roles of a parameter that is not there."""
-    names = [name for found in parameters.values() for name in found.names]
-    for pattern in roles:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"roles has {pattern!r}, but the module has no such parameter; it has {_some(names)}"
-            )
+def require_used(roles: Mapping[str, str], module: nn.Module, parameters: Mapping[str, Built]) -> None:
+    """Refuse roles that do not exist, and patterns that match no parameter or submodule."""
+    names = {
+        "parameter": [name for built in parameters.values() for name in built.names],
+        "submodule": [name for name, _ in module.named_modules()],
+    }
+    for pattern, role in roles.items():
+        if role not in (*ROLES, BRANCH, BY_HAND):
+            allowed = ", ".join((*ROLES, BRANCH, BY_HAND))
+            raise ConfigError(f"role {role!r} of {pattern!r} is not one of {allowed}")
+        kind = "parameter" if role in ROLES else "submodule"
+        if not any(fnmatchcase(name, pattern) for name in names[kind]):
+            few = ", ".join(map(repr, names[kind][:4]))
+            more = f" and {len(names[kind]) - 4} more" if len(names[kind]) > 4 else ""
+            raise ConfigError(f"roles has {pattern!r}, but the module has no such {kind}; it has {few}{more}")
 
 
-def _role(found: Found, axes: InfShape) -> Role:
+def _role(built: Built, axes: InfShape) -> Role:
     grows = [dim.isinf() for dim in axes]
-    owner = found.owners[-1]
-    if _embedding_of(found) and not (grows[0] and len(grows) == 2):
+    owner = built.owners[-1]
+    is_bias = "bias" in owner.attribute
+    if _embedding_of(built) and not (grows[0] and len(grows) == 2):
         return "token_embedding"
     is_norm = isinstance(owner.module, _NORMS) or type(owner.module).__name__.endswith("Norm")
-    if len(grows) == 1 and is_norm:
-        return "bias" if _is_bias(owner) else "norm"
-    if len(grows) == 1 and _is_bias(owner):
-        return "bias"
+    if len(grows) == 1 and (is_norm or is_bias):
+        return "bias" if is_bias else "norm"
     if sum(grows) == 2:
         return "hidden"
     if not any(grows):  # no factor of width depends on this
@@ -110,24 +240,16 @@ def _role(found: Found, axes: InfShape) -> Role:
     if sum(grows) > 2:
         why = f"{sum(grows)} of its axes grow with width, and rules are for two at most"
     raise ConfigError(
-        f"the role of parameter {found.names[0]!r} of {type(owner.module).__name__}, shape {found.shape}, "
-        f"cannot be told: {why}; say roles={{{found.names[0]!r}: ...}} with one of {', '.join(ROLES)}"
+        f"the role of parameter {built.names[0]!r} of {type(owner.module).__name__}, shape {built.shape}, "
+        f"is not known: {why}; give roles={{{built.names[0]!r}: ...}} with one of {', '.join(ROLES)}"
     )
 
 
-def _embedding_of(found: Found) -> Owner | None:
-    tables = [o for o in found.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
+def _embedding_of(built: Built) -> Owner | None:
+    tables = [o for o in built.owners if isinstance(o.module, nn.Embedding | nn.EmbeddingBag)]
     return tables[0] if tables else None
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether a module is transformers' Conv1D, a linear layer that is stored (inputs, outputs)."""
+    # transformers' linear layer that is stored (inputs, outputs)
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-
-
-def _is_bias(owner: Owner) -> bool:
-    return "bias" in owner.attribute
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -6,15 +6,20 @@ since init. Along the depth, layers of one kind are taken together, and blocks a
 addition to the residual stream, and their distance from their linearization (Dey et al. 2025,
 arXiv:2505.01618, section 6 and figures 6 and 7).
 
+`measure` checks our networks by training packs, `mup_tpu.parametrize.check` anyone's module; both take their
+measurements and their time from `measure_cells`.
+
 Shapes: B sequences, T tokens.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +37,109 @@ from mup_tpu.training.pack import Pack
 
 CELL = ("setting", "parametrization", "seed")
 """Columns that, with the scale's, name a trained trial."""
+
+# A check has so many points of the scale however long they take: two give no interval of a slope.
 _FEWEST = 3
-"""Points of the scale that a check has however long they take."""
+
+Progress = Callable[[str, float], None]
+"""Function of the present work and of the share of all work that is done."""
+
+
+class Subject(ABC):
+    """Models in training that a check measures: one a seed, at one point of the scale, under one rule."""
+
+    seeds: Sequence[int]
+
+    @abstractmethod
+    def outputs(self) -> list[dict[str, list[Tensor]]]:
+        """Return each model's outputs by layer, in the order of the forward pass.
+
+        Tensors of one layer, such as those of all blocks, are measured together.
+        """
+
+    @abstractmethod
+    def step(self, number: int) -> None:
+        """Make an update of each model."""
+
+    def others(self, model: int) -> dict[tuple[str, str], float]:
+        """Return further measurements of a model after an update, by (layer, quantity)."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Trainings at one point of the scale under one rule."""
+
+    name: str
+    """Name for people."""
+    value: Any
+    """Point of the scale."""
+    columns: Mapping[str, Any]
+    """Columns of all of its measurements."""
+    cost: float
+    """Work, in any unit that all cells share."""
+    start: Callable[[], Subject]
+
+
+def measure_cells(
+    cells: Sequence[Cell],
+    steps: int,
+    table: pd.DataFrame,
+    measured: Set[Any],
+    say: Progress,
+    seconds: float,
+) -> Iterator[pd.DataFrame]:
+    """Train cells, yielding all measurements so far after each.
+
+    Once three points of the scale are `measured`, a further one must be expected to end within `seconds`.
+    """
+    total, done, seconds_a_cost, began = sum(cell.cost for cell in cells), 0.0, 0.0, time.monotonic()
+    for value, group in itertools.groupby(cells, lambda cell: cell.value):
+        point, point_began = [*group], time.monotonic()
+        cost = sum(cell.cost for cell in point)
+        is_late = seconds_a_cost and point_began - began + cost * seconds_a_cost > seconds
+        if is_late and len(measured) >= _FEWEST:
+            return
+        for cell in point:
+
+            def on_progress(share: float, cell: Cell = cell, done: float = done) -> None:
+                say(cell.name, (done + share * cell.cost) / total)
+
+            rows = [{**cell.columns, **row} for row in _measurements(cell.start(), steps, on_progress)]
+            table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True)
+            yield table
+            done += cell.cost
+        measured = measured | {value}
+        seconds_a_cost = (time.monotonic() - point_began) / cost
+
+
+def _measurements(
+    subject: Subject, steps: int, on_progress: Callable[[float], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield sizes before each step and after the last; `on_progress` receives the share of steps done."""
+    start = subject.outputs()
+    for step in range(steps + 1):
+        on_progress(step / (steps + 1))
+        if step:
+            subject.step(step - 1)
+        now = subject.outputs() if step else start
+        for k, seed in enumerate(subject.seeds):
+            sizes: dict[tuple[str, str], float] = {}
+            for layer, tensors in now[k].items():
+                sizes[layer, "activation"] = _rms(tensors)
+                if step:
+                    changes = (after - before for after, before in zip(tensors, start[k][layer], strict=True))
+                    sizes[layer, "update"] = _rms(changes)
+            if step:
+                sizes |= subject.others(k)
+            for (layer, quantity), rms in sizes.items():
+                yield {"seed": seed, "step": step, "layer": layer, "quantity": quantity, "rms": rms}
+
+
+def _rms(tensors: Iterable[Tensor]) -> float:
+    """Return the root mean square of tensors of one size taken together."""
+    squares = [t.double().square().mean() for t in tensors]
+    return float(torch.stack(squares).mean().sqrt())
 
 
 def measure(
@@ -42,7 +148,7 @@ def measure(
     parametrizations: Sequence[str],
     num_seeds: int,
     stored: pd.DataFrame | None = None,
-    say: Callable[[str, float], None] = lambda pack, share: None,
+    say: Progress = lambda doing, share: None,
     seconds: float = math.inf,
 ) -> Iterator[pd.DataFrame]:
     """Train each (point of the scale, parametrization, seed), measuring before each step and at the end.
@@ -54,7 +160,7 @@ def measure(
         parametrizations: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         num_seeds: seeds from 0.
         stored: earlier measurements, which are not repeated.
-        say: told the name of each pack and the share of all work that is done.
+        say: function for a progress bar.
         seconds: time within which a further point must be expected to end, once three are measured.
 
     Yields:
@@ -68,56 +174,24 @@ def measure(
         ConfigError: a trial does not grow along the scale.
         StoreError: another table is stored, or trials of the same optimizer and tying with other settings.
     """
-    trial = _with_base(trial, scale)
-    setting = _setting(trial, scale)
+    if scale.field == "seed" or not scale.is_numeric:
+        raise ConfigError(
+            f"scale {scale.field} of a coordinate check is no axis of growth; take a number of a trial, such "
+            "as width, depth or batch_size"
+        )
+    base = f"base_{scale.field}"
+    if trial.flat().get(base) == 0:  # without a base, no rule would count growth
+        trial = trial.replace(**{base: scale.points[0][scale.field]})
+    fixed = trial.model.base_width if scale.field == "width" else Trial().flat()[scale.field]
+    alike = trial.replace(**{scale.field: fixed}, parametrization="mup", seed=0)
+    dataset = data.load(trial.data)
+    setting = alike.trial_id(dataset.fingerprint)
     table = stored if stored is not None else pd.DataFrame()
     if len(table):
         _check_stored(table, trial, scale, setting)
     yield table
-    packs = _missing(trial, scale, parametrizations, num_seeds, table)
-    total, done, last_rate, began = sum(pack.flop for pack in packs), 0.0, 0.0, time.monotonic()
-    for value, group in itertools.groupby(packs, lambda pack: pack.value):
-        point, point_began = [*group], time.monotonic()
-        wanted = sum(pack.flop for pack in point)
-        is_late = last_rate and point_began - began + wanted * last_rate > seconds
-        if is_late and table[table["setting"] == setting][scale.column].nunique() >= _FEWEST:
-            return
-        for pack in point:
-
-            def told(share: float, pack: _Missing = pack, done: float = done) -> None:
-                name = f"{scale.field} {pack.value}, {pack.parametrization}"
-                say(name, (done + share * pack.flop) / total)
-
-            measured = _measure_pack(pack.members, trial.train.steps, scale.field == "depth", told)
-            about = {
-                "setting": setting,
-                "parametrization": pack.parametrization,
-                "optimizer": trial.optimizer.optimizer,
-                "tied": trial.model.tied,
-                scale.column: value,
-            }
-            table = pd.concat([table, pd.DataFrame([about | p for p in measured])], ignore_index=True)
-            yield table
-            done += pack.flop
-        last_rate = (time.monotonic() - point_began) / wanted
-
-
-@dataclass(frozen=True)
-class _Missing:
-    """Trials of one point and parametrization that are not measured yet."""
-
-    value: Any
-    parametrization: str
-    members: list[Trial]
-    flop: float
-
-
-def _missing(
-    trial: Trial, scale: Axis, parametrizations: Sequence[str], num_seeds: int, stored: pd.DataFrame
-) -> list[_Missing]:
-    vocab_size, setting = data.load(trial.data).vocab_size, _setting(trial, scale)
-    done = set(zip(*(stored[c] for c in (*CELL, scale.column)), strict=True)) if len(stored) else set()
-    found = []
+    done = set(zip(*(table[c] for c in (*CELL, scale.column)), strict=True)) if len(table) else set()
+    cells = []
     for point, rule in itertools.product(scale.points, parametrizations):
         (value,) = point.values()
         members = [
@@ -126,27 +200,19 @@ def _missing(
             if (setting, rule, seed, value) not in done
         ]
         if members:
-            flop = len(members) * training_flops(members[0], vocab_size)
-            found.append(_Missing(value, rule, members, flop))
-    return found
-
-
-def _with_base(trial: Trial, scale: Axis) -> Trial:
-    """The trial with a base along the scale: without one, no rule would count growth."""
-    if scale.field == "seed" or not scale.is_numeric:
-        raise ConfigError(
-            f"scale {scale.field} of a coordinate check is no axis of growth; take a number of a trial, such "
-            "as width, depth or batch_size"
-        )
-    base = f"base_{scale.field}"
-    return trial.replace(**{base: scale.points[0][scale.field]}) if trial.flat().get(base) == 0 else trial
-
-
-def _setting(trial: Trial, scale: Axis) -> str:
-    """Id of the settings that the measurements of one check share."""
-    usual = trial.model.base_width if scale.field == "width" else Trial().flat()[scale.field]
-    alike = trial.replace(**{scale.field: usual}, parametrization="mup", seed=0)
-    return alike.trial_id(data.load(trial.data).fingerprint)
+            columns = {
+                "setting": setting,
+                "parametrization": rule,
+                "optimizer": trial.optimizer.optimizer,
+                "tied": trial.model.tied,
+                scale.column: value,
+            }
+            cost = len(members) * training_flops(members[0], dataset.vocab_size)
+            name = f"{scale.field} {value}, {rule}"
+            start = functools.partial(_PackSubject, members, by_kind=scale.field == "depth")
+            cells.append(Cell(name, value, columns, cost, start))
+    measured = {value for in_setting, _, _, value in done if in_setting == setting}
+    yield from measure_cells(cells, trial.train.steps, table, measured, say, seconds)
 
 
 def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) -> None:
@@ -165,40 +231,95 @@ def _check_stored(table: pd.DataFrame, trial: Trial, scale: Axis, setting: str) 
         )
 
 
-def _measure_pack(
-    members: list[Trial], steps: int, by_kind: bool, told: Callable[[float], None]
-) -> list[dict]:
-    """Measurements of one pack; `told` hears the share of its steps that is done."""
-    dataset = data.load(members[0].data)
-    probe_BT = torch.from_numpy(dataset.validation_batches(1))[0, :, :-1]
-    pack = Pack(members, dataset.vocab_size, get_device("cpu"), "loop")
-    probed = _Probed(pack, probe_BT, by_kind)
-    rows: list[dict] = []
+class _PackSubject(Subject):
+    """Members of a pack, with a forward hook on each declared probe; `by_kind` measures blocks too."""
 
-    def note(member: Trial, step: int, layer: str, quantity: str, rms: float) -> None:
-        about = {"seed": member.train.seed, "step": step, "layer": layer, "quantity": quantity}
-        rows.append(about | {"rms": rms})
+    def __init__(self, members: Sequence[Trial], by_kind: bool) -> None:
+        first = members[0]
+        self.seeds = [member.train.seed for member in members]
+        self._dataset = data.load(first.data)
+        self._probe_BT = torch.from_numpy(self._dataset.validation_batches(1))[0, :, :-1]
+        self._pack = Pack(members, self._dataset.vocab_size, get_device("cpu"), "loop")
+        # Fused attention has no derivative in forward mode.
+        forms = Forms("matmul" if by_kind else "fused", scaled_branches=self._pack.forms.scaled_branches)
+        self._network = architecture_of(first.model).network(
+            first.model, self._dataset.vocab_size, first.data.sequence_length, forms
+        )
+        declaration = self._pack.declaration
+        self._blocks = declaration.blocks
+        self._layers = {name: [name] for name in (*declaration.probes, "logits")}
+        """Layer of the table -> names of its activations."""
+        self._outputs: dict[str, Tensor] = {}
+        self._inputs: dict[int, tuple[Any, ...]] = {}
+        """Arguments of each block; the first is the residual stream."""
+        for label, module in declaration.probes.items():
+            self._network.get_submodule(module).register_forward_hook(self._keep(label))
+        self._expansions: list[tuple[dict[str, Tensor], dict[int, tuple[Any, ...]]]] = []
+        if by_kind:
+            self._layers = _kinds(declaration)
+            for i, module in enumerate(self._blocks):
+                self._network.get_submodule(module).register_forward_hook(self._keep_block(i))
+            for k in range(len(members)):  # parameters and blocks' inputs around which blocks are expanded
+                self._activations(k)
+                weights = {name: p.clone() for name, p in self._pack.member_parameters(k).items()}
+                self._expansions.append((weights, dict(self._inputs)))
 
-    start = [probed.activations(k) for k in range(len(members))]
-    expansions = [probed.expansion(k) for k in range(len(members))] if by_kind else []
-    for step in range(steps + 1):
-        told(step / (steps + 1))
-        if step:
-            pack.step(torch.from_numpy(dataset.train_batch(step - 1)))
-        for k, member in enumerate(members):
-            now = probed.activations(k)
-            for layer, names in probed.layers.items():
-                note(member, step, layer, "activation", _rms(now[n] for n in names))
-                if step:
-                    note(member, step, layer, "update", _rms(now[n] - start[k][n] for n in names))
-            if step and by_kind:
-                distance = probed.distance_from_linearization(k, expansions[k])
-                note(member, step, "block", "linearization", distance)
-    return rows
+    def _keep(self, name: str) -> Callable:
+        return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
+
+    def _keep_block(self, block: int) -> Callable:
+        def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self._inputs[block] = inputs
+            self._outputs[_added(block)] = output.detach() - inputs[0]
+
+        return keep
+
+    @torch.no_grad()
+    def _activations(self, member: int) -> dict[str, Tensor]:
+        buffers = {name: b[member] for name, b in self._pack.buffers.items()}
+        values = self._pack.member_parameters(member) | buffers
+        logits = functional_call(self._network, values, (self._probe_BT,), tie_weights=True)
+        return self._outputs | {"logits": logits}
+
+    def outputs(self) -> list[dict[str, list[Tensor]]]:
+        activations = [self._activations(k) for k in range(len(self.seeds))]
+        return [
+            {layer: [of[name] for name in names] for layer, names in self._layers.items()}
+            for of in activations
+        ]
+
+    def step(self, number: int) -> None:
+        self._pack.step(torch.from_numpy(self._dataset.train_batch(number)))
+
+    def others(self, model: int) -> dict[tuple[str, str], float]:
+        """Return the distance of a member's blocks from their linearization in parameters, |f - g| / |g|.
+
+        f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
+        expansion of f; both norms are over all blocks.
+        """
+        if not self._expansions:
+            return {}
+        weights, block_inputs = self._expansions[model]
+        weights_now = self._pack.member_parameters(model)
+        off, linear = [], []
+        for i, name in enumerate(self._blocks):
+            block, inputs = self._network.get_submodule(name), block_inputs[i]
+            before, after = _under(weights, name), _under(weights_now, name)
+            change = {n: after[n] - before[n] for n in before}
+
+            def added(
+                parameters: dict[str, Tensor], block: nn.Module = block, inputs: Any = inputs
+            ) -> Tensor:
+                return functional_call(block, parameters, inputs) - inputs[0]
+
+            value, slope = jvp(added, (before,), (change,))
+            linear.append((value + slope).detach())
+            off.append(added(after).detach() - linear[-1])
+        return {("block", "linearization"): _rms(off) / _rms(linear)}
 
 
 def _kinds(declaration: Declaration) -> dict[str, list[str]]:
-    """Layers along the depth: each kind in all blocks together, and the stream after the last block."""
+    """Return layers along the depth: each kind in all blocks together, and the stream after the last."""
     last = len(declaration.blocks) - 1
     layers: dict[str, list[str]] = {}
     for name, module in declaration.probes.items():
@@ -214,96 +335,9 @@ def _kinds(declaration: Declaration) -> dict[str, list[str]]:
 
 
 def _added(block: int) -> str:
-    """Name of a block's addition to the residual stream."""
-    return f"block {block}"
-
-
-def _rms(tensors: Iterable[Tensor]) -> float:
-    """Root mean square of tensors of one size taken together."""
-    squares = [t.double().square().mean() for t in tensors]
-    return float(torch.stack(squares).mean().sqrt())
-
-
-@dataclass(frozen=True)
-class _Expansion:
-    """Point of a member's linearization: parameters and inputs of its blocks at one step."""
-
-    parameters: dict[str, Tensor]
-    inputs: list[tuple[Any, ...]]
-    """Arguments of each block; the first is the stream."""
-
-
-class _Probed:
-    """A pack's network with a forward hook on each declared probe; `by_kind` measures blocks too."""
-
-    def __init__(self, pack: Pack, probe_BT: Tensor, by_kind: bool) -> None:
-        self._pack, self._probe_BT = pack, probe_BT
-        first, declaration = pack.trials[0], pack.declaration
-        self._network = architecture_of(first.model).network(
-            first.model,
-            pack.vocab_size,
-            first.data.sequence_length,
-            # Fused attention has no derivative in forward mode.
-            Forms("matmul" if by_kind else "fused", scaled_branches=pack.forms.scaled_branches),
-        )
-        self._outputs: dict[str, Tensor] = {}
-        self._called: dict[int, tuple[Any, ...]] = {}
-        for label, module in declaration.probes.items():
-            self._network.get_submodule(module).register_forward_hook(self._keep(label))
-        self.layers = {name: [name] for name in (*declaration.probes, "logits")}
-        """Layer of the table -> names of its activations."""
-        if by_kind:
-            self.layers = _kinds(declaration)
-            for i, module in enumerate(declaration.blocks):
-                self._network.get_submodule(module).register_forward_hook(self._keep_block(i))
-
-    def _keep(self, name: str) -> Callable:
-        return lambda module, inputs, output: self._outputs.__setitem__(name, output.detach())
-
-    def _keep_block(self, block: int) -> Callable:
-        def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self._called[block] = inputs
-            self._outputs[_added(block)] = output.detach() - inputs[0]
-
-        return keep
-
-    @torch.no_grad()
-    def activations(self, member: int) -> dict[str, Tensor]:
-        """Output of each probe of a member's network, in order from input to logits."""
-        pack = self._pack
-        values = pack.member_parameters(member) | {name: b[member] for name, b in pack.buffers.items()}
-        logits = functional_call(self._network, values, (self._probe_BT,), tie_weights=True)
-        return self._outputs | {"logits": logits}
-
-    def expansion(self, member: int) -> _Expansion:
-        self.activations(member)
-        parameters = {name: p.clone() for name, p in self._pack.member_parameters(member).items()}
-        return _Expansion(parameters, [self._called[i] for i in range(len(self._pack.declaration.blocks))])
-
-    def distance_from_linearization(self, member: int, around: _Expansion) -> float:
-        """Distance of a member's blocks from their linearization in their parameters: |f - g| / |g|.
-
-        f is a block's addition to a fixed stream, as a function of its parameters, and g the first-order
-        expansion of f; both norms are over all blocks.
-        """
-        parameters = self._pack.member_parameters(member)
-        off, linear = [], []
-        for block, inputs in zip(self._pack.declaration.blocks, around.inputs, strict=True):
-            before, after = _under(around.parameters, block), _under(parameters, block)
-            change = {name: after[name] - before[name] for name in before}
-            added = self._added_by(block, inputs)
-            value, slope = jvp(added, (before,), (change,))
-            linear.append((value + slope).detach())
-            off.append(added(after).detach() - linear[-1])
-        return _rms(off) / _rms(linear)
-
-    def _added_by(self, name: str, inputs: tuple[Any, ...]) -> Callable[[dict[str, Tensor]], Tensor]:
-        """A block's addition to a given stream, as a function of its parameters."""
-        block = self._network.get_submodule(name)
-        return lambda parameters: functional_call(block, parameters, inputs) - inputs[0]
+    return f"block {block}"  # name of the block's addition to the residual stream
 
 
 def _under(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(f"{module}."): p for name, p in parameters.items() if name.startswith(f"{module}.")
-    }
+    prefix = f"{module}."
+    return {name.removeprefix(prefix): p for name, p in parameters.items() if name.startswith(prefix)}

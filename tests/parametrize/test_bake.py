@@ -74,7 +74,7 @@ def test_a_branch_bakes_into_its_last_layer_and_another_module_cannot():
 
     def of(build):
         sizes = {"width": 32, "base_width": 8, "depth": 4, "base_depth": 2}
-        return parametrize(build, rule="completep", branches=["blocks.*.1"], **sizes)
+        return parametrize(build, rule="completep", roles={"blocks.*.1": "branch"}, **sizes)
 
     module, x = of(Net).init_(Net(32, 4)), torch.randn(3, 4)
     before = module(x)

@@ -157,7 +157,11 @@ def test_the_same_seeds_measure_the_same():
 @pytest.mark.parametrize(
     ("build", "more", "said"),
     [
-        (lambda w: Net(w, "around"), {}, "readout 'head' is not called as a module.*by_hand=\\['head'\\]"),
+        (
+            lambda w: Net(w, "around"),
+            {},
+            "readout 'head' is not called.*roles={'head': 'by hand'}",
+        ),
         (Net, {"widths": [32, 32]}, r"widths \[32, 32\] are fewer than two"),
         (Net, {"optimizer": "lion"}, "optimizer 'lion' is not one of adamw, sgd"),
         (Net, {"probes": ["layers.*"]}, "match no submodule; there are inner, hidden, head"),
@@ -174,7 +178,7 @@ def test_only_what_is_probed_is_measured():
 
 
 def test_done_by_hand_a_readout_may_be_gone_around():
-    check = check_of(lambda w: Net(w, "around"), by_hand=["head"])
+    check = check_of(lambda w: Net(w, "around"), roles={"head": "by hand"})
     assert "head" not in set(check.table["layer"])
 
 

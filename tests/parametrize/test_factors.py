@@ -127,7 +127,7 @@ def gpt2(growing: str, tied: bool):
     return build
 
 
-BRANCHES = ("transformer.h.*.attn.c_proj", "transformer.h.*.mlp.c_proj")
+BRANCHES = dict.fromkeys(("transformer.h.*.attn.c_proj", "transformer.h.*.mlp.c_proj"), "branch")
 
 
 @pytest.mark.parametrize("rule", PARAMETRIZATIONS)
@@ -138,7 +138,13 @@ def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
         parametrization=rule,
     )  # fmt: skip
     scaled = parametrize(
-        gpt2(growing, tied), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+        gpt2(growing, tied),
+        width=128,
+        base_width=32,
+        depth=6,
+        base_depth=2,
+        rule=rule,
+        roles=BRANCHES,
     )
     expected = parameter_scalings(trial, 40, 16)
     assert scaled.scalings.keys() == expected.keys()
@@ -161,7 +167,13 @@ def test_a_stock_gpt2_has_the_factors_of_our_own(rule, growing, tied):
 def test_a_stock_gpt2_starts_as_large_as_our_own(rule):
     """σ is 0.02 at the base; residual projections are smaller by √(2·depth), in CompleteP of the base's."""
     scaled = parametrize(
-        gpt2("heads", True), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+        gpt2("heads", True),
+        width=128,
+        base_width=32,
+        depth=6,
+        base_depth=2,
+        rule=rule,
+        roles=BRANCHES,
     )
     torch.manual_seed(0)
     module = scaled.init_(gpt2("heads", True)(128, 6))
@@ -218,7 +230,13 @@ TABLE = {  # docs/rules.md, "Width and depth": init, learning rate, weight decay
 @pytest.mark.parametrize("rule", TABLE)
 def test_factors_are_those_of_the_table_of_rules(rule):
     scaled = parametrize(
-        gpt2("heads", False), width=128, base_width=32, depth=6, base_depth=2, rule=rule, branches=BRANCHES
+        gpt2("heads", False),
+        width=128,
+        base_width=32,
+        depth=6,
+        base_depth=2,
+        rule=rule,
+        roles=BRANCHES,
     )
     table = scaled.table()
     for part, expected in TABLE[rule].items():

@@ -160,10 +160,6 @@ def renamed(width):
     return Custom(width, (3,), extra=f"layer{width}")
 
 
-def sometimes(width):
-    return nn.Sequential(nn.Linear(3, 8 * (width // 8)), nn.Linear(8 * (width // 8), 2))
-
-
 def fails(width):
     return nn.Linear(width, 4 * (width // 48), device="nowhere") if width == 64 else nn.Linear(width, 3)
 
@@ -175,23 +171,21 @@ def deep(width, depth):
 @pytest.mark.parametrize(
     ("build", "more", "said"),
     [
-        (Custom, {}, r"role of parameter 'own' of Custom, shape \(1, 7, 64\), cannot be told.*roles="),
+        (Custom, {}, r"role of parameter 'own' of Custom, shape \(1, 7, 64\), is not known.*roles="),
         (lambda w: Custom(w, (w, w, w)), {}, "3 of its axes grow with width"),
         (Custom, {"roles": {"own": "gain"}}, "role 'gain' of 'own' is not one of token_embedding"),
         (Custom, {"roles": {"owm": "norm"}}, "roles has 'owm', but the module has no such parameter"),
         (lambda w: nn.Linear(8, 8), {}, r"build\(16\) and build\(32\) make parameters of the same shapes"),
-        (Custom, {"delta_width": 16}, "make parameters of the same shapes.*delta_width differ"),
-        (renamed, {}, "parameter 'layer16.bias' is there at width 16, but not at 64"),
-        (sometimes, {"base_width": 8, "delta_width": 9, "width": 16}, "make parameters of the same shapes"),
+        (renamed, {}, "parameter 'layer16.bias' exists at width 16, but not at 64"),
         (fails, {}, r"build\(64\) fails \(.*nowhere.*\); it must build its module at the width to train"),
         (lambda w: w, {}, r"build\(16\) returns int; it must return a torch.nn.Module"),
         (tied, {"roles": {"lm_head.weight": "readout"}}, "same matrix as the embedding 'transformer.wte"),
-        (FunctionalReadout, {"roles": {"readout": "readout"}}, r"by 0.25 in your code.*by_hand=\[''\]"),
-        (lambda w: Growing(w, False), {}, r"grows from 8 to 32.*number of heads.*scale=.*by_hand=\[''\]"),
+        (FunctionalReadout, {"roles": {"readout": "readout"}}, "by 0.25 in your code.*roles={'': 'by"),
+        (lambda w: Growing(w, False), {}, "grows from 8 to 32.*number of heads.*scale=.*{'': 'by"),
         (deep, {"rule": "completep"}, "rule 'completep' follows depth: give depth and base_depth"),
         (deep, {"depth": 2}, "depth and base_depth go together"),
         (deep, {"rule": "completep", "depth": 4, "base_depth": 2}, "multiplies residual branches by 0.5"),
-        (deep, {"depth": 4, "base_depth": 2, "branches": ["no.*"]}, "branches has 'no.*', but the module"),
+        (deep, {"depth": 4, "base_depth": 2, "roles": {"no.*": "branch"}}, "no such submodule; it has ''"),
         (lambda w, d: Custom(w, (3,)), {"depth": 4, "base_depth": 2}, "gets longer with it"),
         (Custom, {"rule": "mu"}, "rule 'mu' is not one of 'mup', 'sp'"),
         (Custom, {"optimizer": "muon"}, "optimizer 'muon' is not one of adamw, sgd: the groups"),
@@ -211,7 +205,7 @@ def test_an_axis_that_grows_only_later_is_refused():
         return nn.Sequential(nn.Linear(width, 64 * -(-width // 64)), nn.Linear(64 * -(-width // 64), 2))
 
     with pytest.raises(
-        ConfigError, match="an axis of 64 at widths 16 and 32, but 128 at 128; give a delta_w"
+        ConfigError, match="an axis of 64 at widths 16 and 32, but 128 at 128; give a base_width"
     ):
         parametrize(rounded, width=128, base_width=16)
     assert parametrize(rounded, width=128, base_width=64).multipliers["0.weight"] == 2
@@ -233,15 +227,15 @@ def test_heads_that_seem_to_grow_are_warned_of():
         of(Fixed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        of(Fixed, by_hand=[""])
+        of(Fixed, roles={"": "by hand"})
 
 
-@pytest.mark.parametrize("by_hand", [["attn"], ["a*"]])
-def test_what_is_done_by_hand_is_left_alone_and_told(by_hand):
+@pytest.mark.parametrize("name", ["attn", "a*"])
+def test_what_is_done_by_hand_is_left_alone_and_told(name):
     def build(width):
         return nn.ModuleDict({"attn": Growing(width, False)})
 
-    (factor,) = of(build, by_hand=by_hand).forward
+    (factor,) = of(build, roles={name: "by hand"}).forward
     assert (factor.module, factor.place, factor.factor) == ("attn", "by hand", pytest.approx(0.5))
 
 
