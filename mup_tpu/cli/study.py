@@ -13,7 +13,7 @@ import tyro
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import write_new
 from mup_tpu.config.paths import File, Where
-from mup_tpu.config.values import as_number, parse_seconds
+from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def ask(
     )
     for trial in trials:
         values = {"id": trial.id, **trial.values}
-        words = " ".join(f"{name}={value}" for name, value in values.items())
+        words = " ".join(f"{name}={on_one_line(value)}" for name, value in values.items())
         print(json_format.dumps(values) if json else words)
     if not trials:
         Console(stderr=True).print("no trial: all missing trials are leased, or no verdict is open")

@@ -1,26 +1,38 @@
-"""Attempt at a trial: a training function in a process of its own, and the end of all that it started.
+"""One attempt at a trial: a training function in a process of its own, and the end of all that it started.
 
-The process is forked from one that has imported the function's modules. Each trial finds memory, seeds and
-devices as the first one did, and a function that dies, hangs or leaves processes behind harms no other.
+    worker ── keeper ── function ── its own processes
+
+The keeper is forked once a worker, after the function's modules were imported, and forks the function for
+each trial: a trial finds memory, seeds and devices as the first one did. The keeper adopts orphans of its
+descendants, so it can end what a trial leaves behind in whatever process group or session. It ends with its
+worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
+import json
 import math
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
+from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from mup_tpu.errors import first_line
+import psutil
+
+from mup_tpu.errors import StoreError, first_line, raised_as
+from mup_tpu.files import Folder
 from mup_tpu.internals.multiprocessing import allow_children
 from mup_tpu.jobs.job import Preparing, WorkerLost
 from mup_tpu.study.report import Ending, Report, Reported, Stopped, number
@@ -31,8 +43,14 @@ _ALIVE_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.1
 _GRACE_S = 10.0
 """Seconds from SIGTERM in which a function may report once more, and so keep its checkpoint."""
+_SIGTERM_APART_S = 2.0
+"""Seconds between the SIGTERM of a function and of its worker, where a batch system sends it to both."""
+_END_WITHIN_S = 60.0
+"""Seconds in which a keeper ends a trial's processes; then it counts as lost."""
 _MOST_OUTPUT = 2**20
-"""Bytes of a trial's output that are kept: its end."""
+"""Bytes of a trial's output that are kept: its end. While the trial runs there may be twice as many."""
+_LONGEST_MESSAGE = 2**22
+_TERMINATE, _END, _ENDED = "terminate", "end", "ended"
 
 
 @dataclass(frozen=True)
@@ -53,107 +71,101 @@ class Outcome:
     """Modules that the function imported."""
 
 
-class Attempt:
-    """A function that runs in its own process.
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one attempt, sent to a keeper."""
 
-    Args:
-        function: called with the trial and its report; returns the loss.
-        trial: its first argument.
-        make_report: maker of its second argument, from a function that takes reports.
-        output: descriptor of the file that its printed output is appended to; None drops it.
-    """
+    trial: Any
+    make_report: Callable[[Callable[[Reported], None]], Report]
+    """Maker of the function's second argument, from a function that takes reports."""
+    results: str
+    """Folder with the study's results."""
+    output: str | None
+    """File in it for the printed output; None drops that."""
 
-    def __init__(
-        self,
-        function: Function,
-        trial: Any,
-        make_report: Callable[[Callable[[Reported], None]], Report],
-        output: int | None,
-    ) -> None:
-        self._output = output
+
+class Keeper:
+    """Process that calls a training function, each time in a new process forked from it."""
+
+    def __init__(self, function: Function) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        life, self._life = os.pipe()
-        self._guardian = _fork(lambda: _guard(life, self._life))
-        os.close(life)
-        os.setpgid(self._guardian, self._guardian)
-
-        def child() -> NoReturn:
-            os.setpgid(0, self._guardian)
-            os.close(self._life)
-            self._connection.close()
-            _run(function, trial, make_report, theirs, output)
-
-        self._process = _fork(child)
+        ours = self._connection
+        self._pid = _fork(lambda: _keep(theirs, ours, function))
         theirs.close()
+        self.is_lost = False
 
-    def events(
-        self, timeout: float, is_ending: Callable[[], bool]
-    ) -> Iterator[Reported | Preparing | Outcome]:
-        """Reports as they come, and at last the outcome.
+    def run(
+        self, call: Call, timeout: float, is_ending: Callable[[], bool]
+    ) -> Generator[Reported | Preparing, None, Outcome]:
+        """Call the function, yield its reports, and return the outcome; its processes have ended then.
 
         Args:
+            call: what to call it with.
             timeout: seconds after which the function is ended.
             is_ending: whether the machine is being taken away.
 
         Raises:
-            WorkerLost: a signal has killed the process.
+            StoreError: the file for the output cannot be opened.
+            WorkerLost: a signal has killed the function or the keeper.
         """
+        began = time.monotonic()
+        try:
+            self._connection.send(call)
+            outcome = yield from self._events(timeout, is_ending)
+        except (EOFError, OSError):
+            raise WorkerLost("the process that its function was forked from was killed") from None
+        finally:
+            self._end()
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    def _events(
+        self, timeout: float, is_ending: Callable[[], bool]
+    ) -> Generator[Reported | Preparing, None, Outcome]:
         began = spoke = time.monotonic()
-        has_reported, told = False, None
+        has_reported, terminated_at = False, math.inf
         while True:
-            if self._connection.poll(_LOOK_EVERY_S):
-                with contextlib.suppress(EOFError, OSError):
-                    event = self._connection.recv()
-                    yield event
-                    if isinstance(event, Outcome):
-                        return
-                    has_reported = True
-                    continue
+            event = self._connection.recv() if self._connection.poll(_LOOK_EVERY_S) else None
             now = time.monotonic()
-            if (outcome := self._cut_short()) is not None:
-                yield outcome
-                return
+            match event:
+                case Exception():
+                    raise event
+                case Outcome(status="preempted") if terminated_at == math.inf:
+                    while not is_ending() and time.monotonic() < now + _SIGTERM_APART_S:
+                        time.sleep(_LOOK_EVERY_S)
+                    if not is_ending():
+                        raise WorkerLost("its process got a SIGTERM of its own")
+                    return event
+                case Outcome():
+                    return event
+                case Reported():
+                    has_reported = True
+                    yield event
             if now - began > timeout:
-                yield Outcome("failed", math.nan, f"no result within the time-out of {timeout:g} s")
-                return
-            if told is None and is_ending():
-                told = now
-                os.kill(self._process, signal.SIGTERM)
-            if told is not None and now - told > _GRACE_S:
-                yield Outcome("preempted", math.nan)
-                return
+                return Outcome("failed", math.nan, f"no result within the time-out of {timeout:g} s")
+            if terminated_at == math.inf and is_ending():
+                terminated_at = now
+                self._connection.send(_TERMINATE)
+            if now - terminated_at > _GRACE_S:
+                return Outcome("preempted", math.nan)
             if not has_reported and now - spoke > _ALIVE_EVERY_S:
                 spoke = now
                 yield Preparing("running, without a report yet")
 
-    def _cut_short(self) -> Outcome | None:
-        """Outcome of a process that has ended without one; None while it runs or has more to say."""
-        code = self._exit_code()
-        if code is None or self._connection.poll():
-            return None
-        if code < 0:
-            raise WorkerLost(f"its process was killed by signal {-code}")
-        return Outcome("failed", math.nan, f"its process ended with exit code {code} and no result")
-
-    def _exit_code(self) -> int | None:
-        if self._process:
-            pid, status = os.waitpid(self._process, os.WNOHANG)
-            if pid:
-                self._process, self._code = 0, os.waitstatus_to_exitcode(status)
-        return None if self._process else self._code
-
-    def end(self) -> None:
-        """Kill the process and all of its group, and cut its output to size."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._guardian, signal.SIGKILL)
-        for pid in (self._guardian, self._process):
-            if pid:
-                os.waitpid(pid, 0)
-        os.close(self._life)
+    def _end(self) -> None:
+        """End the trial's processes; afterwards the keeper waits for the next call, or is lost."""
+        try:
+            self._connection.send(_END)
+            deadline = time.monotonic() + _END_WITHIN_S
+            while self._connection.poll(max(0.0, deadline - time.monotonic())):
+                if self._connection.recv() == _ENDED:
+                    return
+        except (EOFError, OSError):
+            pass
+        self.is_lost = True
         self._connection.close()
-        if self._output is not None:
-            with contextlib.suppress(OSError):
-                _cut(self._output)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
 def _fork(child: Callable[[], NoReturn]) -> int:
@@ -161,8 +173,9 @@ def _fork(child: Callable[[], NoReturn]) -> int:
 
     SIGTERM is blocked in the child until it has a handler of its own.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any thread
@@ -176,35 +189,196 @@ def _fork(child: Callable[[], NoReturn]) -> int:
         os._exit(1)
 
 
-def _guard(life: int, theirs: int) -> NoReturn:
-    """Lead a process group, and kill it once the holder of the pipe's other end, `theirs`, has died."""
-    os.close(theirs)
-    for ignored in (signal.SIGINT, signal.SIGTERM):
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # Linux's sys/prctl.h
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _keep(connection: Connection, of_worker: Connection, function: Function) -> NoReturn:
+    """Be a keeper until the worker has ended."""
+    of_worker.close()
+    os.setpgid(0, 0)
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the worker says when a trial ends
         signal.signal(ignored, signal.SIG_IGN)
-    os.read(life, 1)
-    os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        while True:
+            call = connection.recv()
+            if call != _END:  # a call that was given up before it came
+                try:
+                    modules = _Attempt(connection, function, call).run()
+                except StoreError as error:
+                    connection.send(error)
+                    _wait_for_end(connection)
+                    modules = ()
+                connection.send(_ENDED)
+                # The next trial finds them imported: torch's compiler takes seconds.
+                for name in modules:
+                    with contextlib.suppress(BaseException):
+                        importlib.import_module(name)
+    finally:  # the worker has ended
+        os._exit(0)
 
 
-def _run(
-    function: Function,
-    trial: Any,
-    make_report: Callable[[Callable[[Reported], None]], Report],
-    connection: Connection,
-    output: int | None,
-) -> NoReturn:
+def _wait_for_end(connection: Connection) -> None:
+    while connection.recv() != _END:
+        pass
+
+
+class _Attempt:
+    """A function's process in the eyes of its keeper.
+
+    The process may close, tear or flood anything that it holds, so nothing here waits for it.
+    """
+
+    def __init__(self, connection: Connection, function: Function, call: Call) -> None:
+        self._worker, self._modules, self._line = connection, tuple[str, ...](), b""
+        self._output: TextIOWrapper | None = None
+        if call.output is not None:
+            with raised_as(StoreError, f"{call.results}/{call.output} cannot be opened"):
+                self._output = Folder(call.results).append_to(call.output)
+        self._messages, sends = os.pipe()
+        self._printed, prints = os.pipe()
+
+        def child() -> NoReturn:
+            os.setpgid(0, 0)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            connection.close()
+            for descriptor in (self._messages, self._printed):
+                os.close(descriptor)
+            _run(function, call, sends, prints)
+
+        self._process = _fork(child)
+        os.close(sends)
+        os.close(prints)
+        self._open = {self._messages, self._printed}
+
+    def run(self) -> tuple[str, ...]:
+        """Pass messages on until the worker ends the attempt; return modules that the function imported."""
+        try:
+            has_ended = False
+            while True:
+                ready = select.select([self._worker.fileno(), *self._open], [], [], _LOOK_EVERY_S / 2)[0]
+                if self._printed in ready:
+                    self._print()
+                if self._messages in ready:
+                    has_ended |= self._pass_messages()
+                if self._worker.fileno() in ready:
+                    command = self._worker.recv()
+                    if command == _END:
+                        return self._modules
+                    os.kill(self._process, signal.SIGTERM)
+                if not has_ended and not self._open & {*ready} and (how := self._how_it_ended()) is not None:
+                    has_ended = True
+                    self._worker.send(how)
+        finally:
+            self._end_processes()
+            while self._printed in self._open and select.select([self._printed], [], [], 0)[0]:
+                self._print()
+            for descriptor in (self._messages, self._printed):
+                os.close(descriptor)
+            if self._output is not None:
+                self._cut(_MOST_OUTPUT)
+                self._output.close()
+
+    def _read(self, pipe: int) -> bytes:
+        part = os.read(pipe, 2**16)
+        if not part:
+            self._open.discard(pipe)
+        return part
+
+    def _print(self) -> None:
+        part = self._read(self._printed)
+        if self._output is not None:
+            with contextlib.suppress(OSError):  # a full disk ends no trial
+                os.write(self._output.fileno(), part)
+                self._cut(2 * _MOST_OUTPUT)
+
+    def _cut(self, most: int) -> None:
+        """Keep the end of an output that has more bytes than `most`."""
+        assert self._output is not None
+        output = self._output.fileno()
+        with contextlib.suppress(OSError):
+            if (size := os.fstat(output).st_size) > most:
+                end = os.pread(output, _MOST_OUTPUT, size - _MOST_OUTPUT)
+                os.ftruncate(output, 0)
+                os.write(output, b"[...]\n" + end)
+
+    def _pass_messages(self) -> bool:
+        """Pass whole messages on; return whether the outcome is among them."""
+        *lines, self._line = (self._line + self._read(self._messages)).split(b"\n")
+        if len(self._line) > _LONGEST_MESSAGE:
+            lines, self._line = [b"too long"], b""
+        for line in lines:
+            event = _parse(line)
+            self._worker.send(event)
+            if isinstance(event, Outcome):
+                self._modules = event.modules
+                self._open.discard(self._messages)
+                return True
+        return False
+
+    def _how_it_ended(self) -> Outcome | WorkerLost | None:
+        """Outcome of a process that has ended without one; None while it runs."""
+        ended = os.waitid(os.P_PID, self._process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        if ended.si_code != os.CLD_EXITED:
+            return WorkerLost(f"its process was killed by signal {ended.si_status}")
+        reason = f"its process ended with exit code {ended.si_status} and no result"
+        return Outcome("failed", math.nan, reason)
+
+    def _end_processes(self) -> None:
+        """Kill the function's process, its group, and all other descendants of this keeper."""
+        for kill, target in ((os.killpg, self._process), (os.kill, self._process)):
+            with contextlib.suppress(OSError):
+                kill(target, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+        with contextlib.suppress(ChildProcessError):  # none is left
+            while True:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    for child in psutil.Process().children():
+                        with contextlib.suppress(psutil.Error):
+                            child.kill()
+                    time.sleep(0.005)
+
+
+def _parse(line: bytes) -> Reported | Outcome:
+    """Read a message of a function's process."""
+    try:
+        match json.loads(line):
+            case {"report": fields}:
+                return Reported(**fields)
+            case {"outcome": fields}:
+                points = tuple((step, loss) for step, loss in fields["points"])
+                return Outcome(**{**fields, "points": points, "modules": tuple(fields["modules"])})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return Outcome("failed", math.nan, "its process wrote to a pipe of mup_tpu, which cannot be read now")
+
+
+def _run(function: Function, call: Call, sends: int, prints: int) -> NoReturn:
     """Call the function in this process, send its outcome, and end."""
     allow_children()
-    _redirect(output)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _redirect(prints)
+
+    def send(**message: Any) -> None:
+        left = json.dumps(message).encode() + b"\n"
+        while left:
+            left = left[os.write(sends, left) :]
+
     report: Report | None = None
     before = {*sys.modules}
     outcome: tuple[str, float, str | None]
     try:
-        report = made = make_report(connection.send)
+        report = made = call.make_report(lambda reported: send(report=asdict(reported)))
         signal.signal(signal.SIGTERM, lambda number, frame: setattr(made, "ending", True))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        loss = number("the returned loss", function(trial, report))
+        loss = number("the returned loss", function(call.trial, report))
         outcome = ("finished", loss, None) if math.isfinite(loss) else ("diverged", math.inf, None)
     except Stopped as stop:
         outcome = ("stopped", made.curve.points[-1][1], str(stop))
@@ -212,31 +386,24 @@ def _run(
         if isinstance(error, Ending) or (report is not None and report.ending):
             outcome = ("preempted", math.nan, None)
         else:
-            traceback.print_exc()
-            outcome = ("failed", math.nan, first_line(error))
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+            outcome = ("failed", math.nan, first_line(error).encode(errors="backslashreplace").decode())
+    for stream in (sys.stdout, sys.stderr):  # the function may have closed or replaced them
+        with contextlib.suppress(Exception):
+            stream.flush()
     points, step = ((), 0) if report is None else (tuple(report.curve.points), report.step)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    status, loss, reason = outcome
     modules = tuple(name for name in sys.modules if name not in before)
-    connection.send(Outcome(status, loss, reason, points, step, modules=modules))
+    status, loss, reason = outcome
+    send(outcome=asdict(Outcome(status, loss, reason, points, step, modules=modules)))
     os._exit(0)
 
 
-def _redirect(output: int | None) -> None:
-    """Append printed output of this process to a file."""
-    out = os.open(os.devnull, os.O_WRONLY) if output is None else output
+def _redirect(prints: int) -> None:
+    """Have this process print to a pipe, and read nothing."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for target, source in ((0, nothing), (1, out), (2, out)):
+    for target, source in ((0, nothing), (1, prints), (2, prints)):
         os.dup2(source, target)
+    os.close(prints)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (for the life of the process)
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-
-
-def _cut(output: int) -> None:
-    """Keep the end of a long output."""
-    size = os.fstat(output).st_size
-    if size > _MOST_OUTPUT:
-        end = os.pread(output, _MOST_OUTPUT, size - _MOST_OUTPUT)
-        os.ftruncate(output, 0)
-        os.write(output, b"[...]\n" + end)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 
-from mup_tpu.errors import ConfigError, StoreError, first_line, raised_as
+from mup_tpu.errors import ConfigError, StoreError, first_line
 from mup_tpu.files import Folder
 from mup_tpu.jobs.job import Job, Preparing, Surroundings
-from mup_tpu.study.attempt import Attempt, Function, Outcome
+from mup_tpu.study.attempt import Call, Function, Keeper, Outcome
 from mup_tpu.study.report import Report
 from mup_tpu.study.space import Trial
 from mup_tpu.training.process import handling
@@ -93,11 +90,13 @@ class How:
         """Folder of a trial's checkpoints."""
         return f"{Folder(self.folder) / 'work' / trial.id}"
 
-    def output(self, trial: Trial) -> AbstractContextManager[TextIO | None]:
-        """Open the file of a trial's printed output; None in a bucket."""
-        folder, name = Folder(self.folder), f"output/{trial.id}.txt"
-        with raised_as(StoreError, f"{folder}/{name} cannot be opened"):
-            return folder.append_to(name) if folder.is_local else nullcontext()
+    def output(self, trial: Trial) -> str | None:
+        """File for a trial's printed output; None in a bucket, whose objects cannot grow."""
+        return f"output/{trial.id}.txt" if Folder(self.folder).is_local else None
+
+    def rungs(self, group: str) -> str | None:
+        """Folder with losses of the trials among which halving stops those far behind."""
+        return f"{Folder(self.folder) / 'rungs' / group}" if self.halving else None
 
 
 class FunctionJob(Job):
@@ -122,34 +121,27 @@ class FunctionJob(Job):
 
         Raises:
             ConfigError: the function cannot be imported here.
-            StoreError: its output cannot be written.
+            StoreError: its folder or output is a link.
             WorkerLost: a signal has killed its process.
         """
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ.setdefault(name, str(self.how.threads))
         yield Preparing("importing the trainer")
-        function, modules = here.once(self.payload, self._load), here.once("modules", list[str])
-        while modules:  # torch imports its compiler with the first optimizer, which takes seconds
-            with contextlib.suppress(Exception):
-                importlib.import_module(modules.pop(0))
+        function, keepers = (
+            here.once(self.payload, self._load),
+            here.once(("keepers", self.payload), list[Keeper]),
+        )
+        if not keepers or keepers[-1].is_lost:
+            keepers.append(Keeper(function))
         folder = self.how.trial_folder(self.trial)
         if Folder(folder).is_local:
+            if os.path.islink(folder):
+                raise StoreError(f"{folder} is a link: the trial would write its checkpoints elsewhere")
             os.makedirs(folder, exist_ok=True)
-        rungs = f"{Folder(self.how.folder) / 'rungs' / self.group}" if self.how.halving else None
-        make_report = functools.partial(Report, folder, rungs=rungs, name=self.trial.id)
-        with _ending(here) as is_ending, self.how.output(self.trial) as output:
-            began = time.monotonic()
-            descriptor = None if output is None else output.fileno()
-            attempt = Attempt(function, self.trial, lambda send: make_report(send), descriptor)
-            try:
-                for event in attempt.events(self.how.timeout, is_ending):
-                    if isinstance(event, Outcome):
-                        modules += event.modules
-                        return replace(event, seconds=time.monotonic() - began)
-                    yield event
-            finally:
-                attempt.end()
-        raise AssertionError("an attempt ends with its outcome")
+        make_report = functools.partial(Report, folder, rungs=self.how.rungs(self.group), name=self.trial.id)
+        call = Call(self.trial, make_report, self.how.folder, self.how.output(self.trial))
+        with _ending(here) as is_ending:
+            return (yield from keepers[-1].run(call, self.how.timeout, is_ending))
 
     def _load(self) -> Function:
         try:

@@ -22,7 +22,7 @@ from mup_tpu.jobs.pool import Pool
 from mup_tpu.jobs.this_machine import cores, visible_gpus
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
-from mup_tpu.study.report import Reported
+from mup_tpu.study.report import Reported, forget_rungs
 from mup_tpu.study.space import Space, Trial
 from mup_tpu.tuning.trial_runner import Rows, TrialKind
 
@@ -81,9 +81,11 @@ class Functions(TrialKind[Trial]):
         return f"step {last.step}{of}{loss}"
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remove checkpoints of a trial, unless it failed."""
+        """Remove checkpoints of a trial; of a failed one, its losses at rungs instead."""
         if rows[0]["status"] != "failed":
             (Folder(self._how.folder) / "work").remove(job.trial.id)
+        elif (rungs := self._how.rungs(job.group)) is not None:
+            forget_rungs(Folder(rungs), lambda name: name != job.trial.id)
 
     def tidy(self, trials: Sequence[Trial], stored: Callable[[], Collection[str]]) -> None:
         """Remove checkpoints of stored trials: a driver killed after it stored a row leaves them."""

@@ -121,7 +121,8 @@ class Program:
             file = scratch / "result.json"
             environment = os.environ | {RESULT: str(file)}
             try:
-                program = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment)
+                # A process group of its own: `kill 0` in a script means the script.
+                program = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, process_group=0)
             except OSError as error:
                 raise RuntimeError(f"{words[0]} cannot be started: {reason(error)}") from None
             last = _last_line(program)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mup_tpu.config import shown
+from mup_tpu.config.values import as_number
 from mup_tpu.files import Folder
 from mup_tpu.training.record import RECENT, rungs
 
@@ -103,9 +105,9 @@ class Report:
             saved: whether `folder` now holds all that going on from this step needs.
 
         Raises:
-            TypeError: step or loss is no number.
+            TypeError: step, steps or loss is not such a number.
         """
-        self.step = _whole("step", step)
+        self.step, steps = _whole("step", step), _whole("steps", steps)
         value = math.nan if loss is None else number("loss", loss)
         if loss is not None:
             self.curve.add(self.step, value)
@@ -130,9 +132,19 @@ class Report:
             return
         rung = Folder(self._rungs) / str(self.step)
         rung.write(f"{self._name}={recent:.6f}", b"")
-        best = min(float(name.rpartition("=")[2]) for name in rung.names() if "=" in name)
+        entries = [entry.partition("=") for entry in rung.names()]
+        best = min(
+            [recent, *(as_number(loss) or math.inf for name, _, loss in entries if name != self._name)]
+        )
         if recent > best + limit:
             raise Stopped(f"{recent - best:.3f} behind the best at step {self.step} of {steps}")
+
+
+def forget_rungs(group: Folder, keep: Callable[[str], bool]) -> None:
+    """Remove losses at rungs by the names of their trials: a failed trial is no measure for others."""
+    for step in group.names():
+        rung = group / step
+        rung.remove(*(entry for entry in rung.names() if not keep(entry.partition("=")[0])))
 
 
 def number(what: str, value: Any) -> float:
@@ -141,19 +153,22 @@ def number(what: str, value: Any) -> float:
     Raises:
         TypeError: it is none.
     """
-    shown = repr(value).replace("\n", " ")[:60]
+    text = shown(value).replace("\n", " ")[:60]
     if hasattr(value, "item") and callable(value.item):
         try:
             value = value.item()
         except (ValueError, RuntimeError):  # of many numbers
-            raise TypeError(f"{what} {shown} is not one number") from None
+            raise TypeError(f"{what} {text} is not one number") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} {shown} is {type(value).__name__}, not a number")
-    return float(value)
+        raise TypeError(f"{what} {text} is {type(value).__name__}, not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeError(f"{what} {text} is too large for a number of 64 bits") from None
 
 
 def _whole(what: str, value: Any) -> int:
     found = number(what, value)
-    if found != found // 1 or found < 0:
-        raise TypeError(f"{what} {found:g} is not a whole number, 0 or more")
+    if not 0 <= found < 2**63 or found % 1:
+        raise TypeError(f"{what} {found:g} is not a whole number from 0 to 2^63 - 1")
     return int(found)

@@ -25,7 +25,7 @@ from mup_tpu.study.attempt import Function, Outcome
 from mup_tpu.study.function_job import How, check_function, pickled
 from mup_tpu.study.functions import Functions, as_rows, place_here, place_on_ray
 from mup_tpu.study.program import trainer_of
-from mup_tpu.study.report import number
+from mup_tpu.study.report import forget_rungs, number
 from mup_tpu.study.space import Points, Space, Trial
 from mup_tpu.tuning.sequence import Buyer, Grid, buy
 from mup_tpu.tuning.trial_runner import TrialRunner
@@ -167,6 +167,10 @@ class Study:
                 store.folder.locked("driver.lock", busy),
                 TrialRunner(store, functions, heartbeat, halving, track, console) as runner,
             ):
+                # A killed call may have left losses of trials that failed, or of an earlier function.
+                done = store.done() if halving else set[str]()
+                for group in (store.folder / "rungs").names() if halving else ():
+                    forget_rungs(store.folder / "rungs" / group, done.__contains__)
 
                 def run(trials: list[Trial], of: Callable[[Trial], int | None]) -> Counter[str]:
                     return runner.run(trials, of, deadline, asked.awaited())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean
 from typing import Any, Generic, Self, TypeVar
 
 from rich.console import Console
@@ -75,8 +74,8 @@ class TrialProgress(Generic[T]):
         self._total = Counter(map(size, trials))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in self._work}
         """Stored trials by status, of each size."""
-        self._seconds: dict[str, list[float]] = defaultdict(list)
-        """Seconds a trial of ended jobs, by size."""
+        self._seconds: dict[str, tuple[float, int]] = {}
+        """Sum of the seconds a trial of ended jobs, and their number, by size."""
         self._running: dict[Any, _Running] = {}
         self._began = time.monotonic()
         self._bars = Progress(
@@ -127,7 +126,9 @@ class TrialProgress(Generic[T]):
     def ended(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show that the trials of a job are stored."""
         running, statuses = self._running.pop(job), count_statuses(rows)
-        self._seconds[running.size].append((time.monotonic() - running.began) / running.trials)
+        total, count = self._seconds.get(running.size, (0.0, 0))
+        total += (time.monotonic() - running.began) / running.trials
+        self._seconds[running.size] = (total, count + 1)
         self._ended[running.size] += statuses
         self._refresh(running.size)
         if not self.console.is_terminal:
@@ -143,6 +144,8 @@ class TrialProgress(Generic[T]):
         return sum(statuses.total() for statuses in self._ended.values())
 
     def _refresh(self, size: str) -> None:
+        if not self.console.is_terminal:  # nobody sees the bars
+            return
         jobs = [running for running in self._running.values() if running.size == size]
         ended, total, usual = self._ended[size], self._total[size], self._usual(size)
         notes = [self._state(jobs)] if ended.total() < total else []
@@ -172,7 +175,8 @@ class TrialProgress(Generic[T]):
         if not self._seconds:
             return math.inf
         near = min(self._seconds, key=lambda name: abs(math.log(self._work[name] / self._work[size])))
-        return mean(self._seconds[near]) * self._work[size] / self._work[near]
+        total, count = self._seconds[near]
+        return total / count * self._work[size] / self._work[near]
 
     def _share_spent(self) -> float:
         """Share of the time of all work that is spent, by measured seconds, or before any by guessed work."""

@@ -178,6 +178,14 @@ def test_ask_and_tell_on_the_command_line(toml, capsys):
         assert sentence in error and error.count("error:") == 1
 
 
+def test_escapes_in_a_setting_do_not_reach_the_terminal(tmp_path, capsys):
+    settings = {"text": "\x1b[31mred\x1b]0;title\x07", "lines": "a\nid=0123456789abcdef"}
+    study_in(tmp_path / "one", settings=settings)._open()
+    assert command("ask", str(tmp_path / "one"), "6") == 0
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable() and len(printed.splitlines()) == 6
+
+
 def test_a_study_file_that_cannot_be_is_refused(toml, tmp_path, capsys):
     file = tmp_path / "bad.toml"
     for text, sentence in (

@@ -121,6 +121,7 @@ with ThreadPoolExecutor(2) as pool:
 TRAIN = """
 import sys
 width, lr = sys.argv[2], sys.argv[4]
+assert sys.argv[6] == "a[$(touch made)] of 'two words' `touch made`", sys.argv
 print("begun")
 sys.exit(3) if lr == "0.5" else print(float(width) * float(lr))
 """
@@ -129,7 +130,7 @@ experiment = "array"
 scale = {width = [64]}
 tune = {learning_rate = [0.5, 1.0]}
 [settings]
-steps = 1
+steps = "a[$(touch made)] of 'two words' `touch made`"
 """
 
 
@@ -148,3 +149,4 @@ def test_an_array_of_slurm_runs_a_study(tmp_path, monkeypatch):
     runs = load_runs("results/array").set_index("learning_rate")
     assert runs["loss"].to_dict() == {1.0: 64.0, 0.5: pytest.approx(float("nan"), nan_ok=True)}
     assert runs.loc[0.5, "reason"] == "train.py ended with exit code 3"
+    assert not (tmp_path / "made").exists(), "a shell has read a setting"

@@ -1,10 +1,13 @@
 """Studies: functions that are run, misbehave, are killed, and come to the table of a run left alone."""
 
 import contextlib
+import json
 import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pandas as pd
@@ -179,6 +182,62 @@ def test_a_function_that_hangs_ends(tmp_path, patience):
     assert f"no result within the time-out of {limit} s" in reasons["slow"]
 
 
+@pytest.mark.parametrize(
+    "how, status, reason",
+    [
+        ("kills its group", "failed", "killed by signal 9, the last of 3 attempts"),
+        ("terminates its group", "failed", "got a SIGTERM of its own, the last of 3 attempts"),
+        ("tears a message", "failed", "no result within the time-out"),
+        ("writes into the pipe", "failed", "wrote to a pipe of mup_tpu"),
+        ("floods the pipe", "failed", "wrote to a pipe of mup_tpu"),
+        ("closes all", "failed", "exit code 1 and no result"),
+        ("kills its parent", "failed", "was forked from was killed, the last of 3 attempts"),
+        ("bad text", "failed", r"ValueError: \udc80"),
+        ("steps as text", "failed", "TypeError: steps '10' is str, not a number"),
+        ("step of 64 bits", "failed", "TypeError: step 9.22337e+18 is not a whole number from 0 to"),
+        ("loss of many digits", "failed", "too large for a number of 64 bits"),
+        ("many digits", "failed", "too large for a number of 64 bits"),
+        ("closes its output", "finished", None),
+        ("closes file 1", "finished", None),
+        ("leaves a session", "finished", None),
+    ],
+)
+def test_a_function_that_harms_its_surroundings_has_a_row_and_the_others_go_on(
+    how, status, reason, tmp_path, patience
+):
+    study = Study(
+        tmp_path / "one", scale={"width": [64]}, tune={"lr": [0.5, 1.0]}, compare={"how": [how, "is well"]}
+    )
+    study.run(trainers.lethal, workers=2, timeout=f"{6 * patience}s", console=QUIET)
+    runs = load_runs(tmp_path / "one").set_index("how")
+    assert runs.loc["is well", "loss"].tolist() == [2.5, 2.5]
+    assert set(runs.loc[how, "status"]) == {status}
+    assert reason is None or all(reason in text for text in runs.loc[how, "reason"])
+    assert status != "finished" or runs.loc[how, "loss"].tolist() == [2.5, 2.5]
+    if how == "leaves a session":
+        assert not psutil.pid_exists(int((tmp_path / "one" / "left").read_text()))
+
+
+def test_losses_of_a_function_that_failed_stop_no_trial_of_the_mended_one(tmp_path):
+    study = Study(tmp_path, scale={"width": [64]}, tune={"lr": [2.0, 2.05, 2.1]})
+    assert study.run(trainers.early_and_broken, workers=1, halving=True, console=QUIET) == {"failed": 3}
+    assert study.run(trainers.behind, workers=1, halving=True, console=QUIET) == {"finished": 3}
+
+
+def test_halving_compares_trials_of_one_scale_and_one_rule_alone(tmp_path):
+    """Losses are in proportion to the learning rate; only trials of one group differ by it alone."""
+    study = Study(
+        tmp_path,
+        scale=[{"width": 64, "f": 1.0}, {"width": 128, "f": 9.0}],
+        tune={"lr": [1.0, 3.0]},
+        compare={"rule": [1, 5]},
+        seeds=2,
+    )
+    study.run(trainers.behind_its_group, workers=2, halving=True, console=QUIET)
+    runs = load_runs(tmp_path)
+    assert runs.groupby("lr")["status"].unique().map(list).to_dict() == {1.0: ["finished"], 3.0: ["stopped"]}
+
+
 def test_children_of_a_function_end_with_it_and_its_output_is_cut(tmp_path):
     _, row = one_trial(tmp_path / "a", "parent")
     assert row["status"] == "finished"
@@ -218,19 +277,22 @@ def test_trials_far_behind_stop_early(tmp_path):
 def kill(whom, driver, folder):
     """Kill in the middle of a trial."""
     while True:
-        function, worker = wait_for_functions(driver, folder, True)
+        function, keeper, worker = wait_for_functions(driver, folder, True)
         time.sleep(0.4)
         with contextlib.suppress(ProcessLookupError):  # it had just ended
-            os.kill({"driver": driver.pid, "worker": worker, "function": function}[whom], signal.SIGKILL)
+            os.kill(
+                {"driver": driver.pid, "worker": worker, "keeper": keeper, "function": function}[whom],
+                signal.SIGKILL,
+            )
             return
 
 
 @pytest.mark.slow
 def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
-    """A driver is killed, and then a worker and a function of another one."""
+    """A driver is killed, and then a worker, a keeper and a function of another one."""
     alone, killed = tmp_path / "alone" / "killed", tmp_path / "killed"
     assert killed_study(alone).run(trainers.resumable, workers=2, console=QUIET) == {"finished": 6}
-    for whom in (["driver"], ["worker", "function"]):
+    for whom in (["driver"], ["worker", "keeper", "function"]):
         driver = start(killed)
         for one in whom:
             kill(one, driver, killed)
@@ -240,7 +302,7 @@ def test_kills_leave_the_table_of_a_run_that_was_left_alone(tmp_path):
     assert load_runs(killed)["status"].eq("finished").all()
     pd.testing.assert_frame_equal(table(killed), table(alone))
     pd.testing.assert_frame_equal(load_curves(killed), load_curves(alone))
-    assert len(starts(killed)) > 6 and {step % 10 for step, _, _ in starts(killed)} == {0}
+    assert len(starts(killed)) > 6 and {step % 10 for step, *_ in starts(killed)} == {0}
     assert not list((killed / "work").iterdir())
 
 
@@ -256,6 +318,29 @@ def test_ctrl_c_and_sigterm_leave_a_table_that_goes_on(sent, tmp_path):
     wait_for_functions(driver, tmp_path / "killed", False)
     killed_study(tmp_path / "killed").run(trainers.resumable, workers=2, console=QUIET)
     assert load_runs(tmp_path / "killed")["status"].tolist() == ["finished"] * 6
+
+
+@pytest.mark.slow
+def test_a_function_has_time_to_save_once_more_when_its_machine_is_taken_away(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, trainers\nfrom mup_tpu import Study\n"
+        "study = Study(sys.argv[1], scale={'width': [64]}, tune={'lr': [0.5]})\n"
+        "study.run(trainers.sleepy, workers=1)"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, script, tmp_path / "one"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 120
+    while not (steps := [*tmp_path.glob("one/work/*/step")]):
+        assert time.monotonic() < deadline and driver.poll() is None
+        time.sleep(0.05)
+    driver.terminate()
+    driver.wait(60)
+    (row,) = load_runs(tmp_path / "one").to_dict("records")
+    assert row["status"] == "preempted"
+    resume = json.loads((steps[0].parent / "resume.json").read_text())
+    assert resume["step"] == int(steps[0].read_text()) == row["steps_done"]
 
 
 def test_two_drivers_of_one_study_and_another_study_are_refused(whole, tmp_path):

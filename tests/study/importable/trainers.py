@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 
 def valley(trial, report=None):
     """Loss with its optimum at 2^-6 under the rule "stays"; under "moves" at 2^-6 · 256 / width."""
@@ -67,7 +69,9 @@ def resumable(trial, report):
     path = Path(report.folder, "state.json")
     state = json.loads(path.read_text())[: report.resume_step] if report.resume_step else []
     with open(report.folder.parent.parent / f"starts-{trial.id}", "a") as file:
-        file.write(f"{report.resume_step} {os.getpid()} {os.getppid()}\n")
+        file.write(
+            f"{report.resume_step} {os.getpid()} {os.getppid()} {psutil.Process(os.getppid()).ppid()}\n"
+        )
     for step in range(report.resume_step + 1, 41):
         state.append(step)
         time.sleep(trial.pause)
@@ -86,6 +90,14 @@ def behind(trial, report):
     return trial.lr
 
 
+def behind_its_group(trial, report):
+    """Losses with a factor for width, rule and seed."""
+    loss = trial.lr * trial.f * trial.rule * (1 + trial.seed)
+    for step in range(1, 21):
+        report(step=step, steps=20, loss=loss)
+    return loss
+
+
 def imports(trial, report):
     """2 in a process that has to import a module, 1 in one that has it."""
     loss = 1.0 if "this" in sys.modules else 2.0
@@ -98,3 +110,77 @@ def gpu(trial, report):
     """Number of the GPU that a trial may see."""
     time.sleep(0.5)
     return float(os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+def lethal(trial, report):
+    """Harm the processes, pipes and output that this function finds, as the trial's setting says."""
+    match trial.how:
+        case "kills its group":
+            os.killpg(0, signal.SIGKILL)
+        case "terminates its group":
+            os.killpg(0, signal.SIGTERM)
+            report(step=1)
+        case "tears a message":
+            os.write(message_pipe(report), b'{"report": {"st')
+            time.sleep(1000)
+        case "writes into the pipe":
+            os.write(message_pipe(report), b"no message\n")
+            time.sleep(1000)
+        case "floods the pipe":
+            while True:
+                os.write(message_pipe(report), b"x" * 65536)
+        case "closes all":
+            os.closerange(3, 1000)
+        case "kills its parent":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1000)
+        case "closes its output":
+            sys.stdout.close()
+            sys.stderr = None
+            return 2.5
+        case "closes file 1":
+            sys.stdout.write("x")
+            os.close(1)
+            return 2.5
+        case "bad text":
+            raise ValueError("\udc80")
+        case "steps as text":
+            report(step=1, loss=1.0, steps="10")
+        case "step of 64 bits":
+            report(step=2**63, loss=1.0)
+        case "loss of many digits":
+            report(step=1, loss=10**400)
+        case "many digits":
+            return 10**400
+        case "leaves a session":
+            command = (
+                f"import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); {WRITE}"
+            )
+            subprocess.run([sys.executable, "-c", command, report.folder.parent.parent / "left"])
+            return 2.5
+    return 2.5
+
+
+WRITE = "import sys; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(1000)"
+
+
+def message_pipe(report):
+    """Descriptor of the pipe that reports go through."""
+    (send,) = (cell.cell_contents for cell in report._send.__closure__)
+    return next(cell.cell_contents for cell in send.__closure__)
+
+
+def early_and_broken(trial, report):
+    """Fine losses, and then an error: the first version of a function."""
+    for step in range(1, 21):
+        report(step=step, steps=20, loss=0.001)
+    raise ValueError("not yet")
+
+
+def sleepy(trial, report):
+    """A function that saves once more when its machine is taken away, and then takes its time."""
+    for step in range(report.resume_step + 1, 10_000):
+        time.sleep(0.05)
+        (report.folder / "step").write_text(str(step))
+        report(step=step, loss=1.0, saved=report.ending)
+    return 1.0
