@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
-from mup_tpu.models.base import Declaration, Fold, Forms, Parameter
+from mup_tpu.models.base import Architecture, Declaration, Fold, Forms, Parameter
 from mup_tpu.models.gpt2 import GPT2
 from mup_tpu.models.llama import Llama
 from mup_tpu.models.moe import MoE
-from mup_tpu.models.transformer import Architecture
 from mup_tpu.optimizers import update_rule_of
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS, ForwardScaling, Scaling, infer_infshapes, scaling
 
@@ -35,7 +34,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """The architecture that a configuration names."""
+    """Return the architecture that a configuration names."""
     return ARCHITECTURES[config.architecture]
 
 
@@ -60,7 +59,7 @@ def declare(config: ModelConfig, vocab_size: int, sequence_length: int) -> Decla
 
 @functools.lru_cache(maxsize=64)
 def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dict[str, InfShape]:
-    """InfShape (mup's) of each parameter, by name: the axes that grow with width, and by how much.
+    """Return mup's InfShape of each parameter, by name: the axes that grow with width, and by how much.
 
     Axes of one matrix of a stack: mup takes the first two for outputs and inputs.
     """
@@ -74,19 +73,19 @@ def infshapes(config: ModelConfig, vocab_size: int, sequence_length: int) -> dic
 
 
 def parameter_scalings(trial: Trial, vocab_size: int, sequence_length: int) -> dict[str, Scaling]:
-    """Factors of each parameter of a trial, by name."""
+    """Return the factors of each parameter of a trial, by name."""
     parameters = declare(trial.model, vocab_size, sequence_length).parameters
     axes, growth = infshapes(trial.model, vocab_size, sequence_length), trial.growth
     scalings = {}
     for name, parameter in parameters.items():
         rule = update_rule_of(trial.optimizer, parameter).scaled_as(trial.optimizer)
-        own = scaling(trial.model.parametrization, rule, parameter, axes[name], growth)
-        scalings[name] = trial.optimizer.rules.scaling(own, parameter, axes[name].width_mult(), growth)
+        factors = scaling(trial.model.parametrization, rule, parameter, axes[name], growth)
+        scalings[name] = trial.optimizer.rules.scaling(factors, parameter, axes[name].width_mult(), growth)
     return scalings
 
 
 def training_flops(trial: Trial, vocab_size: int) -> float:
-    """Arithmetic of the whole training, FLOP; see `Declaration.flops_per_token`."""
+    """Return the arithmetic of the whole training, FLOP; see `Declaration.flops_per_token`."""
     data = trial.data
     per_token = declare(trial.model, vocab_size, data.sequence_length).flops_per_token(
         vocab_size, data.sequence_length
@@ -95,7 +94,7 @@ def training_flops(trial: Trial, vocab_size: int) -> float:
 
 
 def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
-    """Columns of run tables that follow from a trial and its vocabulary: parameters and arithmetic."""
+    """Return columns of run tables that follow from a trial and its vocabulary: parameters and arithmetic."""
     declaration = declare(trial.model, vocab_size, trial.data.sequence_length)
     return {
         "params": declaration.total,
@@ -106,10 +105,10 @@ def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
 
 
 def forward_scaling(trial: Trial) -> ForwardScaling:
-    """The parametrization's factors of a trial's forward pass."""
+    """Return the parametrization's factors of a trial's forward pass."""
     return PARAMETRIZATIONS[trial.model.parametrization].forward(trial.growth)
 
 
 def forward_factors(trial: Trial) -> dict[str, float]:
-    """Value of each buffer of a trial's network, by name."""
+    """Return the value of each buffer of a trial's network, by name."""
     return architecture_of(trial.model).factors(trial.model, forward_scaling(trial))

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Parameter, Slice
-from mup_tpu.models.transformer import Architecture
+from mup_tpu.models.base import ActivationMemory, Architecture, Parameter, Slice
 
 ACTIVATIONS = ActivationMemory(
     # 18 vectors are kept: inputs and outputs of both norms (4); queries, keys, values and products of
@@ -39,7 +38,7 @@ class GPT2(Architecture):
     branches = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Token and position embeddings."""
+        """Declare token and position embeddings."""
         return {
             "transformer.wte.weight": Parameter((vocab_size, width), "token_embedding", vocab_size, width),
             "transformer.wpe.weight": Parameter(
@@ -48,7 +47,7 @@ class GPT2(Architecture):
         }
 
     def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
-        """Parameters of a block; branches' last layers start smaller by √(2·depth) (section 2.3)."""
+        """Declare a block; branches' last layers start smaller by √(2·depth) (section 2.3)."""
         d, small = config.width, {"init_factor": (2 * config.depth) ** -0.5, "init_depth_exponent": -0.5}
         qkv = {part: Slice(i * d, (i + 1) * d) for i, part in enumerate(("query", "key", "value"))}
         modules = {
@@ -62,22 +61,22 @@ class GPT2(Architecture):
         return {f"{module}.{name}": p for module, both in modules.items() for name, p in both.items()}
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Gain and bias of a layer norm."""
+        """Declare gain and bias of a layer norm."""
         return {
             "weight": Parameter((width,), "norm", 1, width, in_block=in_block, init="ones"),
             "bias": Parameter((width,), "bias", 1, width, in_block=in_block, init="zeros"),
         }
 
     def query(self, config: ModelConfig) -> str:
-        """The fused projection of attention."""
+        """Name the fused projection of attention."""
         return "attn.c_attn"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Numbers measured with GPT-2's layers."""
+        """Return the numbers measured with GPT-2's layers."""
         return ACTIVATIONS
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A `GPT2LMHeadModel` of the same shape."""
+        """Build a `GPT2LMHeadModel` of the same shape."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return GPT2LMHeadModel(

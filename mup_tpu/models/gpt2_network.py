@@ -17,18 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
-from mup_tpu.models.blocks import through_blocks
-from mup_tpu.models.layers import (
-    Conv1D,
-    FastGelu,
-    OnePassLayerNorm,
-    Scale,
-    ScaledNetwork,
-    embedding,
-    join_stream,
-)
+from mup_tpu.models.kernels.attention import ATTENTION, AttentionFunction
+from mup_tpu.models.kernels.pointwise import FastGelu, OnePassLayerNorm
+from mup_tpu.models.kernels.scans import through_blocks
+from mup_tpu.models.layers import Conv1D, Scale, ScaledNetwork, embedding, join_stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +104,7 @@ class _Transformer(nn.Module):
 
 
 def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`."""
+    """Build the module without weights (meta device), to be called by `torch.func.functional_call`."""
     parts = _Parts(
         ATTENTION[forms.attention],
         OnePassLayerNorm if forms.one_pass_norms else nn.LayerNorm,

@@ -7,10 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.base import ActivationMemory, Parameter
+from mup_tpu.models.base import ActivationMemory, Architecture, Parameter
 from mup_tpu.models.gpt2 import ACTIVATIONS
-from mup_tpu.models.llama_sizes import EPS, ROTARY_BASE, mlp_width
-from mup_tpu.models.transformer import Architecture
+
+EPS = 1e-6
+"""Addend to the mean square in norms, the default of transformers' Llama and Qwen3."""
+
+ROTARY_BASE = 10_000.0
+"""Llama's base of rotary positions (Su et al. 2021, arXiv:2104.09864, section 3.2.2)."""
+
+
+def mlp_width(width: int) -> int:
+    """Return the width between an MLP's layers: 43/16 of the model's, Llama's share at 4096 and 8192.
+
+    Llama rounds ⌊8/3·D⌋ up to a multiple of 256. At the widths of a sweep the share would then change with
+    width (4 at 64, 3 at 256), and width multipliers with it; here the multiple is D/16.
+    """
+    return -(-43 * width // 16)
 
 
 class Llama(Architecture):
@@ -25,12 +38,12 @@ class Llama(Architecture):
     counted = Architecture.counted | {"qk_norm", "query_group_size"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Token embedding; positions are rotations."""
+        """Declare the token embedding; positions are rotations."""
         tokens = Parameter((vocab_size, width), "token_embedding", vocab_size, width)
         return {"model.embed_tokens.weight": tokens}
 
     def block(self, config: ModelConfig, index: int) -> dict[str, Parameter]:
-        """Parameters of a block; all matrices start alike, as in transformers."""
+        """Declare a block; all matrices start alike, as in transformers."""
         d = config.width
         key_values, head = d // config.query_group_size, config.actual_head_size
         norms = {"self_attn.q_norm": _gain(head), "self_attn.k_norm": _gain(head)}
@@ -45,38 +58,38 @@ class Llama(Architecture):
         return weights(attention) | self.mlp(config, f"mlp {index}") | weights(after)
 
     def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
-        """Parameters of a block's MLP, by their names in the block."""
+        """Declare a block's MLP, by names in the block."""
         return weights(gated(config.width, mlp_width(config.width), branch, "mlp"))
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Gain of an RMS norm."""
+        """Declare the gain of an RMS norm."""
         return {"weight": _gain(width, in_block)}
 
     def query(self, config: ModelConfig) -> str:
-        """Queries' norm, which would undo a factor on their weights; without it, their weights."""
+        """Name the queries' norm, which would undo a factor on their weights; without it, their weights."""
         return "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Numbers measured with Llama's layers."""
+        """Return the numbers measured with Llama's layers."""
         # In turns: inputs of norms and matrices; queries, keys and values by head and side by side; the MLP's
         # product and both slopes. With the rest it came to GPT-2's number. Under vmap, elementary operations
         # of norms and rotations add temporary tensors. XLA's numbers are GPT-2's except for the vectors of QK
         # norms: within 13 % of TPU v4's and v5e's compilers (benchmarks/tpu_memory_llama*.csv).
-        own = replace(ACTIVATIONS, cuda_vectors={"bf16": 11.7, "float32": 19}, cuda_evaluation=0)
+        measured = replace(ACTIVATIONS, cuda_vectors={"bf16": 11.7, "float32": 19}, cuda_evaluation=0)
         if not config.qk_norm:
-            return replace(own, vectors={"loop": 34, "vmap": 78})
+            return replace(measured, vectors={"loop": 34, "vmap": 78})
         cuda_vectors = {"bf16": 14.6, "float32": 23.6}
         vectors, xla_vectors = {"loop": 36, "vmap": 97}, {"matmul": 25, "recomputed": 20}
-        return replace(own, vectors=vectors, xla_vectors=xla_vectors, cuda_vectors=cuda_vectors)
+        return replace(measured, vectors=vectors, xla_vectors=xla_vectors, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""
+        """Build a `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""
         name, between = "Qwen3" if config.qk_norm else "Llama", mlp_width(config.width)
         return stock(name, config, vocab_size, sequence_length, intermediate_size=between)
 
 
-def stock(name: str, config: ModelConfig, vocab_size: int, sequence_length: int, **own: Any) -> Any:
-    """A model of a family of transformers that shares Llama's attention, with settings of its own."""
+def stock(name: str, config: ModelConfig, vocab_size: int, sequence_length: int, **more: Any) -> Any:
+    """Build a model of a family of transformers that shares Llama's attention, with more settings."""
     import transformers
 
     settings = getattr(transformers, f"{name}Config")(
@@ -92,18 +105,18 @@ def stock(name: str, config: ModelConfig, vocab_size: int, sequence_length: int,
         tie_word_embeddings=config.tied,
         bos_token_id=None,
         eos_token_id=None,
-        **own,
+        **more,
     )
     return getattr(transformers, f"{name}ForCausalLM")(settings)
 
 
 def weights(modules: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Parameters by name, of modules with one each."""
+    """Return parameters by name, of modules with one each."""
     return {f"{module}.weight": parameter for module, parameter in modules.items()}
 
 
 def gated(width: int, between: int, branch: str, module: str) -> dict[str, Parameter]:
-    """Matrices of a gated MLP, by module."""
+    """Declare the matrices of a gated MLP, by module."""
     return {
         f"{module}.gate_proj": matrix(width, between),
         f"{module}.up_proj": matrix(width, between),
@@ -112,7 +125,7 @@ def gated(width: int, between: int, branch: str, module: str) -> dict[str, Param
 
 
 def matrix(inputs: int, outputs: int, branch: str = "") -> Parameter:
-    """A hidden matrix of a block."""
+    """Declare a hidden matrix of a block."""
     return Parameter((outputs, inputs), "hidden", inputs, outputs, in_block=True, branch=branch)
 
 

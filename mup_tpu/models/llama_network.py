@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from mup_tpu.config import ModelConfig
-from mup_tpu.models.attention import ATTENTION, AttentionFunction
 from mup_tpu.models.base import Forms
-from mup_tpu.models.blocks import through_blocks
-from mup_tpu.models.layers import Scale, ScaledNetwork, embedding, join_stream
-from mup_tpu.models.llama_layers import (
+from mup_tpu.models.kernels.attention import ATTENTION, AttentionFunction
+from mup_tpu.models.kernels.pointwise import (
     BlockRMSNorm,
-    Linear,
     OnePassRMSNorm,
     RMSNorm,
     Rotary,
@@ -33,7 +30,9 @@ from mup_tpu.models.llama_layers import (
     rotate_and_join,
     swiglu,
 )
-from mup_tpu.models.llama_sizes import mlp_width
+from mup_tpu.models.kernels.scans import through_blocks
+from mup_tpu.models.layers import Linear, Scale, ScaledNetwork, embedding, join_stream
+from mup_tpu.models.llama import mlp_width
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Mlp(nn.Module):
         self._swiglu = parts.swiglu
 
     def forward(self, x_ND: Tensor, *_: Any) -> Tensor:
-        """Output (N, width)."""
+        """Return the output (N, width)."""
         return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
 
 
@@ -136,7 +135,7 @@ class _Model(nn.Module):
 
 
 def dense(config: ModelConfig, parts: Parts) -> nn.Module:
-    """Llama's own MLP."""
+    """Build Llama's MLP."""
     return Mlp(config.width, mlp_width(config.width), parts)
 
 
@@ -147,7 +146,7 @@ def build(
     forms: Forms,
     mlp: Callable[[ModelConfig, Parts], nn.Module] = dense,
 ) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+    """Build the module without weights (meta device), to be called through `torch.func.functional_call`.
 
     It takes sequences of any length: positions are rotary.
     """

@@ -18,8 +18,7 @@ from torch.nn import functional
 from mup_tpu.config import ModelConfig
 from mup_tpu.models import llama_network
 from mup_tpu.models.base import Forms
-from mup_tpu.models.layers import Scale, ScaledNetwork
-from mup_tpu.models.llama_layers import Linear
+from mup_tpu.models.layers import Linear, Scale, ScaledNetwork
 from mup_tpu.models.llama_network import Mlp, Parts
 
 
@@ -58,7 +57,7 @@ class _Experts(nn.Module):
 
 
 class _Mixture(nn.Module):
-    """Router, experts, and optionally shared experts with a gate of their own, as one MLP."""
+    """Router, experts, and optionally shared experts with a gate, as one MLP."""
 
     def __init__(self, config: ModelConfig, parts: Parts, gathered: bool) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class _Mixture(nn.Module):
 
 
 def build(config: ModelConfig, vocab_size: int, sequence_length: int, forms: Forms) -> ScaledNetwork:
-    """The module without weights (meta device), to be called through `torch.func.functional_call`.
+    """Build the module without weights (meta device), to be called through `torch.func.functional_call`.
 
     Blocks are never one loop of XLA's compiler: it would lose the terms that they add to the loss.
     """

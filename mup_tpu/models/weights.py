@@ -18,9 +18,9 @@ from mup_tpu.rules.parametrization import Scaling
 def init_parameters(
     parameters: Mapping[str, Parameter], scaling: Mapping[str, Scaling], init_std: float, seed: int
 ) -> dict[str, Tensor]:
-    """Fresh float32 weights on the CPU, by name: a function of the seed and each parameter's name and shape.
+    """Draw float32 weights on the CPU, by name: a function of the seed and each parameter's name and shape.
 
-    `init_std` is the standard deviation at the base, without the architecture's own factor.
+    `init_std` is the standard deviation at the base, without the architecture's factor.
     """
     return {name: _init(name, p, scaling[name], init_std, seed) for name, p in parameters.items()}
 
@@ -36,7 +36,7 @@ def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, se
 
 
 def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A trial's weights with all factors folded in, for its stock class: copies, in their precision."""
+    """Fold all factors into copies of a trial's weights, for its stock class, in their precision."""
     stock = {name: p.detach().clone() for name, p in weights.items()}
     for fold in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
         if fold.parameter in stock:

@@ -20,9 +20,8 @@ from mup_tpu.devices import Device, Execution
 from mup_tpu.devices.base import ONE_DEVICE, MeshShape
 from mup_tpu.errors import DeviceFailed, PackTooLarge, reason
 from mup_tpu.models import Declaration, declare
-from mup_tpu.models.attention import choose_form
-from mup_tpu.models.blocks import SCANNED_FROM
-from mup_tpu.models.fused_attention import has_kernel
+from mup_tpu.models.kernels.attention import choose_form, has_kernel
+from mup_tpu.models.kernels.scans import SCANNED_FROM
 from mup_tpu.training.optimizer import state_slots
 
 _IN_PIECES = 1.1

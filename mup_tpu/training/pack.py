@@ -32,8 +32,8 @@ from mup_tpu.models import (
     forward_scaling,
     parameter_scalings,
 )
-from mup_tpu.models.attention import choose_form
-from mup_tpu.models.blocks import SCANNED_FROM
+from mup_tpu.models.kernels.attention import choose_form
+from mup_tpu.models.kernels.scans import SCANNED_FROM
 from mup_tpu.models.weights import init_parameters
 from mup_tpu.training.members import InTurns, Members, Stacked, member_loss
 from mup_tpu.training.optimizer import State, state_slots

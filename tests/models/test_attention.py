@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, vmap
 
-from mup_tpu.models import fused_attention
-from mup_tpu.models.attention import ATTENTION
+from mup_tpu.models.kernels import attention
+from mup_tpu.models.kernels.attention import ATTENTION
 
 
 def written_out(qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
@@ -102,9 +102,9 @@ def test_a_sequence_with_a_nan_leaves_the_others_alone(form):
 @pytest.mark.parametrize(
     ("dtype", "head_size", "capability", "kernel"),
     [
-        (torch.bfloat16, 64, (8, 0), fused_attention._FLASH),
+        (torch.bfloat16, 64, (8, 0), attention._FLASH),
         (torch.bfloat16, 64, (7, 5), None),  # torch has no kernel for it
-        (torch.float32, 64, (7, 5), fused_attention._EFFICIENT),
+        (torch.float32, 64, (7, 5), attention._EFFICIENT),
         (torch.float32, 20, (9, 0), None),
         (torch.float64, 64, (9, 0), None),
     ],
@@ -113,4 +113,4 @@ def test_kernels_of_gpus_by_their_capability(dtype, head_size, capability, kerne
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with FakeTensorMode():
         query_BHTd = torch.empty(1, 2, 8, head_size, dtype=dtype, device="cuda")
-    assert fused_attention.kernel_for(query_BHTd) is kernel
+    assert attention.kernel_for(query_BHTd) is kernel

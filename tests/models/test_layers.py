@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mup_tpu.models.layers import FastGelu, _LayerNorm
+from mup_tpu.models.kernels.pointwise import FastGelu, _LayerNorm
 
 
 def test_fast_gelu_is_gpt2s_gelu_and_so_is_its_gradient():

@@ -11,6 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from mup_tpu.config import ModelConfig, Trial
 from mup_tpu.devices import get_device
 from mup_tpu.models import Forms, architecture_of, declare, forward_factors, forward_scaling
+from mup_tpu.models.kernels import pointwise
 from mup_tpu.models.llama import mlp_width
 from mup_tpu.models.weights import export_stock, folded
 from mup_tpu.training.pack import Pack
@@ -161,9 +162,7 @@ def test_logits_loss_and_gradients_are_those_of_the_stock_class_with_folded_fact
 )
 @pytest.mark.parametrize("trial", TRIALS, ids=ids)
 def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms, monkeypatch):
-    from mup_tpu.models import llama_layers
-
-    monkeypatch.setattr(llama_layers, "_BLOCK", 1000)  # several blocks, the last of them smaller
+    monkeypatch.setattr(pointwise, "_BLOCK", 1000)  # several blocks, the last of them smaller
     parameters = weights(trial)
     for found, expected in zip(outcome(trial, parameters, **forms), outcome(trial, parameters), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
@@ -172,9 +171,7 @@ def test_every_form_is_the_same_function_with_the_same_gradients(trial, forms, m
 @pytest.mark.parametrize("trial", TRIALS[:4], ids=ids)
 def test_in_bf16_forms_in_blocks_are_as_near_to_float64_as_torch_s(trial, monkeypatch):
     """Gradients of each parameter, from the same weights; torch's operations under autocast set the scale."""
-    from mup_tpu.models import llama_layers
-
-    monkeypatch.setattr(llama_layers, "_BLOCK", 1000)
+    monkeypatch.setattr(pointwise, "_BLOCK", 1000)
     exact = outcome(trial, weights(trial))[2]
     parameters = {name: p.detach().float().requires_grad_() for name, p in weights(trial).items()}
     with torch.autocast("cpu", torch.bfloat16):

@@ -10,18 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mup_tpu.models.fused_attention import fused_attention, kernel_for
+aten = torch.ops.aten
 
 AttentionFunction = Callable[[Tensor, int, Tensor], Tensor]
 
+_LONG = 256
+"""Longest sequence, in tokens, with weights kept under vmap. Recomputed, a pack of width 256 at 1024 tokens
+takes 2.6 GiB instead of 7.0, and three quarters of the cycles, by TPU v4's compiler."""
+
+_LARGE_BLOCK = 128
+"""Rows of a recomputed block: the size of accelerators' matrix units."""
+
+
+def choose_form(vmapped: bool, in_blocks: bool, sequence_length: int) -> str:
+    """Choose the fast form for members under vmap, or one at a time in blocks (CPUs) or fused."""
+    if vmapped:
+        return "recomputed" if sequence_length > _LONG else "matmul"
+    return "blocks" if in_blocks else "fused"
+
 
 def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Torch's fused kernels."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     out_BHTd = functional.scaled_dot_product_attention(
         query_BHTd * factor, key_BHTd, value_BHTd, is_causal=True
@@ -30,7 +45,7 @@ def _fused(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Matrix products; torch's fused kernels have no batching rule for vmap."""
+    # For vmap: torch's fused kernels have no batching rule.
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     t = query_BHTd.shape[-2]
     logits_BHTT = (query_BHTd * (factor * head_size**-0.5)) @ key_BHTd.mT
@@ -42,7 +57,7 @@ def _matmul(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _blocks(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Blocks of rows, for CPUs; not under vmap or torch.compile."""
+    """Attend by blocks of rows, for CPUs; not under vmap or torch.compile."""
     return _BlockAttention.apply(qkv_BTX, head_size, factor.item() * head_size**-0.5)
 
 
@@ -59,7 +74,7 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
     def forward(ctx, qkv_BTX: Tensor, head_size: int, factor: float) -> Tensor:
-        """Output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
+        """Return output_BTD; `factor` is the whole factor on the logits, and has no gradient."""
         query_NTd, key_NTd, value_NTd = (
             x_BHTd.flatten(0, 1).contiguous() for x_BHTd in _qkv_by_head(qkv_BTX, head_size)
         )
@@ -85,7 +100,7 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient_BTD: Tensor) -> tuple[Tensor, None, None]:
-        """Gradient_BTX of query, key and value side by side."""
+        """Return gradient_BTX of query, key and value side by side."""
         query_NTd, key_NTd, value_NTd, *weights = ctx.saved_tensors
         t, head_size = query_NTd.shape[1:]
         gradient_NTd = _by_head(gradient_BTD, head_size).flatten(0, 1).contiguous()
@@ -111,7 +126,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Torch's fused kernels under vmap, members folded into the batch axis."""
+    """Attend by torch's fused kernels under vmap, members folded into the batch axis."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     query_BHTd = (query_BHTd * factor).to(key_BHTd.dtype)
     if kernel_for(query_BHTd) is None:
@@ -121,7 +136,7 @@ def _folded(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
 
 
 def _recomputed(qkv_BTX: Tensor, head_size: int, factor: Tensor) -> Tensor:
-    """Blocks of rows with weights that backward recomputes, for long sequences under vmap."""
+    """Attend by blocks of rows with weights that backward recomputes, for long sequences under vmap."""
     query_BHTd, key_BHTd, value_BHTd = _qkv_by_head(qkv_BTX, head_size)
     out_BHTd, _ = _RecomputedAttention.apply(query_BHTd * (factor * head_size**-0.5), key_BHTd, value_BHTd)
     return out_BHTd.transpose(1, 2).flatten(-2)
@@ -138,7 +153,7 @@ class _RecomputedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> tuple[Tensor, Tensor]:
-        """Output_BHTd and the logarithm of each row's sum_BHT; the query has the factor on the logits."""
+        """Return output_BHTd and the logarithm of each row's sum_BHT; the query has the factor on logits."""
         parts: list[Tensor] = []
         sums: list[Tensor] = []
         for rows in _rows(query_BHTd.shape[-2], _LARGE_BLOCK):
@@ -178,7 +193,7 @@ class _RecomputedAttention(torch.autograd.Function):
 
 
 def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
-    """The same tensor (..., R, d), computed after the last of some blocks.
+    """Return the same tensor (..., R, d), computed after the last of some blocks.
 
     Otherwise XLA would work on all blocks at once, and hold the memory of all.
     """
@@ -186,7 +201,7 @@ def _after(blocks: list[Tensor], tensor: Tensor) -> Tensor:
 
 
 def _causal_logits(query_BHRd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
-    """Logits_BHRS of a block of rows and the keys up to its end, in float32 or more."""
+    """Compute logits_BHRS of a block of rows and the keys up to the last row, in float32 or more."""
     logits_BHRS = query_BHRd @ key_BHTd[..., : rows.stop, :].mT
     shape = logits_BHRS.shape[-2:]
     future_RS = torch.ones(shape, dtype=torch.bool, device=logits_BHRS.device).triu(1 + rows.start)
@@ -195,12 +210,10 @@ def _causal_logits(query_BHRd: Tensor, key_BHTd: Tensor, rows: slice) -> Tensor:
 
 
 def _qkv_by_head(qkv_BTX: Tensor, head_size: int) -> tuple[Tensor, ...]:
-    """Views of query, key and value, each (B, H, T, d)."""
     return tuple(_by_head(x_BTD, head_size) for x_BTD in qkv_BTX.chunk(3, -1))
 
 
 def _by_head(x_BTD: Tensor, head_size: int) -> Tensor:
-    """A view (B, H, T, d)."""
     return x_BTD.view(*x_BTD.shape[:-1], -1, head_size).transpose(1, 2)
 
 
@@ -209,12 +222,165 @@ def _rows(t: int, block: int) -> list[slice]:
 
 
 def _block(x: Tensor) -> int:
-    """Rows of a block. Fewer rows waste fewer masked keys, but their products miss a core's peak."""
+    # Fewer rows waste fewer masked keys, but their products miss a core's peak.
     return 64 if x.dtype == torch.bfloat16 else 48
 
 
-_LARGE_BLOCK = 128
-"""Rows of a recomputed block: the size of accelerators' matrix units."""
+# Torch's `scaled_dot_product_attention` has no batching rule: vmap would call it once a member. From here on
+# one is added to torch's private kernels (`torch.ops.aten._scaled_dot_product_*`, torch 2.9 to 2.15), forward
+# and backward, which folds the members into the batch axis: B has the sequences of all members.
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fused kernel of causal attention, and its gradient."""
+
+    forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, ...]]
+    """Query, key and value (B, H, T, d) and the factor on logits -> output, and tensors for backward."""
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    """Gradient of the output, query, key, value, factor and forward's results -> gradients of the inputs."""
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
+    out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, True, False, scale=scale
+    )
+    return out, lse, seed, offset
+
+
+def _flash_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, seed, offset = kept
+    t = query.shape[-2]
+    return aten._scaled_dot_product_flash_attention_backward(
+        gradient, query, key, value, out, lse, None, None, t, t, 0.0, True, seed, offset, scale=scale
+    )
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
+    return aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, True, scale=scale)
+
+
+def _efficient_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, seed, offset = kept
+    to_query, to_key, to_value, _ = aten._scaled_dot_product_efficient_attention_backward(
+        gradient, query, key, value, None, out, lse, seed, offset, 0.0, [True, True, True, False], True,
+        scale=scale,
+    )  # fmt: skip
+    return to_query, to_key, to_value
+
+
+def _for_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
+
+
+def _for_cpu_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, *kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, query, key, value, *kept, 0.0, True, scale=scale
+    )
+
+
+_FLASH = Kernel(_flash, _flash_backward)
+_EFFICIENT = Kernel(_efficient, _efficient_backward)
+_CPU = Kernel(_for_cpu, _for_cpu_backward)
+
+
+def kernel_for(query_BHTd: Tensor) -> Kernel | None:
+    """Return the kernel for such queries, or None.
+
+    Flash attention takes bf16, from compute capability 8.0 on; before, no kernel does. The memory-efficient
+    one takes float32.
+    """
+    kind, dtype = query_BHTd.device.type, query_BHTd.dtype
+    if kind == "cpu":
+        return _CPU
+    if kind != "cuda" or not has_kernel(query_BHTd.shape[-1]):
+        return None
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query_BHTd.device) >= (8, 0):
+        return _FLASH
+    return _EFFICIENT if dtype == torch.float32 else None
+
+
+def has_kernel(head_size: int) -> bool:
+    """Return whether CUDA's kernels take heads of this size."""
+    return head_size % 8 == 0 and head_size <= 256
+
+
+def fused_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor, scale: float) -> Tensor:
+    """Compute output_BHTd of causal attention, fused under vmap too; `kernel_for` must have one."""
+    return _Fused.apply(query_BHTd, key_BHTd, value_BHTd, scale)[0]
+
+
+class _Fused(torch.autograd.Function):
+    """The forward kernel."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, ...]:
+        kernel = kernel_for(query)
+        assert kernel is not None
+        return tuple(kernel.forward(query, key, value, scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.scale = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Any, ...]:
+        return (*_FusedBackward.apply(gradient, ctx.scale, *ctx.saved_tensors), None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, ...]:
+        *tensors, scale = given
+        folded = [_fold(x, dim, info.batch_size) for x, dim in zip(tensors, in_dims, strict=False)]
+        return _unfold(_Fused.apply(*folded, scale), info.batch_size)
+
+
+class _FusedBackward(torch.autograd.Function):
+    """The backward kernel; not differentiable itself."""
+
+    @staticmethod
+    def forward(gradient: Tensor, scale: float, *kept: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, *rest = kept
+        kernel = kernel_for(query)
+        assert kernel is not None
+        return tuple(kernel.backward(gradient.contiguous(), query, key, value, scale, *rest))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("fused attention is differentiable once")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], gradient: Tensor, scale: float, *kept: Tensor) -> Any:
+        dims = (in_dims[0], *in_dims[2:])
+        folded = [_fold(x, dim, info.batch_size) for x, dim in zip((gradient, *kept), dims, strict=True)]
+        return _unfold(_FusedBackward.apply(folded[0], scale, *folded[1:]), info.batch_size)
+
+
+def _fold(tensor: Tensor, dim: int | None, members: int) -> Tensor:
+    """Join the members' axis with the tensor's first; without one, the tensor is every member's."""
+    if tensor.dim() - (dim is not None) == 0:  # the random state of a kernel, unused
+        return tensor if dim is None else tensor.select(dim, 0)
+    whole = tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return whole.reshape(-1, *whole.shape[2:])
+
+
+def _unfold(outputs: tuple[Tensor, ...], members: int) -> tuple[Any, ...]:
+    """Split off the members' axis of outputs; return the place of that axis too."""
+    has_members = [out.dim() > 1 for out in outputs]
+    parts = [x.unflatten(0, (members, -1)) if has else x for x, has in zip(outputs, has_members, strict=True)]
+    return tuple(parts), tuple(0 if has else None for has in has_members)
+
 
 ATTENTION: dict[str, AttentionFunction] = {
     "fused": _fused,
@@ -224,15 +390,3 @@ ATTENTION: dict[str, AttentionFunction] = {
     "folded": _folded,
 }
 """The forms by name."""
-
-
-def choose_form(vmapped: bool, in_blocks: bool, sequence_length: int) -> str:
-    """The fast form for members under vmap, or one at a time in blocks (CPUs) or fused."""
-    if vmapped:
-        return "recomputed" if sequence_length > _LONG else "matmul"
-    return "blocks" if in_blocks else "fused"
-
-
-_LONG = 256
-"""Longest sequence, in tokens, with weights kept under vmap. Recomputed, a pack of width 256 at 1024 tokens
-takes 2.6 GiB instead of 7.0, and three quarters of the cycles, by TPU v4's compiler."""

@@ -107,7 +107,7 @@ def _loop(
 
 
 def _stacks(parameters: Sequence[Tensor], each: int) -> list[Tensor]:
-    """Each parameter of a block, stacked over blocks (L, K, ...)."""
+    """Stack each parameter of a block over blocks (L, K, ...)."""
     return [torch.stack(list(parameters[i::each])) for i in range(each)]
 
 
@@ -180,10 +180,12 @@ class _Backward(torch.autograd.Function):
 
         def step(gradient_KND: Tensor, items: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             given, x_KND, parameters = items[:shared], items[shared], items[shared + 1 :]
-            new, found = vmap(of_member, dims)(gradient_KND, x_KND, tuple(given), tuple(parameters))
-            return new, list(found)
+            new, gradients = vmap(of_member, dims)(gradient_KND, x_KND, tuple(given), tuple(parameters))
+            return new, list(gradients)
 
         stacks = [inputs_LKND, *_stacks(tensors[shared:], each)]
-        stream_KND, found = _loop(call.scan, step, gradient_KND, stacks, list(tensors[:shared]), reverse=True)
-        of_parameters = [found[i % each][i // each] for i in range(len(tensors) - shared)]
+        stream_KND, stacked = _loop(
+            call.scan, step, gradient_KND, stacks, list(tensors[:shared]), reverse=True
+        )
+        of_parameters = [stacked[i % each][i // each] for i in range(len(tensors) - shared)]
         return (stream_KND, *of_parameters), (0,) * (1 + len(of_parameters))

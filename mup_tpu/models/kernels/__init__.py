@@ -1,0 +1,1 @@
+"""Functions of networks, in forms that are fast on some device."""
