@@ -233,7 +233,7 @@ def _print_law(
     if folder is not None:
         from mup_tpu import plots
 
-        written = write_figures({"law": plots.law_figure(laws)}, folder)
+        written = write_figures({"law": plots.law_figure(laws, sizes)}, folder)
     console = Console()
     if json:
         console.write(

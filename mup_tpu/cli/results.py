@@ -21,7 +21,7 @@ from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.ingest.table_files import without_suffix
 from mup_tpu.analysis.ingest.trackers import TRACKERS
-from mup_tpu.analysis.ranking import ranking
+from mup_tpu.analysis.ranking import ranked, varied
 from mup_tpu.analysis.scores import Score, answered, score, to_keep
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import to_csv, to_json, write_figures, write_file
@@ -302,7 +302,8 @@ class SearchResults(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """Loss against each hyperparameter of the space."""
-        return {"search": plots.search_figure(ranking(load_runs(self.path)))}
+        runs = load_runs(self.path)
+        return {"search": plots.search_figure(ranked(runs), varied(runs))}
 
     def page(self) -> rendering.Page:
         """Report of the search."""

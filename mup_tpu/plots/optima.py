@@ -7,54 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from mup_tpu.analysis.drift import WIDEST_COLLAPSE, Drift, bends
 from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
-from mup_tpu.plots import names, style, ticks
-from mup_tpu.plots.heights import Heights, heights_of, zero_place
-from mup_tpu.plots.style import INK, LOSS, styled
+from mup_tpu.config import columns
+from mup_tpu.plots import names, style, svg, ticks
+from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.words.names import bound
+from mup_tpu.words.verdicts import status
 
-ON_THE_RAIL = "line at the top: runs without a place below"
 _RAISED = 8
 """Points from a star up to its interval, which it would hide."""
 _REACH = 1.5
 """Most octaves of an interval on either side of an optimum; an arrow marks a longer one."""
-
-
-@styled
-def transfer_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked."""
-    results = names.results_of(analysis)
-    heights, share_y = heights_of(results)
-    axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
-    scales, zero_x, used = names.scales_of(results), zero_place(results), set[str]()
-    for panel, result, height in zip(axes, results, heights, strict=True):
-        used |= _Valleys(panel, result, height, analysis.scale, scales, zero_x).draw()
-        panel.set_title(names.raised(names.verdict_title(result, analysis)))
-        panel.set_xlabel(names.title(analysis.hyperparameter))
-        panel.set_ylim(*height.limits)
-        panel.yaxis.set_major_formatter(ticks.PlainTicks())
-        ticks.log2_axis(panel, zero_x)
-    style.label_rows(axes, LOSS, each=not share_y)
-    marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
-    return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
-
-
-def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
-    """Labelled lines of all panels, each name once, in the order of scales."""
-    found: dict[str, tuple[float, Artist]] = {}
-    for ax in axes:
-        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, (getattr(handle, "scale", 0.0), handle))
-    return [handle for _, handle in sorted(found.values(), key=lambda entry: entry[0])]
-
-
+_SQUEEZED = 3.0
+"""Most of an axis' range, in ranges of the lower three quarters of its points; more would squeeze them."""
 _HOLLOW = {"mfc": "none"}
 _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fitted": ("*", "optimum, below its 95 % interval", {"ms": 10}),
@@ -65,119 +40,276 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "diverged": ("x", "diverged", {"mew": 1.6, "ms": 5}),
     "stopped": ("s", "stopped early", {"ms": 4, **_HOLLOW}),
     "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
-    "rail": ("", ON_THE_RAIL, {"ls": "-", "lw": 0.5, "alpha": 0.6}),
+    "rail": ("", "line at the top: runs without a place below", {"ls": "-", "lw": 0.5, "alpha": 0.6}),
 }
 """Marker, text and look of each mark, by its name, in the order of the key."""
 
 
+def is_tuned(analysis: TransferAnalysis) -> bool:
+    """Return whether some curve has more than one value of the hyperparameter."""
+    return any(len(curve.x_G) > 1 for result in analysis.results for curve in result.curves)
+
+
+def has_scales(analysis: TransferAnalysis) -> bool:
+    """Return whether there is more than one scale."""
+    return len({o.scale for result in analysis.results for o in result.optima}) > 1
+
+
+def is_tuned_at_scales(analysis: TransferAnalysis) -> bool:
+    """Return whether optima of several scales can be compared."""
+    return is_tuned(analysis) and has_scales(analysis)
+
+
+@dataclass(frozen=True)
+class _LossRange:
+    """Losses that a panel shows; runs without a place among them lie on a rail above."""
+
+    bottom: float
+    top: float
+
+    @classmethod
+    def of(cls, result: TransferResult) -> _LossRange:
+        """Return the range of one panel.
+
+        Losses at high learning rates, or one far run, would flatten the valley. The range ends at most 0.6
+        nat above the best and 0.35 above the worst scale's best, or a fifth and an eighth of the loss itself
+        where that is more, and leaves at least a third of itself to the lower three quarters of all points.
+        """
+        finite = [c.mean_G[np.isfinite(c.mean_G)] for c in result.curves if np.isfinite(c.mean_G).any()]
+        if not finite:
+            return cls(0.0, 1.0)
+        zeros = [zero.loss for zero in result.at_zero if np.isfinite(zero.loss)]
+        optima = [o.loss for o in result.optima if np.isfinite(o.loss)]
+        losses = np.concatenate([*finite, zeros])
+        best, worst = min(f.min() for f in finite), max(f.min() for f in finite)
+        bottom = float(min([losses.min(), *optima]))
+        wanted = max(best + max(0.6, 0.2 * abs(best)), worst + max(0.35, 0.12 * abs(worst)))
+        squeezed = bottom + _SQUEEZED * (np.quantile(losses, 0.75) - bottom)
+        top = float(max(min(losses.max(), wanted, squeezed), *optima, worst))
+        return cls(bottom, max(top, bottom + (1e-9 * abs(top) or 0.05)))
+
+    @property
+    def rail(self) -> float:
+        return self.top + 0.06 * (self.top - self.bottom)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return self.bottom - 0.08 * (self.top - self.bottom), self.rail + 0.05 * (self.top - self.bottom)
+
+    def shows(self, curve: LossCurve) -> np.ndarray:
+        """Return whether each point of a curve has a place."""
+        shown_G: np.ndarray = np.isfinite(curve.mean_G) & (curve.mean_G <= self.top)
+        return shown_G
+
+    def lost(self, curve: LossCurve) -> dict[str, np.ndarray]:
+        """Return the points without a place, by their mark in `_KEY`."""
+        diverged, stopped = curve.diverged_G > 0, (curve.stopped_G > 0) & (curve.diverged_G == 0)
+        above = np.isfinite(curve.mean_G) & (curve.mean_G > self.top) & ~diverged & ~stopped
+        return {"diverged": diverged, "stopped": stopped, "above": above}
+
+
+def _loss_ranges(results: Sequence[TransferResult]) -> tuple[list[_LossRange], bool]:
+    """Return the losses that each panel shows, and whether all panels share one range.
+
+    They share one unless some panel would use less than a third of it.
+    """
+    ranges = [_LossRange.of(result) for result in results]
+    bottom, top = min(r.bottom for r in ranges), max(r.top for r in ranges)
+    is_shared = top == bottom or all(r.top - r.bottom > (top - bottom) / 3 for r in ranges)
+    return [_LossRange(bottom, top)] * len(ranges) if is_shared else ranges, is_shared
+
+
+@figure_type(
+    "Loss and optima",
+    "Loss against the hyperparameter, a line a scale; stars are optima, below their intervals",
+    is_tuned,
+)
+def transfer_figure(
+    analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, ax: style.Given = None
+) -> Figure:
+    """Draw loss against log2 of the hyperparameter: a line a scale, a panel a parametrization, optima marked.
+
+    Args:
+        analysis: of a run table.
+        runs: runs of that table, which tooltips in reports list.
+        ax: axes to draw in, one a panel; a new figure by default.
+    """
+    results = names.results_of(analysis)
+    ranges, share_y = _loss_ranges(results)
+    axes = style.panels(len(results), 4.6, 4.0, True, share_y, ax)
+    used, zero_x = set[str](), _zero_place(results)
+    for panel, result, shown in zip(axes, results, ranges, strict=True):
+        of_result = None if runs is None else runs[runs["compared"] == result.compared]
+        used |= _Valleys(panel, result, shown, analysis, zero_x, of_result).draw()
+        panel.set_title(names.raised(names.verdict_title(result, analysis)))
+        panel.set_xlabel(names.title(analysis.hyperparameter))
+        panel.set_ylim(*shown.limits)
+        panel.yaxis.set_major_formatter(ticks.PlainTicks())
+        ticks.log2_axis(panel, zero_x)
+    style.label_rows(axes, LOSS, each=not share_y)
+    marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
+    return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
+
+
+def _zero_place(results: Sequence[TransferResult]) -> float | None:
+    """Return the place of 0, left of the smallest value above it by more than a step of the grid."""
+    if not any(result.at_zero for result in results):
+        return None
+    curves = [curve for result in results for curve in result.curves]
+    return float(min(c.x_G[0] for c in curves) - max(1.0, *(c.step for c in curves)) - 0.5)
+
+
+def _lines_of(axes: Sequence[Axes]) -> list[Artist]:
+    """Return the labelled lines of all panels, each label once, in the order of scales."""
+    lines: dict[str, tuple[float, Artist]] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            lines.setdefault(name, (getattr(handle, "scale", 0.0), handle))
+    return [handle for _, handle in sorted(lines.values(), key=lambda entry: entry[0])]
+
+
 @dataclass(frozen=True)
 class _Valleys:
-    """Curves of one panel; methods return the entries of `_KEY` that they need."""
+    """Curves of one panel; methods that draw return the entries of `_KEY` that they need."""
 
     ax: Axes
     result: TransferResult
-    heights: Heights
-    scale_name: str
-    scales: Sequence[float]
+    range: _LossRange
+    analysis: TransferAnalysis
     zero_x: float | None
+    runs: pd.DataFrame | None
 
     def draw(self) -> set[str]:
-        """Draw all curves with their optima."""
+        scales = names.scales_of(self.analysis.results)
         used = set[str]()
         for curve, optimum in zip(self.result.curves, self.result.optima, strict=True):
-            color = style.sequential(self.scales, curve.scale)
-            offset = self.scales.index(curve.scale) - (len(self.scales) - 1) / 2
-            offset *= min(0.06, 0.4 / len(self.scales))
-            self._draw_curve(curve, color)
-            used |= self._draw_lost(curve, color, offset)
+            color = style.sequential(scales, curve.scale)
+            # Marks of several scales on the rail would cover each other.
+            offset = (scales.index(curve.scale) - (len(scales) - 1) / 2) * min(0.06, 0.4 / len(scales))
+            used |= self._draw_curve(curve, color, offset)
             used |= self._draw_zero(curve, color, offset)
-            used |= _draw_optimum(self.ax, curve, optimum, color)
+            used |= self._draw_optimum(curve, optimum, color)
         if (first := names.smallest_known(self.result)) is not None:
             self.ax.axvline(first.x, color=INK, lw=0.9, ls=":", zorder=0)
             used.add("first")
-        if self.heights.needs_rail(self.result):
-            self.ax.axhline(self.heights.rail, color=INK, lw=0.5, alpha=0.4)
+        if used & {"diverged", "stopped", "above"}:
+            self.ax.axhline(self.range.rail, color=INK, lw=0.5, alpha=0.4)
             used.add("rail")
         if self.zero_x is not None:
             self.ax.axvline(self.zero_x + 0.5, color=INK, lw=0.7, ls=(0, (4, 3)), alpha=0.6)
         return used
 
-    def _draw_curve(self, curve: LossCurve, color: tuple[float, ...]) -> None:
-        """Draw means of runs, with two standard errors as a shade."""
-        shown = self.heights.shows(curve)
-        error_G = self.result.noise.errors_G(curve)
+    def _draw_curve(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
+        """Draw means of runs with two standard errors as a shade, and points without a place on the rail."""
+        shown, error_G = self.range.shows(curve), self.result.noise.errors_G(curve)
+        entry = names.at(self.analysis.scale, curve.scale)
+        texts_G = np.array([self._text(curve, i, error) for i, error in enumerate(error_G)], object)
         (line,) = self.ax.plot(
-            curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4,
-            label=names.at(self.scale_name, curve.scale),
-        )  # fmt: skip
+            curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4, label=entry
+        )
         line.scale = curve.scale  # type: ignore[attr-defined]
+        svg.describe(line, entry, texts_G[shown])
         low_G, high_G = curve.mean_G - 2 * error_G, curve.mean_G + 2 * error_G
-        self.ax.fill_between(curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0)
-
-    def _draw_lost(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
-        """Draw points without a place on the rail."""
+        band = self.ax.fill_between(
+            curve.x_G[shown], low_G[shown], high_G[shown], color=color, alpha=0.18, lw=0
+        )
+        svg.describe(band, entry)
         used = set[str]()
-        for kind, lost in zip(("diverged", "stopped", "above"), self.heights.lost_points(curve), strict=True):
-            marker = _KEY[kind][0]
-            size, edge = (5, 1.6) if marker == "x" else (4, 1.0)
-            self.ax.plot(
-                curve.x_G[lost] + offset, np.full(lost.sum(), self.heights.rail), marker, color=color,
-                ms=size, mew=edge, mfc="none",
-            )  # fmt: skip
+        for kind, lost in self.range.lost(curve).items():
+            marker, _, look = _KEY[kind]
+            rail = np.full(lost.sum(), self.range.rail)
+            (marks,) = self.ax.plot(
+                curve.x_G[lost] + offset, rail, marker, **{"mfc": "none", **look, "color": color}
+            )
+            svg.describe(marks, entry, texts_G[lost])
             used |= {kind} if lost.any() else set()
         return used
+
+    def _text(self, curve: LossCurve, i: int, error: float) -> str:
+        """Return the tooltip of a point of the grid."""
+        x, mean = curve.x_G[i], curve.mean_G[i]
+        runs = self.runs
+        if runs is not None:
+            runs = runs[(runs["scale"] == curve.scale) & np.isclose(runs["x"], x)]
+        loss = svg.loss_text(mean, error) if np.isfinite(mean) else "no loss: half of its runs were lost"
+        return "\n".join([self._head(curve, bound(x)), loss, *svg.run_lines(runs)])
+
+    def _head(self, curve: LossCurve, value: str) -> str:
+        at = names.point(self.analysis.scale, curve.scale)
+        return f"{at}, {columns.label(self.analysis.hyperparameter)} {value}"
 
     def _draw_zero(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
         """Draw runs at hyperparameter 0."""
         zero = next((z for z in self.result.at_zero if z.scale == curve.scale), None)
         if zero is None or self.zero_x is None:
             return set()
-        is_shown = zero.loss <= self.heights.top
-        self.ax.plot(
-            self.zero_x + offset, zero.loss if is_shown else self.heights.rail, "D" if is_shown else "^",
-            color=color, ms=5, mfc="none", mew=1.3,
-        )  # fmt: skip
+        is_shown = zero.loss <= self.range.top
+        y, marker = (zero.loss, "D") if is_shown else (self.range.rail, "^")
+        (mark,) = self.ax.plot(self.zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
+        text = f"{self._head(curve, '0')}\n{svg.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
+        svg.describe(mark, names.at(self.analysis.scale, curve.scale), [text])
         return {"zero"} if is_shown else {"zero", "above"}
 
+    def _draw_optimum(self, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> set[str]:
+        """Draw a star below its interval, or an arrow where the best is at an edge."""
+        ax, loss, text = self.ax, svg.loss_text(optimum.loss), status(optimum)
+        drawn: list[Line2D] = []
+        if optimum.is_bracketed:
+            low, high, ends = _bar_of(optimum, curve)
+            above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
+            for x, marks in (([low, high], "-"), (ends, "|")):
+                y = [optimum.loss] * len(x)
+                drawn += ax.plot(x, y, marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
+            inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
+            drawn += ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
+            interval = f"{bound(optimum.low)} to {bound(optimum.high)}"
+            text = f"{bound(optimum.x)} (95 %: {interval})"
+        elif np.isfinite(optimum.loss):
+            arrow = "<" if optimum.status == Status.LOWER else ">"
+            drawn += ax.plot(
+                optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5
+            )
+        for line in drawn:
+            is_mark = line is drawn[-1]
+            svg.describe(
+                line,
+                names.at(self.analysis.scale, curve.scale),
+                [f"{self._head(curve, 'at its best')}: {text}\n{loss}"] if is_mark else (),
+            )
+        if not drawn:
+            return set()
+        return {"edge"} if not optimum.is_bracketed else {"fitted"} if optimum.is_fitted else {"missed"}
 
-def bar_of(optimum: Optimum, curve: LossCurve) -> tuple[float, float, list[float]]:
-    """Ends of an optimum's interval within the grid, and those with a cap: its own, not the grid's."""
+
+def _bar_of(optimum: Optimum, curve: LossCurve) -> tuple[float, float, list[float]]:
+    """Return the ends of an optimum's interval within the grid, and those that are not the grid's."""
     low, high = max(optimum.low, curve.x_G[0]), min(optimum.high, curve.x_G[-1])
     return low, high, [x for x in (optimum.low, optimum.high) if low <= x <= high]
 
 
-def _draw_optimum(ax: Axes, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> set[str]:
-    """Draw a star below its interval, or an arrow where the best is at an edge; returns entries of `_KEY`."""
-    if optimum.is_bracketed:
-        low, high, ends = bar_of(optimum, curve)
-        above = ax.transData + ScaledTranslation(0, _RAISED / 72, style.figure_of([ax]).dpi_scale_trans)
-        for x, marks in (([low, high], "-"), (ends, "|")):
-            ax.plot(x, [optimum.loss] * len(x), marks, color=color, lw=1.6, ms=6, mew=1.4, transform=above)
-        inside, rim = (color, "white") if optimum.is_fitted else ("white", color)
-        ax.plot(optimum.x, optimum.loss, "*", ms=12, mfc=inside, mec=rim, mew=0.9, zorder=5)
-        return {"fitted" if optimum.is_fitted else "missed"}
-    if not np.isfinite(optimum.loss):
-        return set()
-    arrow = "<" if optimum.status == Status.LOWER else ">"
-    ax.plot(optimum.best_x, optimum.loss, arrow, color=color, ms=10, mec="white", mew=0.7, zorder=5)
-    return {"edge"}
-
-
-@styled
+@figure_type(
+    "Drift of the optimum",
+    "Optimum against scale, with the fitted drift; the shade is drift that does not matter",
+    is_tuned_at_scales,
+)
 def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Optimum against scale, both logarithmic, with the fitted drift and the drift that does not matter.
+    """Draw the optimum against scale, both logarithmic, with the fitted drift.
 
-    Optima at the edge of their grid are arrows.
+    The shade is drift that does not matter; optima at the edge of their grid are arrows.
     """
     results = names.results_of(analysis)
     (panel,) = style.panels(1, 5.2, 3.8, ax=ax)
     handles: list[Artist] = []
     lines = [result.drift for result in results if result.drift.is_told]
     if lines:
-        _draw_band(panel, lines, analysis.delta)
+        _draw_wedge(panel, lines, analysis.delta)
     for i, result in enumerate(results):
-        color, marker = style.categorical(i), style.marker(i)
-        dashes = _draw_line(panel, result, color)
+        color, marker, drift = style.categorical(i), style.marker(i), result.drift
+        dashes = ""
+        if drift.is_told:
+            dashes = "--" if bends(result.optima) else "-"
+            ends = np.array([min(drift.scales), max(drift.scales)])
+            panel.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
         _draw_optima(panel, result.optima, 2 ** (0.03 * (i - (len(results) - 1) / 2)), color, marker)
         bent = "bends: no power law" if dashes == "--" else ""
         text = (names.label(result.compared, analysis.compares), names.alpha(result), bent)
@@ -193,19 +325,8 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
     return style.with_key([panel], handles, ax=ax)
 
 
-def _draw_line(ax: Axes, result: TransferResult, color: str) -> str:
-    """Draw the fitted power law; returns its dashes, "" if α is not known."""
-    drift = result.drift
-    if not drift.is_told:
-        return ""
-    ends = np.array([min(drift.scales), max(drift.scales)])
-    dashes = "--" if bends(result.optima) else "-"
-    ax.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
-    return dashes
-
-
-def _draw_band(ax: Axes, lines: Sequence[Drift], delta: float) -> None:
-    """Draw one wedge of the slopes within ±delta, from the mean of all lines at the smallest scale."""
+def _draw_wedge(ax: Axes, lines: Sequence[Drift], delta: float) -> None:
+    """Draw the slopes within ±delta, from the mean of all lines at the smallest scale."""
     first, last = min(min(d.scales) for d in lines), max(max(d.scales) for d in lines)
     middle = float(np.mean([d.intercept + d.alpha * np.log2(first) for d in lines]))
     reach = delta * np.log2(np.array([first, last]) / first)
@@ -225,14 +346,19 @@ def _draw_optima(ax: Axes, optima: Sequence[Optimum], shift: float, color: str, 
         style.at_edge(ax, o, o.scale * shift, color=color, ms=9)
 
 
-@styled
+@figure_type(
+    "Collapse of the curves",
+    "Loss above the best, the curves moved by the exponent that brings them closest together",
+    is_tuned_at_scales,
+)
 def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
-    """Loss above each scale's best, the curves moved by the exponent that brings them closest together."""
+    """Draw loss above each scale's best, the curves moved by the exponent that collapses them."""
     results = names.results_of(analysis)
     axes = style.panels(len(results), 4.6, 4.0, ax=ax)
     scales, top = names.scales_of(results), 0.0
     for panel, result in zip(axes, results, strict=True):
         beta = result.collapse_exponent if np.isfinite(result.collapse_exponent) else 0.0
+        heights: list[np.ndarray] = []
         for curve in result.curves:
             shown = np.isfinite(curve.mean_G)
             moved_G = curve.x_G - beta * np.log2(curve.scale / scales[0])
@@ -242,7 +368,9 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
                 label=names.at(analysis.scale, curve.scale),
             )  # fmt: skip
             line.scale = curve.scale  # type: ignore[attr-defined]
+            svg.describe(line, names.at(analysis.scale, curve.scale))
             if shown.any():
+                heights.append(above_G)
                 most = max(0.8, 0.25 * abs(curve.mean_G.min()))
                 top = max(top, min(1.04 * float(above_G.max()), most))
         panel.set_title(_collapse_title(result, analysis))
@@ -258,7 +386,7 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
 
 
 def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:
-    """Exponent of whole curves, and below it the exponent of the optima, which may differ."""
+    """Return the exponent of whole curves, and below it the exponent of the optima, which may differ."""
     beta, name = result.collapse_exponent, names.label(result.compared, analysis.compares)
     if not np.isfinite(beta):
         return f"{name}: not moved, the curves have too few points in common"

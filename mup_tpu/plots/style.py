@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -24,6 +25,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from mup_tpu.analysis.optimum import Optimum, Status
+from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.config.visible import visible
 from mup_tpu.errors import ConfigError
 
@@ -49,28 +51,58 @@ BAR = 1.0
 """Width of a bar of colours with its numbers, inches."""
 ACROSS = 3
 """Largest number of panels beside each other; further ones go below."""
+_TALL_KEY = 0.85
+"""Height from which a single panel's key goes to its right, inches: more than four lines."""
+_WIDEST = 8.0
+"""Most inches of a panel with its key at the right."""
 _ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
 """Inches that panels beside each other may take."""
 
 
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under this module's style; titles and axes' names are broken into lines that fit their panel, and
-    control characters become escapes: no SVG may hold them.
+@dataclass(frozen=True)
+class FigureType:
+    """A kind of figure: its texts on a page, its function, and when an analysis has data for it."""
 
-    In a figure of the caller's lines stay as they are: its layout is the caller's.
+    title: str
+    caption: str
+    draw: Callable[..., Figure]
+    has_data: Callable[[TransferAnalysis], bool] | None = None
+    """None for figures of anything other than a `TransferAnalysis`."""
+
+
+FIGURES: dict[str, FigureType] = {}
+"""All figures by name; `figure_type` adds one."""
+
+
+def figure_type(
+    title: str, caption: str, has_data: Callable[[TransferAnalysis], bool] | None = None
+) -> Callable[[Callable[P, Figure]], Callable[P, Figure]]:
+    """Register a function NAME_figure as the figure NAME, and draw it under this module's style.
+
+    Titles and names of axes are broken into lines that fit their panel, unless the caller gave the axes.
+    Control characters become escapes, because no SVG may hold them.
+
+    Args:
+        title: a few words for a heading.
+        caption: what is drawn against what, and what the marks mean.
+        has_data: whether an analysis has data for the figure; None if it is drawn from something else.
     """
 
-    @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            figure = draw(*args, **kwargs)
-            for text in figure.findobj(Text):
-                text.set_text(visible(text.get_text()))
-            if kwargs.get("ax") is None:
-                _break_texts(figure)
-            return figure
+    def register(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+        @functools.wraps(draw)
+        def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+            with matplotlib.rc_context(STYLE):
+                figure = draw(*args, **kwargs)
+                for text in figure.findobj(Text):
+                    text.set_text(visible(text.get_text()))
+                if kwargs.get("ax") is None:
+                    _break_texts(figure)
+                return figure
 
-    return drawn
+        FIGURES[draw.__name__.removesuffix("_figure")] = FigureType(title, caption, drawn, has_data)
+        return drawn
+
+    return register
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -204,9 +236,10 @@ def figure_of(axes: Sequence[Axes]) -> Figure:
 def with_key(
     axes: Sequence[Axes], handles: Sequence[Artist], title: str | None = None, ax: Given = None
 ) -> Figure:
-    """Figure of panels, with a key below them in as many columns as fit; it grows by the key's further lines.
+    """Add a key below the panels in as many columns as fit, or at the right of a single one.
 
-    In axes of the caller's the key is the legend of the last one.
+    The figure, which is returned, grows by what the key takes. In axes of the caller's the key is the legend
+    of the last one.
     """
     figure = figure_of(axes)
     if not handles:
@@ -214,15 +247,30 @@ def with_key(
     if ax is not None:
         axes[-1].legend(handles=list(handles), title=title, fontsize=8)
         return figure
-    legend = _fitted(
-        lambda ncols: figure.legend(
-            handles=list(handles), title=title, ncols=ncols, fontsize=9, loc="outside lower center"
-        ),
-        [str(handle.get_label()) for handle in handles],
-        0.96 * figure.get_figwidth(),
-    )
-    figure.set_figheight(figure.get_figheight() + max(0.0, _inches(legend)[1] - 0.3))
+    labels = [str(handle.get_label()) for handle in handles]
+
+    def key(place: Any, ncols: int = 1) -> Legend:
+        return figure.legend(handles=handles, loc=place, title=title, ncols=ncols, fontsize=9)
+
+    legend = _fitted(functools.partial(key, "outside lower center"), labels, 0.96 * figure.get_figwidth())
+    height = _inches(legend)[1]
+    if len(axes) == 1 and height > _TALL_KEY:  # it would take a third of the figure
+        beside = key("outside right upper")
+        width = figure.get_figwidth() + _inches(beside)[0]
+        if width <= min(_ROOM.get(), _WIDEST):
+            legend.remove()
+            figure.set_figwidth(width)
+            beside.labels, beside.is_beside = labels, True  # type: ignore[attr-defined]
+            return figure
+        beside.remove()
+    figure.set_figheight(figure.get_figheight() + max(0.0, height - 0.3))
     return figure
+
+
+def keys_of(figure: Figure) -> list[Legend]:
+    """Return the keys of a figure and of its panels; `labels` of a key are its entries before line breaks."""
+    keys = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
+    return [key for key in keys if key is not None and hasattr(key, "labels")]
 
 
 def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
@@ -244,9 +292,10 @@ def panel_key(ax: Axes, width: float, below: float, title: str) -> float:
 
 
 def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) -> Legend:
-    """A legend with as many columns as fit the width; wider names are broken."""
+    """Return a legend with as many columns as fit the width; longer entries are broken into lines."""
     for ncols in range(min(7, len(labels)), 0, -1):
         legend = make(ncols)
+        legend.labels, legend.is_beside = labels, False  # type: ignore[attr-defined]
         if _inches(legend)[0] <= width:
             return legend
         if ncols > 1:
@@ -290,10 +339,11 @@ def shade(text: str) -> Patch:
 def _break_texts(figure: Figure) -> None:
     in_grid = [ax for ax in figure.axes if ax.get_subplotspec() is not None]
     bars = len(figure.axes) - len(in_grid)
+    taken = BAR * bars + sum(_inches(key)[0] for key in figure.legends if getattr(key, "is_beside", False))
     for ax in in_grid:
         spec = ax.get_subplotspec()
         assert spec is not None
-        width = (figure.get_figwidth() - BAR * bars) / spec.get_gridspec().ncols
+        width = (figure.get_figwidth() - taken) / spec.get_gridspec().ncols
         height = figure.get_figheight() / spec.get_gridspec().nrows
         for text, room in (
             (ax.title, width - (1.3 if bars else 0.5)),  # room for a bar's numbers at the right

@@ -71,11 +71,17 @@ def log_ticks(low: float, high: float, least: int) -> list[float]:
     return ticks
 
 
-def size_axis(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis of parameters or FLOP: 50k, 2M, 1T."""
+def size_axis(axis: Axis, low: float, high: float, is_compute: bool = False) -> None:
+    """Format a logarithmic axis of parameters or tokens (50k, 2M, 1B), or of FLOP (2M, 1G)."""
     axis.set_major_locator(FixedLocator(log_ticks(low, high, least=3)))
-    axis.set_major_formatter(EngFormatter(sep="", useOffset=False))
+    axis.set_major_formatter(lambda value, _: write_size(value, is_compute))
     axis.set_minor_locator(NullLocator())
+
+
+def write_size(value: float, is_compute: bool = False) -> str:
+    """Write a size with a prefix: a billion parameters are 1B, and 10⁹ FLOP are 1G."""
+    written = EngFormatter(sep="", useOffset=False)(value)
+    return written if is_compute else written.replace("G", "B")
 
 
 def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:

@@ -1,8 +1,9 @@
-"""Evidence behind verdicts: regrets, drift exponents by look, and both for several sweeps."""
+"""Evidence behind verdicts: regrets, drift exponents by look, and both for many sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,15 @@ from matplotlib.ticker import MaxNLocator
 from mup_tpu.analysis.drift import is_told
 from mup_tpu.analysis.looks import LookTaken
 from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.referee import Ruling
 from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
 from mup_tpu.plots import names, style, ticks
-from mup_tpu.plots.style import INK, styled
+from mup_tpu.plots.optima import is_tuned_at_scales
+from mup_tpu.plots.style import INK, figure_type
+from mup_tpu.words.referee import span, why_drifts
 
 _REACH = 1.5
 """Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others."""
@@ -41,7 +45,7 @@ _WORDS = {
 """Status of a regret -> its short form in a cell, and the form's meaning."""
 
 
-@styled
+@figure_type("Regret", "Regret of every smaller scale's optimum at every larger scale", is_tuned_at_scales)
 def regret_figure(analysis: TransferAnalysis) -> Figure:
     """Heat map of the regret of each smaller scale's optimum at each larger one, nat per token."""
     results = names.results_of(analysis)
@@ -130,7 +134,11 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
     return [(look, spent) for look, spent in looks if look.number and look.evidence.drift.is_known]
 
 
-@styled
+@figure_type(
+    "Looks of the sequence",
+    "Drift exponent and its interval against the cost until each look",
+    lambda analysis: any(known_looks(result) for result in analysis.results),
+)
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
     """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in names.results_of(analysis) if known_looks(result)]
@@ -168,7 +176,10 @@ def _draw_look(ax: Axes, look: LookTaken, spent: float) -> None:
             ax.plot(spent, bound, arrow, color=color, ms=5)
 
 
-@styled
+@figure_type(
+    "Sweeps beside each other",
+    "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter",
+)
 def ablations_figure(table: pd.DataFrame) -> Figure:
     """Drift exponent and regret of several sweeps, with 95 % intervals.
 
@@ -222,3 +233,75 @@ def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], row
     for row, number in zip(rows[~drawn], x[~drawn], strict=True):
         said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
         ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
+
+
+@figure_type(
+    "All sweeps", "Drift exponent of each rule, by the way of growing; values in the shade do not matter"
+)
+def referee_figure(found: Sequence[Ruling]) -> Figure:
+    """Drift exponent α of each rule with its 95 % interval, by the way of growing, marked by its verdict.
+
+    Args:
+        found: from `mup_tpu.analysis.referee.rulings`.
+    """
+    entries: list[str | Ruling] = []
+    for way, of_way in groupby(_sorted(found), lambda r: columns.label(r.columns.scale)):
+        entries += [way, *of_way]
+    written = [names.plain(e) if isinstance(e, str) else _named(e) for e in entries]
+    longest = min(4.0, 0.072 * max(map(len, written), default=0))
+    figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
+    ax = figure.subplots()
+    rows = np.arange(len(entries))[::-1]
+    for row, entry in zip(rows, entries, strict=True):
+        if isinstance(entry, str):
+            ax.axhline(row + 0.5, color=INK, lw=0.6)
+        else:
+            _draw_ruling(ax, row, entry)
+    ax.axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
+    ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
+    ax.set_yticks(rows, written, fontsize=8.5)
+    for tick, entry in zip(ax.get_yticklabels(), entries, strict=True):
+        tick.set_fontweight("bold" if isinstance(entry, str) else "normal")
+    ax.set_ylim(-0.7, len(entries) - 0.3)
+    ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
+    ax.set_xlabel("drift exponent α, 95 % interval")
+    key = style.verdict_key(r.decision for r in found)
+    return style.with_key([ax], [*key, style.shade(f"|α| < {DELTA:g} does not matter")])
+
+
+def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
+    """Rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
+    places = {key: i for i, key in enumerate(dict.fromkeys((r.columns.scale, r.compares) for r in found))}
+
+    def place(ruling: Ruling) -> tuple[int, int, str]:
+        rules = names.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
+        return places[ruling.columns.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
+
+    return sorted(found, key=place)
+
+
+def _draw_ruling(ax: Axes, row: int, ruling: Ruling) -> None:
+    """Draw an exponent with its interval, and why it drifts where the interval does not say so."""
+    marker, color = style.VERDICTS[ruling.decision]
+    if not is_told(ruling.low, ruling.high):
+        ax.annotate("not known", (0, row), ha="center", va="center", fontsize=8.5)
+        return
+    low, high = max(ruling.low, -_REACH), min(ruling.high, _REACH)
+    at = min(max(ruling.alpha, -_REACH), _REACH)
+    ax.plot([low, high], [row, row], color=color, lw=1.6, solid_capstyle="butt")
+    for end, bound, cut in ((ruling.low, low, "<"), (ruling.high, high, ">")):
+        ax.plot(bound, row, "|" if end == bound else cut, color=color, ms=7)
+    ax.plot(at, row, marker, color=color, ms=6, mec="white", mew=0.6)
+    if why := why_drifts(ruling):
+        is_left = high > 0.3
+        ax.annotate(
+            why, (low - 0.05 if is_left else high + 0.05, row), va="center", fontsize=7.5,
+            ha="right" if is_left else "left",
+        )  # fmt: skip
+
+
+def _named(ruling: Ruling) -> str:
+    common = zip(ruling.setting, ("gpt2", "adamw", "lr"), strict=True)
+    differs = ", ".join(dict.fromkeys(columns.label(name) for name, most in common if name != most))
+    rule = names.label(ruling.rule, ruling.compares) + (f" ({differs})" if differs else "")
+    return f"{rule}: {span(ruling)}, {names.plain(ruling.sweep)}"

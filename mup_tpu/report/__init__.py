@@ -1,8 +1,155 @@
 """One self-contained HTML file about results: verdicts, figures, tables, and how runs were made."""
 
-from mup_tpu.report.coord_check import coordinate_check_page
-from mup_tpu.report.page import Page, render
-from mup_tpu.report.search import search_page
-from mup_tpu.report.sweeps import ablations_page, sweep_page
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from mup_tpu import plots
+from mup_tpu.analysis.coord_check import by_setting, conclusions, scale_of
+from mup_tpu.analysis.optimum import EPSILON
+from mup_tpu.analysis.ranking import of_status, ranked, varied
+from mup_tpu.analysis.run_table import RunTable
+from mup_tpu.analysis.scores import Score
+from mup_tpu.analysis.transfer import TransferAnalysis
+from mup_tpu.analysis.verdict import DELTA
+from mup_tpu.config.columns import label, write
+from mup_tpu.config.values import counted
+from mup_tpu.report.page import Block, Box, Page, Picture, Section, Text, Values, render
+from mup_tpu.words.names import name, ordered, results_of
+from mup_tpu.words.reasons import notes
+from mup_tpu.words.tables import (
+    conclusion,
+    how_made,
+    optima_table,
+    regret_table,
+    slopes_table,
+    sweeps_table,
+    trials_table,
+    worth_table,
+)
+from mup_tpu.words.verdicts import details, remedy, score, verdict
 
 __all__ = ["Page", "ablations_page", "coordinate_check_page", "render", "search_page", "sweep_page"]
+
+_RULE = (
+    "A verdict is TRANSFERS if the regret's upper bound is below {epsilon:g} nat and the drift exponent's "
+    "interval lies within ±{delta:g}; DRIFTS if that interval excludes 0 and the regret's lower one exceeds "
+    "{epsilon:g} nat, or twice that for any α; INCONCLUSIVE otherwise. In a sequence of looks, each of which "
+    "could end it, the regret has 99 % bounds. Intervals are 95 %: of optima and regrets from a parametric "
+    "bootstrap, of α averaged over the scatter of the optima."
+)
+_WORTH = (
+    "Cost of the smallest scale's optimum at the largest, as a share of the gain by growing. As the scale n "
+    "grows without end, the loss gap falls as n^-a, the optimum's distance from its limit as n^-b. "
+    "Transfer is useful if b > a/2 (Ghosh et al. 2026). An error of the same octaves costs n^κ more against "
+    "the loss gap; R(∞) is the rule's irreducible loss over the lowest other one (Kalra & Barkeshli 2026). "
+    "Intervals are 95 %."
+)
+
+
+def sweep_page(analysis: TransferAnalysis, table: RunTable, scores: Sequence[Score] = ()) -> Page:
+    """Return the report of a sweep: verdicts, figures, optima, regrets, and scores of predictions."""
+    scale, tuned = label(analysis.scale), label(analysis.hyperparameter)
+    results = [(name(result.compared, analysis.compares), result) for result in results_of(analysis)]
+    lead: list[Block] = []
+    for rule, result in results:
+        settles = remedy(result, analysis)
+        commands = (settles.text,) if settles.is_command else ()
+        sentence = verdict(result, analysis, scores, rule)
+        lead.append(Box(sentence, details(result, analysis), commands, result.verdict.decision))
+    lead += [Text(f"Note: {note}.", is_note=True) for note in notes(analysis)]
+    pictures = []
+    for figure, draw in plots.drawings(analysis).items():
+        runs = {"runs": table.runs} if figure in ("transfer", "learning_curves") else {}
+        pictures.append(Picture.of(figure, partial(draw, analysis, **runs)))
+    optima = [optima_table(result, analysis.scale, rule) for rule, result in results]
+    regrets = [regret_table(result, analysis.scale, rule) for rule, result in results if result.regrets]
+    sections = [Section("Figures", pictures), Section("Optima", optima)]
+    if regrets:
+        meaning = f"Loss at a larger {scale} with the optimum of a smaller one, less the loss at its optimum."
+        sections.append(Section("Regret", [Text(meaning), *regrets]))
+        sections.append(Section("Is a transfer worth it?", [Text(_WORTH), worth_table(analysis, results)]))
+    if scores:
+        texts = [Text(f"{score(one, name(one.prediction.compared))}.") for one in scores]
+        sections.append(Section("Predictions", texts))
+    if table.stored is not None:
+        sections.append(Section("How the runs were made", [Values(how_made(table.stored))]))
+    title = f"{analysis.name}: does {tuned} transfer across {scale}?"
+    return Page(title, lead, sections, _RULE.format(epsilon=analysis.epsilon, delta=analysis.delta))
+
+
+def ablations_page(title: str, table: pd.DataFrame, notes: Sequence[str] = ()) -> Page:
+    """Return the report of several sweeps; `table` is from `mup_tpu.analysis.ablations.compare`."""
+    counts = table["verdict"].value_counts()
+    summary = ", ".join(f"{counts[v]} {v}" for v in ("TRANSFERS", "DRIFTS", "INCONCLUSIVE") if v in counts)
+    return Page(
+        f"{title}: what each change does to transfer",
+        [Box(f"{len(table)} sweeps: {summary}", notes)],
+        [
+            Section("Figure", [Picture.of("ablations", partial(plots.ablations_figure, table))]),
+            Section("Sweeps, the worst regret first", [sweeps_table(table)]),
+        ],
+        "Regret is from the smallest scale to the largest. " + _RULE.format(epsilon=EPSILON, delta=DELTA),
+    )
+
+
+def search_page(title: str, runs: pd.DataFrame) -> Page:
+    """Return the report of a search: best trial, trials against each hyperparameter, how they were made."""
+    trials, searched = ranked(runs), varied(runs)
+    finished, counts = of_status(trials, "finished"), counted(trials["status"].value_counts().items())
+    lead = Box("No trial has finished.", [counts])
+    if len(finished):
+        best = finished.iloc[0]
+        values = ", ".join(f"{label(column)} {write(column, best[column])}" for column in searched)
+        loss = f"The best trial: loss {best['loss']:.4f} nat per token"
+        lead = Box(loss, [values, f"trials: {counts}"])
+    figures: list[Block] = [Text("All trials have the same searched values.")]
+    if searched and np.isfinite(trials.loc[trials["status"] != "diverged", "loss"]).any():
+        figures = [Picture.of("search", partial(plots.search_figure, trials, searched))]
+    return Page(
+        f"{title}: a search of {len(trials)} trials",
+        [lead],
+        [
+            Section("Figure", figures),
+            Section(f"The best of {len(finished)} finished trials", [trials_table(runs)]),
+            Section("How the runs were made", [Values(how_made(runs))]),
+        ],
+        "A trial stopped early has the loss of its last step; do not compare it with a finished one.",
+    )
+
+
+def coordinate_check_page(title: str, table: pd.DataFrame) -> Page:
+    """Return the report of a coordinate check: lines and slopes of all layers, by setting.
+
+    Raises:
+        TableError: it is no such table.
+    """
+    scale = scale_of(table)
+    lead: list[Block] = []
+    sections = []
+    for number, part in enumerate(by_setting(table).values()):
+        setting = ""
+        if {"optimizer", "tied"} <= set(part):
+            rule, tied = str(part["optimizer"].iloc[0]), bool(part["tied"].iloc[0])
+            setting = f"{name(rule, 'optimizer')}, {'tied' if tied else 'untied'} embeddings"
+        by_rule = {one.parametrization: one for one in conclusions(part)}
+        for rule in ordered(by_rule):
+            sentence, *others = conclusion(by_rule[rule], scale, name(rule))
+            decision = "passes" if by_rule[rule].passes else "fails"
+            if by_rule[rule].fastest is None:
+                decision = ""
+            lead.append(Box(sentence, [*filter(None, [setting]), *others], decision=decision))
+        picture = Picture.of("coordinate_check", partial(plots.coordinate_check_figure, part), number)
+        slopes = slopes_table(part, ordered(part["parametrization"].unique()))
+        sections.append(Section(setting or "Figure", [picture, slopes]))
+    return Page(
+        f"{title}: do activations and updates keep their size as {label(scale)} grows?",
+        lead,
+        sections,
+        f"A slope is the exponent of a layer's size in {label(scale)}, fitted over all seeds after the last "
+        "step; a positive one means that it grows without bound. Intervals are 95 %.",
+    )

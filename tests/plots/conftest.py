@@ -1,14 +1,10 @@
 """What several of these files draw."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from mup_tpu.analysis import analyze, load_table
-
-# Interactive figures need Bokeh, which a minimal install lacks.
-collect_ignore = [] if importlib.util.find_spec("bokeh") else ["test_interactive.py", "test_style.py"]
 
 RESULTS = Path(__file__).parents[2] / "results"
 REFERENCE = Path(__file__).parents[1] / "reference_runs" / "nanogpt_mup_shakespeare_digitised.csv"

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mup_tpu import report
 from mup_tpu.analysis import analyze, coord_check
 from mup_tpu.analysis.ablations import compare
+from mup_tpu.plots.style import sequential
 from mup_tpu.store import load_runs
 
 pytestmark = pytest.mark.slow
@@ -34,15 +36,17 @@ KINDS = (
     *(pytest.param(k, marks=pytest.mark.nightly) for k in ("search", "ablations", "coord_check")),
 )
 
-POINT = """([panel, wanted]) => {
-  const targets = model(document.querySelectorAll(".panel")[panel].dataset.targets);
-  const data = targets.data_source.data, view = Bokeh.index.find_one_by_id(targets.id);
-  const at = Array.from(data.about).findIndex((about) => about.startsWith(wanted));
-  const box = view.parent.canvas_view.el.getBoundingClientRect();
-  return [box.left + view.coordinates.x_scale.compute(data[targets.glyph.x.field][at]),
-          box.top + view.coordinates.y_scale.compute(data.y[at])];
+POINT = """([nth, wanted]) => {
+  const points = [...document.querySelectorAll(".point")].filter(
+    (each) => each.getClientRects().length && each.textContent.startsWith(wanted));
+  points[nth].scrollIntoView({block: "center"});
+  const box = points[nth].getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
 }"""
-"""Where on the screen the point of a panel is that says what begins so."""
+"""Where on the screen the nth visible point is whose tooltip begins so."""
+TOOLTIPS = """([x, y]) => document.elementsFromPoint(x, y).filter((each) => each.matches(".point"))
+  .map((each) => each.textContent)"""
+"""Tooltips of the points under the pointer, the one that the browser shows first."""
 
 
 @pytest.fixture(scope="module")
@@ -100,91 +104,78 @@ def opened(browser: Browser, address: str, screen: dict) -> Page:
         ),
     )
     page.goto(address)
-    page.wait_for_function(
-        "typeof Bokeh === 'undefined'"
-        " || (Bokeh.documents.length > 0 && Bokeh.documents.every((each) => each.is_idle))"
-    )
     return page
 
 
-def lefts(page: Page, selector: str) -> set[float]:
-    return set(
-        page.eval_on_selector_all(selector, "(all) => all.map((each) => each.getBoundingClientRect().left)")
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_phone_tables_scroll_and_panels_stack_on_a_desk_these_are_beside_each_other(
-    browser, address, kind
-):
+def test_a_page_fits_a_phone_and_a_desk_and_wide_tables_scroll(browser, address, kind):
     page = opened(browser, address(kind), PHONE)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-    assert len(lefts(page, ".panel")) == (kind != "ablations"), "all panels below each other"
-    widths = page.eval_on_selector_all(".panel", "(all) => all.map((each) => each.scrollWidth)")
-    assert all(width <= 390 for width in widths)
     wide = page.locator(".table:has(.cells)").first
     assert (
         wide.evaluate("(box) => box.scrollWidth > box.clientWidth && (box.scrollLeft = 50, box.scrollLeft)")
         == 50
     )
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-    shown = page.eval_on_selector_all(
-        "picture:has(source) img", "(all) => all.map((img) => img.naturalHeight > img.naturalWidth)"
+    fixed = (
+        "[...document.querySelectorAll('*')].filter((e) => /fixed|sticky/.test(getComputedStyle(e).position))"
     )
-    assert all(shown), "of a picture's two forms the one with its panels below each other"
-    page.set_viewport_size(DESK["viewport"])
-    across = {"sweep": 2, "search": 3, "coord_check": 2, "ablations": 0}[kind]
-    assert len(lefts(page, ".panel")) == across
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 1280
+    assert page.evaluate(f"{fixed}.length") == 0, "nothing covers the page"
+    for screen, form in ((PHONE, ".narrow"), (DESK, ".wide")):
+        page.set_viewport_size(screen["viewport"])
+        boxes = page.eval_on_selector_all(
+            "figure svg",
+            "(all) => all.map((e) => [e.parentElement.className, e.getBoundingClientRect().width])",
+        )
+        shown = [(name, width) for name, width in boxes if width]
+        assert {f".{name}" for name, _ in shown} == {form} and len(shown) * 2 == len(boxes)
+        natural = page.eval_on_selector_all(
+            f"figure {form} svg", "(all) => all.map((e) => e.viewBox.baseVal.width * 96 / 72)"
+        )
+        scale = [width / whole for (_, width), whole in zip(shown, natural, strict=True)]
+        assert min(scale) > 0.88, "type of 10 points keeps at least 12 pixels"
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= screen["viewport"]["width"]
     assert page.complaints == []
     page.context.close()
-
-
-def count_of(page: Page, panel: int, color: str) -> int:
-    """Pixels of a panel that have about a colour."""
-    seen = np.asarray(
-        Image.open(io.BytesIO(page.locator(".panel").nth(panel).screenshot())).convert("RGB"), int
-    )
-    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(seen - wanted).max(axis=-1) < 12).sum())
 
 
 def test_a_point_under_the_pointer_says_its_loss_seeds_and_trials(browser, address, quickstart):
     page = opened(browser, address("sweep"), DESK)
-    page.locator(".panel").nth(1).scroll_into_view_if_needed()
-    page.mouse.move(*page.evaluate(POINT, [1, "<b>width 64, learning rate 2<sup>−8</sup>"]))
-    told = page.locator(".about").first
-    told.wait_for()
-    runs = quickstart[1].runs.query("compared == 'sp' and scale == 64 and x == -8")
+    at = page.evaluate(POINT, [1, "width 128, learning rate 2^-5\n"])
+    (text, *_) = page.evaluate(TOOLTIPS, at)
+    runs = quickstart[1].runs.query("compared == 'sp' and scale == 128 and x == -5")
     assert len(runs) >= 1
-    (result,) = (r for r in quickstart[0].results if r.parametrization == "sp")
-    curve = next(c for c in result.curves if c.scale == 64)
-    assert f"loss {curve.mean_G[list(curve.x_G).index(-8)]:.6g} ± " in told.inner_text()
     for run in runs.itertuples():
-        assert f"seed {run.seed}: loss {run.loss:.6g}, trial {run.trial_id}" in told.inner_text()
+        assert f"seed {run.seed}: loss {run.loss:.6g}, trial {run.trial_id}" in text
     assert page.complaints == []
     page.context.close()
 
 
-def test_a_click_on_the_key_hides_a_curve_in_all_panels_and_another_shows_it(browser, address):
-    """Points of two widths lie under the pointer; the one whose curve is hidden says nothing."""
+def count_of(page: Page, color: str) -> int:
+    """Pixels of the first figure that have about a colour."""
+    picture = page.locator("figure").first.locator("svg:visible").screenshot()
+    seen = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"), int)
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(seen - wanted).max(axis=-1) < 12).sum())
+
+
+@pytest.mark.parametrize("by", ["click", "keyboard"])
+def test_the_key_hides_a_curve_with_its_tooltips_and_shows_it_again(browser, address, by):
     page = opened(browser, address("sweep"), DESK)
-    page.locator(".key").first.scroll_into_view_if_needed()
-    button = page.locator(".key button").first
-    color = button.locator("svg").get_attribute("stroke")
-    point = page.evaluate(POINT, [0, "<b>width 256, learning rate 2<sup>−4</sup>"])
-    assert button.inner_text().strip() == "width 64"
-    assert min(drawn := [count_of(page, panel, color) for panel in (0, 1)]) > 100
+    key = page.locator("figure").first.locator(".wide [data-key]")
+    assert key.count() == 4
+    button, color = key.first, to_hex(sequential([64, 128, 256, 384], 64))
+    assert button.text_content() == "hide or show width 64"
     for is_shown in (True, False, True):
         assert button.get_attribute("aria-pressed") == str(is_shown).lower()
-        page.mouse.move(*point)
-        page.locator(".about", has_text="width 256").wait_for()
-        assert page.locator(".about", has_text="width 64").count() == is_shown
         page.mouse.move(0, 0)
-        page.locator(".about").first.wait_for(state="hidden")
-        counted = [count_of(page, panel, color) for panel in (0, 1)]
-        assert counted == (drawn if is_shown else [0, 0])
-        button.click()
+        texts = page.eval_on_selector_all(
+            "figure:first-of-type .wide .point",
+            "(all) => all.filter((e) => e.getClientRects().length).map((e) => e.textContent)",
+        )
+        assert any(text.startswith("width 64,") for text in texts) == is_shown
+        assert any(text.startswith("width 128,") for text in texts)
+        assert is_shown == (count_of(page, color) > 100)
+        button.click() if by == "click" else button.press("Enter")
     assert page.complaints == []
     page.context.close()
 
@@ -193,14 +184,18 @@ def test_a_tap_on_a_trial_keeps_what_it_says_and_marks_it_in_all_panels(browser,
     runs = load_runs(RESULTS / "tune_small")
     trial = runs[runs["status"] == "stopped"].sort_values("loss").iloc[-1]  # alone at the top
     page = opened(browser, address("search"), PHONE)
-    page.locator(".panel").first.scroll_into_view_if_needed()
-    page.touchscreen.tap(*page.evaluate(POINT, [0, f"<b>trial {trial['trial_id']}"]))
-    kept = page.locator(".panel").first.locator(".chosen")
-    kept.wait_for()
+    chosen = page.locator(".chosen")
+    assert not chosen.is_visible()
+    at = page.evaluate(POINT, [0, f"trial {trial['trial_id']}"])
+    page.touchscreen.tap(*at)
+    chosen.wait_for()
     for text in (trial["trial_id"], f"loss {trial['loss']:.6g}", "seed 0", "stopped after", "init σ"):
-        assert text in kept.inner_text()
-    chosen = "(all) => all.map((each) => model(each.dataset.targets).data_source.selected.indices.length)"
-    assert page.eval_on_selector_all(".panel", chosen) == [1] * 6
+        assert text in chosen.inner_text()
+    marked = page.locator(".narrow .chosen-point")
+    assert marked.count() == 6
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    page.touchscreen.tap(at[0], at[1] + 60)
+    chosen.wait_for(state="hidden")
+    assert marked.count() == 0
     assert page.complaints == []
     page.context.close()

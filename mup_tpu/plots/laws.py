@@ -1,0 +1,300 @@
+"""Laws over scales: best losses, and optima predicted at scales that were not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from mup_tpu.analysis.line import Line
+from mup_tpu.analysis.optimum import Optimum
+from mup_tpu.analysis.power_law import PowerLaw
+from mup_tpu.analysis.prediction import Predictions, RulePrediction
+from mup_tpu.analysis.scaling_law import ScalingLaw
+from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
+from mup_tpu.errors import TableError
+from mup_tpu.plots import names, style, ticks
+from mup_tpu.plots.optima import has_scales
+from mup_tpu.plots.style import INK, LOSS, figure_type
+
+_FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))
+"""Quantiles between which a fan is drawn, and its opacity."""
+_COMPUTE = "compute 6·N·D (FLOP)"
+
+
+@figure_type("Best losses", "Best loss against scale and size", has_scales)
+def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Figure:
+    """Draw the loss at each scale's own optimum and at the smallest one's, against scale and against size.
+
+    Where the table knows parameters N, a second panel is against them, with the fitted scaling law A·N^-α if
+    it is identified. If all runs have as many tokens D, its upper axis is compute (6·N·D floating-point
+    operations, Kaplan et al. 2020); if only tokens grow, the panel is against compute. A single `ax` gets
+    the first panel alone.
+    """
+    results = names.results_of(analysis)
+    known = [r for r in results if len(r.law.params) > 1 and np.isfinite(r.law.params + r.law.tokens).all()]
+    if isinstance(ax, Axes):
+        known = []
+    axes = style.panels(2 if known else 1, 4.9, 3.8, share_x=False, ax=ax)
+    handles: list[Artist] = []
+    for i, result in enumerate(results):
+        handles += _draw_best_losses(axes[0], result, analysis, i)
+    scales = sorted({o.scale for r in results for o in r.optima})
+    ticks.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
+    losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
+    ticks.loss_axis(axes[0], losses)
+    axes[0].set_ylabel(LOSS)
+    if known:
+        handles += _draw_sizes(axes[1], known, analysis)
+    return style.with_key(axes, handles, ax=ax)
+
+
+def _draw_best_losses(
+    ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
+) -> list[Artist]:
+    color, marker = style.categorical(index), style.marker(index)
+    name = names.label(result.compared, analysis.compares)
+    best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
+    tuned = any(o.is_bracketed for o in result.optima)
+    text = f"{name}, own optimum" if tuned else name
+    handles: list[Artist] = [*ax.plot(list(best), list(best.values()), marker + "-", color=color, label=text)]
+    first = names.smallest_known(result)
+    if first is None:
+        return handles
+    moved = {
+        r.target: best[r.target] + r.value
+        for r in result.regrets
+        if r.source == first.scale and np.isfinite(r.value)
+    }
+    if moved:
+        handles += ax.plot(
+            list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
+            label=f"{name}, optimum of {names.at(analysis.scale, first.scale)}",
+        )  # fmt: skip
+    return handles
+
+
+def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAnalysis) -> list[Artist]:
+    """Draw losses and laws against parameters, or against compute where parameters do not grow."""
+    handles: list[Artist] = []
+    results = names.results_of(analysis)
+    grows = any(len(set(r.law.params)) > 1 for r in known)
+    for result in known:
+        i, points = results.index(result), result.law
+        color, name = style.categorical(i), names.label(result.compared, analysis.compares)
+        params = np.array(points.params)
+        sizes = params if grows else 6 * params * np.array(points.tokens)
+        ax.plot(sizes, points.losses, style.marker(i), color=color)
+        if points.law is not None and grows:
+            along = np.geomspace(params.min(), 2 * params.max(), 64)
+            exponent = names.signed(-points.law.exponents[0])
+            text = f"{name}: {points.law.irreducible:.2f} + A·N$^{{{exponent}}}$"
+            losses = [points.law.loss(n) for n in along]
+            handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=text)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ticks.size_axis(ax.xaxis, low, high, is_compute=not grows)
+    ax.set_xlabel("parameters without embeddings, N" if grows else f"{_COMPUTE[:-1]}; N without embeddings)")
+    lengths = {t for r in known for t in r.law.tokens}
+    if grows and len(lengths) == 1:
+        flop = 6 * lengths.pop()
+        functions = (partial(np.multiply, flop), partial(np.multiply, 1 / flop))
+        upper = ax.secondary_xaxis("top", functions=functions)
+        ticks.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
+        upper.tick_params(labelsize=8)
+        upper.set_xlabel(_COMPUTE, fontsize=8)
+    return handles
+
+
+@figure_type("Scaling law", "Loss against parameters, with the fitted law and the interval of new runs")
+def scaling_law_figure(
+    law: ScalingLaw, params: np.ndarray, losses: np.ndarray, held_out: int = 0, *, ax: style.Given = None
+) -> Figure:
+    """Draw a law in one variable with its interval, its fitted points and the held-out ones.
+
+    Args:
+        law: fitted without the held-out points.
+        params: parameters of each point, ascending.
+        losses: nat per token.
+        held_out: number of last points that were not fitted.
+        ax: axes to draw in; a new figure by default.
+    """
+    (panel,) = style.panels(1, 5.4, 3.8, ax=ax)
+    color, seen = style.categorical(0), len(params) - held_out
+    grid = np.geomspace(params[0], params[-1], 60)
+    predictions = [law.predict(n) for n in grid]
+    low, high = [p.low for p in predictions], [p.high for p in predictions]
+    fit = f"{law.irreducible:.2f} + {law.coefficients[0]:.3g}·N$^{{{names.signed(-law.exponents[0])}}}$"
+    handles: list[Artist] = [
+        *panel.plot(grid, [p.loss for p in predictions], "-", color=color, label=fit),
+        panel.fill_between(grid, low, high, color=color, alpha=0.2, lw=0, label="95 % of new runs"),
+        *panel.plot(params[:seen], losses[:seen], "o", color=INK, ms=5, label="fitted"),
+    ]
+    if held_out:
+        look: dict[str, Any] = {"color": style.categorical(1), "ms": 13}
+        handles += panel.plot(params[seen:], losses[seen:], "*", label="held out", **look)
+    panel.set_xscale("log")
+    ticks.size_axis(panel.xaxis, *panel.get_xlim())
+    panel.set_xlabel("parameters without embeddings, N")
+    panel.set_ylabel(LOSS)
+    panel.yaxis.set_major_formatter(ticks.PlainTicks())
+    return style.with_key([panel], handles, ax=ax)
+
+
+@figure_type("Predictions", "Optimum against scale, and its 50 and 95 % intervals out to the targets")
+def prediction_figure(predictions: Predictions) -> Figure:
+    """Draw optima, their line with its intervals out to the targets, and predictions; a panel a rule."""
+    rules = names.ordered(predictions.lines, predictions.analysis.compares)
+    axes = style.panels(len(rules), 4.6, 3.9)
+    results = {result.compared: result for result in predictions.analysis.results}
+    color = style.categorical(0)
+    for ax, name in zip(axes, rules, strict=True):
+        targets = [p for p in predictions.predictions if p.compared == name]
+        optima = results[name].optima
+        _draw_fan(ax, predictions.lines[name], targets, min(o.scale for o in optima), color)
+        for o in optima:
+            _draw_measured(ax, o)
+        for target in targets:
+            low, high = target.interval
+            ax.errorbar(
+                target.scale, target.x, [[target.x - low], [high - target.x]], fmt="D", ms=6, capsize=4,
+                color=color if target.bears else INK, mfc="white", mew=1.5,
+            )  # fmt: skip
+        ax.axvline(max(o.scale for o in optima), color=INK, lw=0.9, ls=":", zorder=0)
+        ax.set_title(names.label(name, predictions.analysis.compares))
+        scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
+        ticks.scale_axis(ax, predictions.scale, scales, style.narrowed(4.6))
+        ticks.log2_heights(ax)
+    style.label_rows(axes, f"best {names.title(predictions.hyperparameter)}")
+    entries: list[Artist] = [
+        style.mark("o", "optimum, measured (95 %)", color=INK),
+        style.mark("D", "predicted (95 %)", mfc="white", mew=1.5, color=color),
+        Patch(color=color, alpha=0.4, lw=0, label="50 % of optima"),
+        Patch(color=color, alpha=0.14, lw=0, label="95 %"),
+    ]
+    if not all(p.bears for p in predictions.predictions):
+        entries.insert(2, style.mark("D", "extrapolated too far", mfc="white", mew=1.5, color=INK))
+    return style.with_key(axes, entries)
+
+
+def _draw_fan(ax: Axes, line: Line, targets: Sequence[RulePrediction], first: float, color: str) -> None:
+    scales = np.geomspace(first, max(line.origin, *(p.scale for p in targets)), 120)
+    # The same shocks at every scale, so that the fan has smooth edges.
+    optima = np.array([line.trend_R(scale, np.random.default_rng(0)) for scale in scales])
+    ax.plot(scales, optima.mean(axis=1), color=color, lw=1.4)
+    for low, high, opacity in _FAN:
+        edges = np.quantile(optima, [low, high], axis=1)
+        ax.fill_between(scales, *edges, color=color, alpha=opacity, lw=0)
+
+
+def _draw_measured(ax: Axes, o: Optimum) -> None:
+    if o.is_bracketed:
+        reach = np.clip([[o.x - o.low], [o.high - o.x]], 0, 2)
+        ax.errorbar(o.scale, o.x, reach, fmt="o", color=INK, ms=4.5, capsize=3)
+    style.at_edge(ax, o, o.scale, color=INK, ms=8)
+
+
+@figure_type("Law in several scales", "Contours of the optimum over two scales; circles are measured optima")
+def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ()) -> Figure:
+    """Draw the optimum of each rule over its first two scales as contours, with the measured optima.
+
+    Further scales are at their geometric means; measured optima are moved there along the law.
+
+    Args:
+        laws: one a rule.
+        at: sizes of targets, a number for each scale; a star with the predicted optimum marks each.
+
+    Raises:
+        TableError: the law has one scale.
+    """
+    if len(laws[0].scales) < 2:
+        raise TableError(f"figure: contours need two scales, and there is {laws[0].scales[0]} alone")
+    first, second = laws[0].scales[:2]
+    targets_N2 = np.array([[sizes[first], sizes[second]] for sizes in at]).reshape(-1, 2)
+    planes = [_plane(law, targets_N2) for law in laws]
+    x_LT = np.array([[law.at(sizes)[0] for sizes in at] for law in laws])
+    shown = [*x_LT, *(x.ravel() for *_, x in planes), *(_measured(law)[1] for law in laws)]
+    shown_N = np.concatenate(shown)  # the bar of colours has all of them
+    colors = Normalize(math.floor(shown_N.min()), math.ceil(shown_N.max()))
+    axes = style.panels(len(laws), 5.4, 4.4)
+    for ax, law, plane, x_T in zip(axes, laws, planes, x_LT, strict=True):
+        _draw_plane(ax, *plane, colors)
+        places_N2, optima_N = _measured(law)
+        look: dict[str, Any] = {"cmap": "viridis", "norm": colors, "edgecolors": INK, "linewidths": 0.9}
+        ax.scatter(
+            targets_N2[:, 0],
+            targets_N2[:, 1],
+            c=x_T,
+            marker="*",
+            s=190,
+            zorder=3,
+            **look | {"edgecolors": "white"},
+        )
+        ax.scatter(places_N2[:, 0], places_N2[:, 1], c=optima_N, s=38, zorder=3, **look)
+        for place, x in zip(targets_N2, x_T, strict=True):
+            ax.annotate(
+                names.power(round(x, 2)), tuple(place), (0, -14),
+                textcoords="offset points", ha="center", fontsize=9, color=INK,
+                bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8},
+            )  # fmt: skip
+        exponents = " · ".join(f"{names.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
+        ax.set_title(f"{names.label(law.compared)}: ∝ {exponents}")
+        ax.set_xlabel(names.title(first))
+    style.label_rows(axes, names.title(second))
+    bar = style.figure_of(axes).colorbar(ScalarMappable(colors, "viridis"), ax=axes, pad=0.02, aspect=25)
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: names.power(x)))
+    bar.set_label(f"best {names.title(laws[0].hyperparameter)}")
+    several = ", mean of its cells" if len(laws[0].scales) > 2 else ""
+    entries = [style.mark("o", f"measured optimum{several}", mfc="none")]
+    entries += [style.mark("*", "predicted at a target", mfc="none", ms=11)] if at else []
+    return style.with_key(axes, entries)
+
+
+def _measured(law: PowerLaw) -> tuple[np.ndarray, np.ndarray]:
+    """Return sizes of the first two scales, N × 2, and means of the optima (log2) measured there, N.
+
+    Optima are moved to the geometric means of all other scales.
+    """
+    sizes_SA, x_S = 2**law.sizes_SA, np.array([e.optimum.x for e in law.estimates])
+    moved_S = x_S + law.trend(_at_means(law, sizes_SA[:, :2])) - law.trend(sizes_SA)
+    places_N2, place_S = np.unique(sizes_SA[:, :2], axis=0, return_inverse=True)
+    return places_N2, np.bincount(place_S.ravel(), moved_S) / np.bincount(place_S.ravel())
+
+
+def _at_means(law: PowerLaw, sizes_N2: np.ndarray) -> np.ndarray:
+    """Return sizes of all scales; beyond the first two, geometric means."""
+    others = np.exp2(law.sizes_SA[:, 2:].mean(axis=0))
+    return np.column_stack([sizes_N2, np.tile(others, (len(sizes_N2), 1))])
+
+
+def _plane(law: PowerLaw, targets_N2: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return two axes that hold all cells and targets, and the optimum (log2) over them."""
+    sizes_N2 = np.vstack([law.sizes_SA[:, :2], np.log2(targets_N2)])
+    low_A, high_A = sizes_N2.min(axis=0), sizes_N2.max(axis=0)
+    margin_A = 0.06 * (high_A - low_A)
+    first, second = np.exp2(np.linspace(low_A - margin_A, high_A + margin_A, 40)).T
+    across, up = np.meshgrid(first, second)
+    x = law.trend(_at_means(law, np.column_stack([across.ravel(), up.ravel()]))).reshape(across.shape)
+    return first, second, x
+
+
+def _draw_plane(ax: Axes, first: np.ndarray, second: np.ndarray, x: np.ndarray, colors: Normalize) -> None:
+    levels = np.arange(math.floor(x.min()), math.ceil(x.max()) + 0.5, 0.5)
+    ax.contourf(first, second, x, levels, cmap="viridis", norm=colors)
+    lines = ax.contour(first, second, x, levels[::2], colors="white", linewidths=0.9, linestyles="solid")
+    ax.clabel(lines, fmt=names.power, fontsize=9)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks.size_axis(ax.xaxis, *first[[0, -1]])
+    ticks.size_axis(ax.yaxis, *second[[0, -1]])
+    ax.grid(False)

@@ -1,0 +1,245 @@
+"""Single runs: their learning curves, trials of a search, and layers of a coordinate check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
+from mup_tpu.analysis.ranking import of_status
+from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis, TransferResult
+from mup_tpu.config import columns
+from mup_tpu.plots import names, style, svg, ticks
+from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.words.names import bound
+
+_POINTS = 120
+"""Most points of a curve with a tooltip: a pointer cannot tell closer ones apart."""
+CHECKED = {
+    "activation": ("activation size", "rms of activation"),
+    "update": ("update size", "rms of update"),
+    "linearization": ("distance from linearization", "relative distance"),
+}
+"""Quantity of a coordinate check -> title of its panel, name of its axis."""
+_WIDTH, _HEIGHT = 5.2, 3.4
+"""Size of a panel of a coordinate check without its key, inches."""
+
+
+def _has_curves(analysis: TransferAnalysis) -> bool:
+    return any(result.learning_curves for result in analysis.results)
+
+
+@figure_type(
+    "Learning curves", "Training loss by step, at the grid point nearest to each optimum", _has_curves
+)
+def learning_curves_figure(
+    analysis: TransferAnalysis, *, runs: pd.DataFrame | None = None, ax: style.Given = None
+) -> Figure:
+    """Draw training loss against step, at the grid point nearest to each scale's optimum.
+
+    Args:
+        analysis: of a run table.
+        runs: runs of that table, which tooltips in reports list.
+        ax: axes to draw in, one a panel; a new figure by default.
+    """
+    results = [r for r in names.results_of(analysis) if r.learning_curves]
+    axes = style.panels(len(results), 4.6, 3.6, ax=ax)
+    scales = sorted({c.scale for r in results for c in r.learning_curves})
+    entries, title = _curve_key(results, scales, analysis)
+    for panel, result in zip(axes, results, strict=True):
+        for curve in result.learning_curves:
+            color, i = style.sequential(scales, curve.scale), scales.index(curve.scale)
+            (line,) = panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
+            svg.describe(line, str(entries[i].get_label()), _curve_texts(curve, result, analysis, runs))
+        panel.set_title(names.label(result.compared, analysis.compares))
+        panel.set_xlabel("step")
+    shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
+    for panel in axes if ax is not None else axes[:1]:
+        ticks.loss_axis(panel, shown)
+    style.label_rows(axes, "training loss (nat per token)")
+    return style.with_key(axes, entries, title, ax=ax)
+
+
+def _curve_texts(
+    curve: LearningCurve, result: TransferResult, analysis: TransferAnalysis, runs: pd.DataFrame | None
+) -> list[str]:
+    """Return a tooltip a point; "" for points between others that are close enough."""
+    if runs is not None:
+        is_same = (runs["compared"] == result.compared) & (runs["scale"] == curve.scale)
+        runs = runs[is_same & ((runs["x"] - curve.x).abs() < 1e-6)]
+    tuned = f"{columns.label(analysis.hyperparameter)} {bound(curve.x)}"
+    at = f"{names.point(analysis.scale, curve.scale)}, {tuned}"
+    every, after = -(-len(curve.steps) // _POINTS), svg.run_lines(runs)
+    return [
+        "" if i % every else "\n".join([at, f"step {step:g}: {svg.loss_text(loss)}", *after])
+        for i, (step, loss) in enumerate(zip(curve.steps, curve.losses, strict=True))
+    ]
+
+
+def _curve_key(
+    results: Sequence[TransferResult], scales: Sequence[float], analysis: TransferAnalysis
+) -> tuple[list[Line2D], str]:
+    """Return an entry a scale, with the value of each panel's curve, and the key's title."""
+    entries, lacks = [], ""
+    for scale in scales:
+        taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
+        lacks = "; –: no curve" if None in taken else lacks
+        values = [names.power(x) if x is not None else "–" for x in taken]
+        values = values[:1] if len(set(values)) == 1 else values
+        text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
+        entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
+    several = ", ".join(names.label(r.compared, analysis.compares) for r in results)
+    compared = f" ({several})" if len(results) > 1 else ""
+    tuned = names.column_label(analysis.hyperparameter)
+    return entries, f"{names.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
+
+
+@figure_type("Trials", "Loss of every trial against each hyperparameter that was searched")
+def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
+    """Draw the loss of every trial of a search against each hyperparameter that it varied.
+
+    Trials that were stopped early are hollow, at their last loss; diverged ones lie on a line above.
+
+    Args:
+        trials: from `mup_tpu.analysis.ranking.ranked`.
+        varied: columns of the hyperparameters.
+    """
+    finished, stopped, diverged = (of_status(trials, s) for s in ("finished", "stopped", "diverged"))
+    axes = style.panels(len(varied), 3.4, 2.7, share_x=False)
+    losses = trials["loss"][finished.index.union(stopped.index)]
+    low, high = losses.min(), losses.max()
+    rail = high + 0.08 * ((high - low) or 1.0)
+    blue, orange = style.categorical(0), style.categorical(1)
+    marks: list[tuple[pd.DataFrame, str, str, dict[str, Any]]] = [
+        (finished[:1], "*", "best", {"ms": 13, "color": INK, "mec": "white", "mew": 0.7, "zorder": 3}),
+        (finished, "o", f"finished ({len(finished)})", {"ms": 5, "color": blue}),
+        (stopped, "s", f"stopped early, loss at its last step ({len(stopped)})",
+         {"ms": 4.5, "mfc": "none", "color": orange}),
+        (diverged, "x", f"diverged ({len(diverged)})", {"ms": 5, "color": orange}),
+    ]  # fmt: skip
+    marks = [mark for mark in marks if len(mark[0])]
+    for ax, name in zip(axes, varied, strict=True):
+        x = _places(ax, trials[name], name)
+        for some, marker, entry, look in marks:
+            heights = np.full(len(some), rail) if marker == "x" else some["loss"]
+            (line,) = ax.plot(x[some.index], heights, marker, **look)
+            svg.describe(line, entry, [_trial_text(trial, varied) for trial in some.to_dict("records")])
+        if len(diverged):
+            ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
+        ax.set_xlabel(names.title(name))
+        ax.yaxis.set_major_formatter(ticks.PlainTicks())
+    style.label_rows(axes, LOSS)
+    entries = [style.mark(marker, text, **look) for _, marker, text, look in marks]
+    return style.with_key(axes, entries)
+
+
+def _trial_text(trial: dict[Any, Any], varied: Sequence[str]) -> str:
+    """Return the tooltip of a trial."""
+    name = f"trial {trial['trial_id']}" if isinstance(trial.get("trial_id"), str) else "trial"
+    loss = svg.loss_text(trial["loss"]) if np.isfinite(trial["loss"]) else "no loss"
+    loss += f", seed {trial['seed']:g}" if "seed" in trial else ""
+    values = (f"{columns.label(c)} {columns.write(c, trial[c])}" for c in varied)
+    return "\n".join([name, loss, f"{trial['status']} after {trial['steps_done']:g} steps", *values])
+
+
+def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
+    """Return places of trials on an axis, logarithmic for powers and for a range beyond a factor of 5."""
+    is_power = columns.COLUMNS[name].as_power
+    if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
+        return values
+    if is_power:
+        ticks.log2_axis(ax)
+        logarithms: pd.Series = np.log2(values)
+        return logarithms
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    return values
+
+
+def coordinate_check_figures(table: pd.DataFrame) -> dict[str, Figure]:
+    """Draw the figure of each measured optimizer and tying, by name."""
+    return {name: coordinate_check_figure(part) for name, part in by_setting(table).items()}
+
+
+@figure_type("Sizes of layers", "Sizes against the scale, a line a layer with its exponent; none should rise")
+def coordinate_check_figure(table: pd.DataFrame) -> Figure:
+    """Draw activation and update size of each layer against the scale, with each layer's slope in the key.
+
+    Along the depth also blocks' distance from linearization. μP is the first column and SP the second.
+    """
+    scale = scale_of(table)
+    fits_of = slopes(table).to_dict("records")
+    fitted = {(f["parametrization"], f["quantity"], f["layer"]): f for f in fits_of}
+    parametrizations = names.ordered(table["parametrization"].unique())
+    last = table[table["step"] == table["step"].max()]
+    layers, points = list(dict.fromkeys(table["layer"])), sorted(last[scale].unique())
+    measured = [quantity for quantity in CHECKED if (last["quantity"] == quantity).any()]
+    width, (rows, across) = style.narrowed(_WIDTH), (len(measured), len(parametrizations))
+    if style.most_across(_WIDTH) < across:  # all panels below each other, quantity by quantity
+        rows, across = rows * across, 1
+    figure = style.new_figure(width * across, _HEIGHT * rows)
+    grid = figure.subplots(rows, across, sharex=True, squeeze=False)
+    for row, quantity in zip(grid.reshape(len(measured), -1), measured, strict=True):
+        title, size = CHECKED[quantity]
+        for ax, parametrization in zip(row, parametrizations, strict=True):
+            if ax is not row[0]:
+                ax.sharey(row[0])
+            chosen = last[(last["parametrization"] == parametrization) & (last["quantity"] == quantity)]
+            fits = {key[2]: fit for key, fit in fitted.items() if key[:2] == (parametrization, quantity)}
+            _draw_layers(ax, chosen, scale, layers, fits)
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log", base=2)
+            written = [columns.write(scale, p) for p in points]
+            ax.set_xticks(points, written, **ticks.turned(written, width))
+            ax.minorticks_off()
+            ax.set_title(f"{names.label(parametrization)}: {title}")
+            if ax in grid[:, 0]:
+                ax.set_ylabel(f"{size} after {last['step'].max()} steps")
+            else:
+                ax.tick_params(labelleft=False)
+        low, high = row[0].get_ylim()
+        row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
+    for ax in grid[-1]:
+        ax.set_xlabel(names.title(scale))
+    for i, row in enumerate(grid):
+        below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
+        keys = [style.panel_key(ax, width - 0.6, below, "slope") for ax in row]
+        figure.set_figheight(figure.get_figheight() + max(keys))
+    return figure
+
+
+def _draw_layers(
+    ax: Axes, chosen: pd.DataFrame, scale: str, layers: Sequence[str], fits: dict[str, dict[Any, Any]]
+) -> None:
+    """Draw a line a layer through the means over seeds; colour, marker and dashes together tell 72 apart."""
+    for i, layer in enumerate(layers):
+        of_layer = chosen[chosen["layer"] == layer]
+        line = of_layer.groupby(scale)["rms"].mean()
+        line = line[line > 0]
+        if line.empty:
+            continue
+        fit = fits.get(layer, {"slope": np.nan, "low": np.nan})
+        slope = round(fit["slope"], 2) + 0.0  # never -0.00
+        (drawn,) = ax.plot(
+            line.index, line, label=f"{names.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
+            marker=style.marker(i), ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
+        )  # fmt: skip
+        grows = f"grows as {columns.label(scale)}^{fit['slope']:.2f}" if np.isfinite(fit["slope"]) else ""
+        if np.isfinite(fit["low"]):
+            grows += f" (95 %: {fit['low']:.2f} to {fit['high']:.2f})"
+        texts = []
+        for point, mean in zip(line.index.tolist(), line.tolist(), strict=True):
+            seeds = of_layer[of_layer[scale] == point].sort_values("seed")[["seed", "rms"]]
+            runs = [f"seed {seed:g}: {rms:.4g}" for seed, rms in seeds.itertuples(index=False)]
+            lines = (f"{layer}, {names.point(scale, point)}", f"rms {mean:.4g}", grows, *runs)
+            texts.append("\n".join(filter(None, lines)))
+        svg.describe(drawn, layer, texts)
