@@ -295,7 +295,7 @@ def test_the_figure_has_a_panel_a_rule_and_marks_every_target():
     figure = plots.prediction_figure(predict(both, ["width=1024", "width=65536"]))
     assert [ax.get_title() for ax in figure.axes] == ["μP", "SP"]
     key = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "more than the table bears" in key
+    assert "extrapolated too far" in key
 
 
 def test_a_column_of_parameters_is_told_by_its_name_and_a_target_with_a_separator_is_named_whole():
