@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mup_tpu import plots
-from mup_tpu import report as rendering
 from mup_tpu.analysis import coord_check
 from mup_tpu.analysis.ablations import compare
 from mup_tpu.analysis.ingest.table_files import without_suffix
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
+    from mup_tpu.report import Page
 
 
 def open_results(paths: str | Sequence[str], options: TableOptions = TableOptions()) -> Results:
@@ -182,15 +181,19 @@ class Results:
 
     def figures(self) -> Mapping[str, Figure]:
         """Figures by name."""
+        from mup_tpu import plots
+
         return plots.transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
         """Numbers behind the figures, unless rows hold them: content by the name of a file."""
         return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
 
-    def page(self) -> rendering.Page:
+    def page(self) -> Page:
         """Report."""
-        return rendering.sweep_page(self.analysis, self.table, self.scores)
+        from mup_tpu.report import sweep_page
+
+        return sweep_page(self.analysis, self.table, self.scores)
 
     def draw(self, folder: Path | str | None = None) -> list[str]:
         """Write figures and their numbers, by default beside the results; returns paths of the PNG files."""
@@ -202,10 +205,12 @@ class Results:
 
     def write_report(self, out: Path | None = None) -> str:
         """Write the report, by default beside the results; returns its path."""
+        from mup_tpu.report import render
+
         page = self.page()
         beside = f"{without_suffix(self._local_path)}.html"
         file = str(out or (f"{self.path.rstrip('/')}/report.html" if self.is_folder else beside))
-        write_file(f"report {file}", file, rendering.render(page))
+        write_file(f"report {file}", file, render(page))
         return file
 
     @property
@@ -262,6 +267,8 @@ class SeveralSweeps(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """Drift exponents and regrets in one figure."""
+        from mup_tpu import plots
+
         return {"ablations": plots.ablations_figure(self.compared)}
 
     def numbers(self) -> Mapping[str, str]:
@@ -273,6 +280,7 @@ class SeveralSweeps(Results):
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
+        from mup_tpu import plots
         from mup_tpu.analysis.referee import Judged, held, rulings
         from mup_tpu.words.referee import page
 
@@ -283,9 +291,11 @@ class SeveralSweeps(Results):
         write_figures({"referee": plots.referee_figure(sweeps)}, out.parent)
         return str(out)
 
-    def page(self) -> rendering.Page:
+    def page(self) -> Page:
         """Report of all sweeps."""
-        return rendering.ablations_page(self.name, self.compared, self.left_out)
+        from mup_tpu.report import ablations_page
+
+        return ablations_page(self.name, self.compared, self.left_out)
 
 
 class SearchResults(Results):
@@ -302,12 +312,16 @@ class SearchResults(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """Loss against each hyperparameter of the space."""
+        from mup_tpu import plots
+
         runs = load_runs(self.path)
         return {"search": plots.search_figure(ranked(runs), varied(runs))}
 
-    def page(self) -> rendering.Page:
+    def page(self) -> Page:
         """Report of the search."""
-        return rendering.search_page(self.name, load_runs(self.path))
+        from mup_tpu.report import search_page
+
+        return search_page(self.name, load_runs(self.path))
 
 
 CHECK_FILE = "coord_check.parquet"
@@ -337,11 +351,15 @@ class CoordinateCheck(Results):
 
     def figures(self) -> Mapping[str, Figure]:
         """A figure for each optimizer and tying."""
+        from mup_tpu import plots
+
         return plots.coordinate_check_figures(self.measured)
 
-    def page(self) -> rendering.Page:
+    def page(self) -> Page:
         """Report of the checks."""
-        return rendering.coordinate_check_page(self.name, self.measured)
+        from mup_tpu.report import coordinate_check_page
+
+        return coordinate_check_page(self.name, self.measured)
 
 
 def _sweeps_in(path: str) -> list[str]:
