@@ -25,10 +25,11 @@ import tyro
 from public_sources import SOURCES, Source, Sweep
 from scipy import stats
 
-from mup_tpu import plots
 from mup_tpu.analysis import Columns, RunTable, analyze, check_table, load_table
 from mup_tpu.errors import MupTpuError
+from mup_tpu.plots.texts import raised
 from mup_tpu.store import load_runs
+from mup_tpu.words import names
 
 PLACE = Path("results/public")
 ORDER = (
@@ -103,7 +104,7 @@ def _ours(results: Path) -> Iterator[dict[str, object]]:
             update_rule = str(runs["optimizer"].iloc[0]) if "optimizer" in runs else "adamw"
             kind = table.columns.scale.replace("num_", "number of ").replace("_", " ")
             for row in _rows(table, "ours", header.parent.name, kind):
-                by = "" if update_rule == "adamw" else f", {plots.name(update_rule, 'optimizer')}"
+                by = "" if update_rule == "adamw" else f", {names.name(update_rule, 'optimizer')}"
                 yield row | {"rule": f"{row['rule']}{by}"}
 
 
@@ -117,7 +118,7 @@ def _rows(table: RunTable, source: str, sweep: str, kind: str) -> Iterator[dict[
             "source": source,
             "sweep": sweep,
             "growing": kind,
-            "rule": plots.name(result.compared, analysis.compares),
+            "rule": names.name(result.compared, analysis.compares),
             "from": scales[0],
             "to": scales[-1],
             "runs": int((table.runs["compared"] == result.compared).sum()),
@@ -188,9 +189,7 @@ def draw(pooled: pd.DataFrame, sweeps: pd.DataFrame) -> None:
             )
         axes.plot([row["low"], row["high"]], [y, y], color="black", linewidth=2, zorder=2)
         axes.plot(row["alpha"], y, "D", color="black", markersize=5, zorder=3)
-    labels = [
-        plots.raised(f"{row['growing']}: {row['rule']} ({row['sweeps']})") for _, row in kept.iterrows()
-    ]
+    labels = [raised(f"{row['growing']}: {row['rule']} ({row['sweeps']})") for _, row in kept.iterrows()]
     axes.set_yticks(range(len(kept)), labels, fontsize=8)
     axes.axvline(0, color="0.6", linewidth=1, zorder=0)
     for y in range(1, len(kept)):

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from mup_tpu.analysis.transfer import TransferAnalysis
 from mup_tpu.plots.laws import best_loss_figure, law_figure, prediction_figure, scaling_law_figure
-from mup_tpu.plots.names import label, name, ordered, point, raised
 from mup_tpu.plots.optima import collapse_figure, optimum_figure, transfer_figure
 from mup_tpu.plots.runs import (
     coordinate_check_figure,
@@ -27,10 +26,10 @@ from mup_tpu.plots.verdict import ablations_figure, referee_figure, regret_figur
 
 __all__ = [
     "FIGURES", "STYLE", "FigureType", "ablations_figure", "beside", "best_loss_figure", "collapse_figure",
-    "coordinate_check_figure", "coordinate_check_figures", "drawings", "label", "law_figure",
-    "learning_curves_figure", "name", "optimum_figure", "ordered", "point", "prediction_figure", "raised",
-    "referee_figure", "regret_figure", "save_figure", "scaling_law_figure", "search_figure",
-    "sequence_figure", "svg", "transfer_figure", "transfer_figures",
+    "coordinate_check_figure", "coordinate_check_figures", "drawings", "law_figure",
+    "learning_curves_figure", "optimum_figure", "prediction_figure", "referee_figure", "regret_figure",
+    "save_figure", "scaling_law_figure", "search_figure", "sequence_figure", "svg", "transfer_figure",
+    "transfer_figures",
 ]  # fmt: skip
 
 

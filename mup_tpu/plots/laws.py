@@ -23,12 +23,12 @@ from mup_tpu.analysis.prediction import Predictions, RulePrediction
 from mup_tpu.analysis.scaling_law import ScalingLaw
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.errors import TableError
-from mup_tpu.plots import names, style, ticks
+from mup_tpu.plots import style, texts
 from mup_tpu.plots.optima import has_scales
 from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.words import names
 
-_FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))
-"""Quantiles between which a fan is drawn, and its opacity."""
+_FAN = ((0.025, 0.975, 0.14), (0.25, 0.75, 0.22))  # quantiles between which a fan is drawn, and its opacity
 _COMPUTE = "compute 6·N·D (FLOP)"
 
 
@@ -50,9 +50,9 @@ def best_loss_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> F
     for i, result in enumerate(results):
         handles += _draw_best_losses(axes[0], result, analysis, i)
     scales = sorted({o.scale for r in results for o in r.optima})
-    ticks.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
+    texts.scale_axis(axes[0], analysis.scale, scales, style.narrowed(4.9))
     losses = [value for line in axes[0].lines for value in np.asarray(line.get_ydata(), float)]
-    ticks.loss_axis(axes[0], losses)
+    texts.loss_axis(axes[0], losses)
     axes[0].set_ylabel(LOSS)
     if known:
         handles += _draw_sizes(axes[1], known, analysis)
@@ -63,7 +63,7 @@ def _draw_best_losses(
     ax: Axes, result: TransferResult, analysis: TransferAnalysis, index: int
 ) -> list[Artist]:
     color, marker = style.categorical(index), style.marker(index)
-    name = names.label(result.compared, analysis.compares)
+    name = texts.label(result.compared, analysis.compares)
     best = {o.scale: o.loss for o in result.optima if np.isfinite(o.loss)}
     tuned = any(o.is_bracketed for o in result.optima)
     text = f"{name}, own optimum" if tuned else name
@@ -79,7 +79,7 @@ def _draw_best_losses(
     if moved:
         handles += ax.plot(
             list(moved), list(moved.values()), marker + "--", color=color, mfc="none",
-            label=f"{name}, optimum of {names.at(analysis.scale, first.scale)}",
+            label=f"{name}, optimum of {texts.at(analysis.scale, first.scale)}",
         )  # fmt: skip
     return handles
 
@@ -91,7 +91,7 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
     grows = any(len(set(r.law.params)) > 1 for r in known)
     for result in known:
         i, points = results.index(result), result.law
-        color, name = style.categorical(i), names.label(result.compared, analysis.compares)
+        color, name = style.categorical(i), texts.label(result.compared, analysis.compares)
         params = np.array(points.params)
         sizes = params if grows else 6 * params * np.array(points.tokens)
         ax.plot(sizes, points.losses, style.marker(i), color=color)
@@ -103,14 +103,14 @@ def _draw_sizes(ax: Axes, known: Sequence[TransferResult], analysis: TransferAna
             handles += ax.plot(along, losses, ":", color=color, lw=1.3, label=text)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
-    ticks.size_axis(ax.xaxis, low, high, is_compute=not grows)
+    texts.size_axis(ax.xaxis, low, high, is_compute=not grows)
     ax.set_xlabel("parameters without embeddings, N" if grows else f"{_COMPUTE[:-1]}; N without embeddings)")
     lengths = {t for r in known for t in r.law.tokens}
     if grows and len(lengths) == 1:
         flop = 6 * lengths.pop()
         functions = (partial(np.multiply, flop), partial(np.multiply, 1 / flop))
         upper = ax.secondary_xaxis("top", functions=functions)
-        ticks.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
+        texts.size_axis(upper.xaxis, low * flop, high * flop, is_compute=True)
         upper.tick_params(labelsize=8)
         upper.set_xlabel(_COMPUTE, fontsize=8)
     return handles
@@ -144,10 +144,10 @@ def scaling_law_figure(
         look: dict[str, Any] = {"color": style.categorical(1), "ms": 13}
         handles += panel.plot(params[seen:], losses[seen:], "*", label="held out", **look)
     panel.set_xscale("log")
-    ticks.size_axis(panel.xaxis, *panel.get_xlim())
+    texts.size_axis(panel.xaxis, *panel.get_xlim())
     panel.set_xlabel("parameters without embeddings, N")
     panel.set_ylabel(LOSS)
-    panel.yaxis.set_major_formatter(ticks.PlainTicks())
+    panel.yaxis.set_major_formatter(texts.PlainTicks())
     return style.with_key([panel], handles, ax=ax)
 
 
@@ -171,11 +171,11 @@ def prediction_figure(predictions: Predictions) -> Figure:
                 color=color if target.bears else INK, mfc="white", mew=1.5,
             )  # fmt: skip
         ax.axvline(max(o.scale for o in optima), color=INK, lw=0.9, ls=":", zorder=0)
-        ax.set_title(names.label(name, predictions.analysis.compares))
+        ax.set_title(texts.label(name, predictions.analysis.compares))
         scales = sorted({*(o.scale for o in optima), *(p.scale for p in targets)})
-        ticks.scale_axis(ax, predictions.scale, scales, style.narrowed(4.6))
-        ticks.log2_heights(ax)
-    style.label_rows(axes, f"best {names.title(predictions.hyperparameter)}")
+        texts.scale_axis(ax, predictions.scale, scales, style.narrowed(4.6))
+        texts.log2_heights(ax)
+    style.label_rows(axes, f"best {texts.title(predictions.hyperparameter)}")
     entries: list[Artist] = [
         style.mark("o", "optimum, measured (95 %)", color=INK),
         style.mark("D", "predicted (95 %)", mfc="white", mew=1.5, color=color),
@@ -243,17 +243,17 @@ def law_figure(laws: Sequence[PowerLaw], at: Sequence[Mapping[str, float]] = ())
         ax.scatter(places_N2[:, 0], places_N2[:, 1], c=optima_N, s=38, zorder=3, **look)
         for place, x in zip(targets_N2, x_T, strict=True):
             ax.annotate(
-                names.power(round(x, 2)), tuple(place), (0, -14),
+                texts.power(round(x, 2)), tuple(place), (0, -14),
                 textcoords="offset points", ha="center", fontsize=9, color=INK,
                 bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8},
             )  # fmt: skip
-        exponents = " · ".join(f"{names.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
-        ax.set_title(f"{names.label(law.compared)}: ∝ {exponents}")
-        ax.set_xlabel(names.title(first))
-    style.label_rows(axes, names.title(second))
+        exponents = " · ".join(f"{texts.plain(e.scale)}$^{{{names.signed(e.value)}}}$" for e in law.exponents)
+        ax.set_title(f"{texts.label(law.compared)}: ∝ {exponents}")
+        ax.set_xlabel(texts.title(first))
+    style.label_rows(axes, texts.title(second))
     bar = style.figure_of(axes).colorbar(ScalarMappable(colors, "viridis"), ax=axes, pad=0.02, aspect=25)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: names.power(x)))
-    bar.set_label(f"best {names.title(laws[0].hyperparameter)}")
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: texts.power(x)))
+    bar.set_label(f"best {texts.title(laws[0].hyperparameter)}")
     several = ", mean of its cells" if len(laws[0].scales) > 2 else ""
     entries = [style.mark("o", f"measured optimum{several}", mfc="none")]
     entries += [style.mark("*", "predicted at a target", mfc="none", ms=11)] if at else []
@@ -292,9 +292,9 @@ def _draw_plane(ax: Axes, first: np.ndarray, second: np.ndarray, x: np.ndarray, 
     levels = np.arange(math.floor(x.min()), math.ceil(x.max()) + 0.5, 0.5)
     ax.contourf(first, second, x, levels, cmap="viridis", norm=colors)
     lines = ax.contour(first, second, x, levels[::2], colors="white", linewidths=0.9, linestyles="solid")
-    ax.clabel(lines, fmt=names.power, fontsize=9)
+    ax.clabel(lines, fmt=texts.power, fontsize=9)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ticks.size_axis(ax.xaxis, *first[[0, -1]])
-    ticks.size_axis(ax.yaxis, *second[[0, -1]])
+    texts.size_axis(ax.xaxis, *first[[0, -1]])
+    texts.size_axis(ax.yaxis, *second[[0, -1]])
     ax.grid(False)

@@ -19,18 +19,18 @@ from mup_tpu.analysis.loss_curve import LossCurve
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.config import columns
-from mup_tpu.plots import names, style, svg, ticks
+from mup_tpu.plots import style, svg, texts
 from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.words import names
 from mup_tpu.words.names import bound
 from mup_tpu.words.verdicts import status
 
-_RAISED = 8
-"""Points from a star up to its interval, which it would hide."""
-_REACH = 1.5
-"""Most octaves of an interval on either side of an optimum; an arrow marks a longer one."""
+_RAISED = 8  # points from a star up to its interval, which it would hide
+_REACH = 1.5  # most octaves of an interval on either side of an optimum; an arrow marks a longer one
+# Most of an axis' range, in ranges of the lower three quarters of its points; more would squeeze them
 _SQUEEZED = 3.0
-"""Most of an axis' range, in ranges of the lower three quarters of its points; more would squeeze them."""
 _HOLLOW = {"mfc": "none"}
+# Marker, text and look of each mark, by its name, in the order of the key
 _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fitted": ("*", "optimum, below its 95 % interval", {"ms": 10}),
     "missed": ("*", "optimum, fit off its runs", {"ms": 10, **_HOLLOW}),
@@ -42,7 +42,6 @@ _KEY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "above": ("^", "above the axis", {"ms": 4, **_HOLLOW}),
     "rail": ("", "line at the top: runs without a place below", {"ls": "-", "lw": 0.5, "alpha": 0.6}),
 }
-"""Marker, text and look of each mark, by its name, in the order of the key."""
 
 
 def is_tuned(analysis: TransferAnalysis) -> bool:
@@ -141,11 +140,11 @@ def transfer_figure(
     for panel, result, shown in zip(axes, results, ranges, strict=True):
         of_result = None if runs is None else runs[runs["compared"] == result.compared]
         used |= _Valleys(panel, result, shown, analysis, zero_x, of_result).draw()
-        panel.set_title(names.raised(names.verdict_title(result, analysis)))
-        panel.set_xlabel(names.title(analysis.hyperparameter))
+        panel.set_title(texts.raised(names.verdict_title(result, analysis)))
+        panel.set_xlabel(texts.title(analysis.hyperparameter))
         panel.set_ylim(*shown.limits)
-        panel.yaxis.set_major_formatter(ticks.PlainTicks())
-        ticks.log2_axis(panel, zero_x)
+        panel.yaxis.set_major_formatter(texts.PlainTicks())
+        texts.log2_axis(panel, zero_x)
     style.label_rows(axes, LOSS, each=not share_y)
     marks = [style.mark(marker, text, **look) for kind, (marker, text, look) in _KEY.items() if kind in used]
     return style.with_key(axes, [*_lines_of(axes), *marks], ax=ax)
@@ -202,7 +201,7 @@ class _Valleys:
     def _draw_curve(self, curve: LossCurve, color: tuple[float, ...], offset: float) -> set[str]:
         """Draw means of runs with two standard errors as a shade, and points without a place on the rail."""
         shown, error_G = self.range.shows(curve), self.result.noise.errors_G(curve)
-        entry = names.at(self.analysis.scale, curve.scale)
+        entry = texts.at(self.analysis.scale, curve.scale)
         texts_G = np.array([self._text(curve, i, error) for i, error in enumerate(error_G)], object)
         (line,) = self.ax.plot(
             curve.x_G[shown], curve.mean_G[shown], "o-", color=color, ms=3.5, lw=1.4, label=entry
@@ -247,7 +246,7 @@ class _Valleys:
         y, marker = (zero.loss, "D") if is_shown else (self.range.rail, "^")
         (mark,) = self.ax.plot(self.zero_x + offset, y, marker, color=color, ms=5, mfc="none", mew=1.3)
         text = f"{self._head(curve, '0')}\n{svg.loss_text(zero.loss, zero.error)}, {zero.runs} runs"
-        svg.describe(mark, names.at(self.analysis.scale, curve.scale), [text])
+        svg.describe(mark, texts.at(self.analysis.scale, curve.scale), [text])
         return {"zero"} if is_shown else {"zero", "above"}
 
     def _draw_optimum(self, curve: LossCurve, optimum: Optimum, color: tuple[float, ...]) -> set[str]:
@@ -273,7 +272,7 @@ class _Valleys:
             is_mark = line is drawn[-1]
             svg.describe(
                 line,
-                names.at(self.analysis.scale, curve.scale),
+                texts.at(self.analysis.scale, curve.scale),
                 [f"{self._head(curve, 'at its best')}: {text}\n{loss}"] if is_mark else (),
             )
         if not drawn:
@@ -312,12 +311,12 @@ def optimum_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fig
             panel.plot(ends, drift.intercept + drift.alpha * np.log2(ends), dashes, color=color, lw=1.3)
         _draw_optima(panel, result.optima, 2 ** (0.03 * (i - (len(results) - 1) / 2)), color, marker)
         bent = "bends: no power law" if dashes == "--" else ""
-        text = (names.label(result.compared, analysis.compares), names.alpha(result), bent)
+        text = (texts.label(result.compared, analysis.compares), names.alpha(result), bent)
         handles.append(style.mark(marker, ", ".join(filter(None, text)), color=color, ls=dashes))
-    ticks.scale_axis(panel, analysis.scale, names.scales_of(results), style.narrowed(5.2))
-    panel.set_ylabel(f"best {names.title(analysis.hyperparameter)}")
-    panel.set_ylim(ticks.an_octave(*panel.get_ylim()), auto=None)
-    ticks.log2_heights(panel)
+    texts.scale_axis(panel, analysis.scale, names.scales_of(results), style.narrowed(5.2))
+    panel.set_ylabel(f"best {texts.title(analysis.hyperparameter)}")
+    panel.set_ylim(texts.an_octave(*panel.get_ylim()), auto=None)
+    texts.log2_heights(panel)
     if lines:
         handles.append(style.shade(f"slopes that do not matter, |α| < {analysis.delta:g}"))
     if any(not o.is_bracketed and np.isfinite(o.best_x) for r in results for o in r.optima):
@@ -365,33 +364,33 @@ def collapse_figure(analysis: TransferAnalysis, *, ax: style.Given = None) -> Fi
             above_G = (curve.mean_G - curve.mean_G.min())[shown] if shown.any() else np.array([])
             (line,) = panel.plot(
                 moved_G[shown], above_G, "o-", ms=3.5, lw=1.3, color=style.sequential(scales, curve.scale),
-                label=names.at(analysis.scale, curve.scale),
+                label=texts.at(analysis.scale, curve.scale),
             )  # fmt: skip
             line.scale = curve.scale  # type: ignore[attr-defined]
-            svg.describe(line, names.at(analysis.scale, curve.scale))
+            svg.describe(line, texts.at(analysis.scale, curve.scale))
             if shown.any():
                 heights.append(above_G)
                 most = max(0.8, 0.25 * abs(curve.mean_G.min()))
                 top = max(top, min(1.04 * float(above_G.max()), most))
         panel.set_title(_collapse_title(result, analysis))
         panel.set_xlabel(
-            f"{names.title(analysis.hyperparameter)}, moved to {names.at(analysis.scale, scales[0])}"
+            f"{texts.title(analysis.hyperparameter)}, moved to {texts.at(analysis.scale, scales[0])}"
         )
-        ticks.log2_axis(panel)
+        texts.log2_axis(panel)
     for panel in axes:
         panel.set_ylim(-0.03 * (top or 1.0), top or 1.0)
-        panel.yaxis.set_major_formatter(ticks.PlainTicks())
+        panel.yaxis.set_major_formatter(texts.PlainTicks())
     style.label_rows(axes, "loss above the best (nat per token)")
     return style.with_key(axes, _lines_of(axes), ax=ax)
 
 
 def _collapse_title(result: TransferResult, analysis: TransferAnalysis) -> str:
     """Return the exponent of whole curves, and below it the exponent of the optima, which may differ."""
-    beta, name = result.collapse_exponent, names.label(result.compared, analysis.compares)
+    beta, name = result.collapse_exponent, texts.label(result.compared, analysis.compares)
     if not np.isfinite(beta):
         return f"{name}: not moved, the curves have too few points in common"
     if abs(beta) >= WIDEST_COLLAPSE:
         return f"{name}: no exponent within ±{WIDEST_COLLAPSE:g} brings the curves together"
-    text = f"{name}: whole curves move by {names.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
+    text = f"{name}: whole curves move by {texts.column_label(analysis.scale)}$^{{{names.signed(beta)}}}$"
     optima = names.alpha(result)
     return f"{text}\n(their optima alone: {optima})" if optima else text

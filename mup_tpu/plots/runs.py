@@ -16,20 +16,19 @@ from mup_tpu.analysis.coord_check import by_setting, scale_of, slopes
 from mup_tpu.analysis.ranking import of_status
 from mup_tpu.analysis.transfer import LearningCurve, TransferAnalysis, TransferResult
 from mup_tpu.config import columns
-from mup_tpu.plots import names, style, svg, ticks
+from mup_tpu.plots import style, svg, texts
 from mup_tpu.plots.style import INK, LOSS, figure_type
+from mup_tpu.words import names
 from mup_tpu.words.names import bound
 
-_POINTS = 120
-"""Most points of a curve with a tooltip: a pointer cannot tell closer ones apart."""
+_POINTS = 120  # most points of a curve with a tooltip: a pointer cannot tell closer ones apart
+# Quantity of a coordinate check -> title of its panel, name of its axis
 CHECKED = {
     "activation": ("activation size", "rms of activation"),
     "update": ("update size", "rms of update"),
     "linearization": ("distance from linearization", "relative distance"),
 }
-"""Quantity of a coordinate check -> title of its panel, name of its axis."""
-_WIDTH, _HEIGHT = 5.2, 3.4
-"""Size of a panel of a coordinate check without its key, inches."""
+_WIDTH, _HEIGHT = 5.2, 3.4  # size of a panel of a coordinate check without its key, inches
 
 
 def _has_curves(analysis: TransferAnalysis) -> bool:
@@ -58,11 +57,11 @@ def learning_curves_figure(
             color, i = style.sequential(scales, curve.scale), scales.index(curve.scale)
             (line,) = panel.plot(curve.steps, curve.losses, "-", lw=1.5, color=color)
             svg.describe(line, str(entries[i].get_label()), _curve_texts(curve, result, analysis, runs))
-        panel.set_title(names.label(result.compared, analysis.compares))
+        panel.set_title(texts.label(result.compared, analysis.compares))
         panel.set_xlabel("step")
     shown = [loss for result in results for curve in result.learning_curves for loss in curve.losses]
     for panel in axes if ax is not None else axes[:1]:
-        ticks.loss_axis(panel, shown)
+        texts.loss_axis(panel, shown)
     style.label_rows(axes, "training loss (nat per token)")
     return style.with_key(axes, entries, title, ax=ax)
 
@@ -91,14 +90,14 @@ def _curve_key(
     for scale in scales:
         taken = [next((c.x for c in r.learning_curves if c.scale == scale), None) for r in results]
         lacks = "; –: no curve" if None in taken else lacks
-        values = [names.power(x) if x is not None else "–" for x in taken]
+        values = [texts.power(x) if x is not None else "–" for x in taken]
         values = values[:1] if len(set(values)) == 1 else values
         text = f"{columns.write_scale(analysis.scale, scale)} at {', '.join(values)}"
         entries.append(style.mark("", text, color=style.sequential(scales, scale), lw=1.5))
-    several = ", ".join(names.label(r.compared, analysis.compares) for r in results)
+    several = ", ".join(texts.label(r.compared, analysis.compares) for r in results)
     compared = f" ({several})" if len(results) > 1 else ""
-    tuned = names.column_label(analysis.hyperparameter)
-    return entries, f"{names.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
+    tuned = texts.column_label(analysis.hyperparameter)
+    return entries, f"{texts.column_label(analysis.scale)} at its best {tuned}{compared}{lacks}"
 
 
 @figure_type("Trials", "Loss of every trial against each hyperparameter that was searched")
@@ -133,8 +132,8 @@ def search_figure(trials: pd.DataFrame, varied: Sequence[str]) -> Figure:
             svg.describe(line, entry, [_trial_text(trial, varied) for trial in some.to_dict("records")])
         if len(diverged):
             ax.axhline(rail, color=INK, lw=0.5, alpha=0.4)
-        ax.set_xlabel(names.title(name))
-        ax.yaxis.set_major_formatter(ticks.PlainTicks())
+        ax.set_xlabel(texts.title(name))
+        ax.yaxis.set_major_formatter(texts.PlainTicks())
     style.label_rows(axes, LOSS)
     entries = [style.mark(marker, text, **look) for _, marker, text, look in marks]
     return style.with_key(axes, entries)
@@ -155,7 +154,7 @@ def _places(ax: Axes, values: pd.Series, name: str) -> pd.Series:
     if values.min() <= 0 or not (is_power or (values.dtype.kind == "f" and values.max() > 5 * values.min())):
         return values
     if is_power:
-        ticks.log2_axis(ax)
+        texts.log2_axis(ax)
         logarithms: pd.Series = np.log2(values)
         return logarithms
     ax.set_xscale("log", base=2)
@@ -199,9 +198,9 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log", base=2)
             written = [columns.write(scale, p) for p in points]
-            ax.set_xticks(points, written, **ticks.turned(written, width))
+            ax.set_xticks(points, written, **texts.turned(written, width))
             ax.minorticks_off()
-            ax.set_title(f"{names.label(parametrization)}: {title}")
+            ax.set_title(f"{texts.label(parametrization)}: {title}")
             if ax in grid[:, 0]:
                 ax.set_ylabel(f"{size} after {last['step'].max()} steps")
             else:
@@ -209,7 +208,7 @@ def coordinate_check_figure(table: pd.DataFrame) -> Figure:
         low, high = row[0].get_ylim()
         row[0].set_ylim(low, max(high, 2 * low))  # an octave at least
     for ax in grid[-1]:
-        ax.set_xlabel(names.title(scale))
+        ax.set_xlabel(texts.title(scale))
     for i, row in enumerate(grid):
         below = 0.55 if i == rows - 1 else 0.15  # room for ticks and the name of the axis
         keys = [style.panel_key(ax, width - 0.6, below, "slope") for ax in row]
@@ -230,16 +229,16 @@ def _draw_layers(
         fit = fits.get(layer, {"slope": np.nan, "low": np.nan})
         slope = round(fit["slope"], 2) + 0.0  # never -0.00
         (drawn,) = ax.plot(
-            line.index, line, label=f"{names.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
+            line.index, line, label=f"{texts.plain(layer)}: {slope:+.2f}", color=style.categorical(i),
             marker=style.marker(i), ms=4, lw=1.2, ls=("-", "--", ":")[i // 8 % 3],
         )  # fmt: skip
         grows = f"grows as {columns.label(scale)}^{fit['slope']:.2f}" if np.isfinite(fit["slope"]) else ""
         if np.isfinite(fit["low"]):
             grows += f" (95 %: {fit['low']:.2f} to {fit['high']:.2f})"
-        texts = []
+        tooltips = []
         for point, mean in zip(line.index.tolist(), line.tolist(), strict=True):
             seeds = of_layer[of_layer[scale] == point].sort_values("seed")[["seed", "rms"]]
             runs = [f"seed {seed:g}: {rms:.4g}" for seed, rms in seeds.itertuples(index=False)]
             lines = (f"{layer}, {names.point(scale, point)}", f"rms {mean:.4g}", grows, *runs)
-            texts.append("\n".join(filter(None, lines)))
-        svg.describe(drawn, layer, texts)
+            tooltips.append("\n".join(filter(None, lines)))
+        svg.describe(drawn, layer, tooltips)

@@ -31,6 +31,7 @@ from mup_tpu.errors import ConfigError
 
 P = ParamSpec("P")
 
+# matplotlib's settings, under which every figure is drawn and saved
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -43,20 +44,14 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "mup_tpu",
     "svg.fonttype": "path",
 }
-"""matplotlib's settings, under which every figure is drawn and saved."""
 INK = "#333333"
-MARKERS = "osD^v<>Ph"
 LOSS = "loss (nat per token)"
-BAR = 1.0
-"""Width of a bar of colours with its numbers, inches."""
-ACROSS = 3
-"""Largest number of panels beside each other; further ones go below."""
-_TALL_KEY = 0.85
-"""Height from which a single panel's key goes to its right, inches: more than four lines."""
-_WIDEST = 8.0
-"""Most inches of a panel with its key at the right."""
+BAR = 1.0  # width of a bar of colours with its numbers, inches
+_ACROSS = 3  # largest number of panels beside each other; further ones go below
+_TALL_KEY = 0.85  # height from which a single panel's key goes to its right, inches: more than four lines
+_WIDEST = 8.0  # most inches of a panel with its key at the right
+# Inches that panels beside each other may take.
 _ROOM: ContextVar[float] = ContextVar("room", default=math.inf)
-"""Inches that panels beside each other may take."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,7 @@ class FigureType:
     """None for figures of anything other than a `TransferAnalysis`."""
 
 
-FIGURES: dict[str, FigureType] = {}
-"""All figures by name; `figure_type` adds one."""
+FIGURES: dict[str, FigureType] = {}  # all figures by name; `figure_type` adds one
 
 
 def figure_type(
@@ -109,61 +103,53 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg, the same bytes for the same figure."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    # 256 colours look the same and take a third of the bytes.
-    Image.open(io.BytesIO(png(figure, 150))).convert("RGB").quantize(256).save(paths[0], optimize=True)
+    canvas, dpi, file = figure.canvas, figure.dpi, io.BytesIO()
+    figure.set_dpi(150)
     with matplotlib.rc_context(STYLE):
+        # Figure.savefig would draw twice, the first time for the layout alone.
+        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
+        figure.set_canvas(canvas)
+        figure.set_dpi(dpi)
         # The second file takes the first one's layout, which takes half of the time.
         figure.set_layout_engine(None)
         figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    # 256 colours look the same and take a third of the bytes.
+    Image.open(file).convert("RGB").quantize(256).save(paths[0], optimize=True)
     return paths
 
 
-def png(figure: Figure, dpi: int) -> bytes:
-    """Bytes of a PNG file, drawn once: `Figure.savefig` draws twice, the first time for the layout alone."""
-    canvas, usual, file = figure.canvas, figure.dpi, io.BytesIO()
-    figure.set_dpi(dpi)
-    with matplotlib.rc_context(STYLE):
-        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
-    figure.set_canvas(canvas)
-    figure.set_dpi(usual)
-    return file.getvalue()
-
-
 def sequential(scales: Sequence[float], scale: float) -> tuple[float, ...]:
-    """Colour of a point of a scale."""
     position = list(scales).index(scale) / max(1, len(scales) - 1)
-    return matplotlib.colormaps["viridis"](0.88 * (1 - position))
+    return matplotlib.colormaps["viridis"](0.88 * (1 - position))  # its yellow end is too light on white
 
 
 def categorical(index: int) -> str:
-    """Colour of one of several unordered things."""
+    # Okabe and Ito's colours, which colour-blind readers tell apart, then two darker ones and ink.
     colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8c6d1f", "#7a3b9a", INK)
     return colors[index % len(colors)]
 
 
 def marker(index: int) -> str:
-    """Marker of one of several unordered things."""
-    return MARKERS[index % len(MARKERS)]
+    return "osD^v<>Ph"[index % 9]
 
 
+# Marker and colour of each verdict, the same in all figures that mark them.
 VERDICTS = {
     "TRANSFERS": ("o", categorical(0)),
     "DRIFTS": ("s", categorical(1)),
     "INCONCLUSIVE": ("D", "#7f7f7f"),
 }
-"""Marker and colour of each verdict, the same in all figures that mark them."""
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # measures texts, whichever canvas saves the figure
     return figure
 
 
 @contextlib.contextmanager
 def beside(inches: float) -> Iterator[None]:
-    """Figures drawn inside have panels beside each other as far as they fit into this width; 0 stacks all.
+    """Draw figures whose panels stand beside each other as far as they fit this width; 0 stacks all.
 
     A panel that is wider than this becomes narrower.
     """
@@ -175,26 +161,25 @@ def beside(inches: float) -> Iterator[None]:
 
 
 def most_across(width: float) -> int:
-    """Largest number of panels of a width, in inches, beside each other here."""
-    return int(max(1, min(ACROSS, _ROOM.get() // width)))
+    """Return how many panels of a width, in inches, fit beside each other here."""
+    return int(max(1, min(_ACROSS, _ROOM.get() // width)))
 
 
 def narrowed(width: float) -> float:
-    """Width of a panel here, inches: at most the room."""
     return min(width, _ROOM.get() or width)
 
 
+# Axes of the caller's, one a panel in the order of `words.names.ordered`; None makes a figure.
 Given = Axes | Sequence[Axes] | None
-"""Axes of the caller's to draw in, one a panel in the order of `ordered`; None makes a figure."""
 
 
 def panels(
     count: int, width: float, height: float, share_x: bool = True, share_y: bool = True, ax: Given = None
 ) -> list[Axes]:
-    """Panels of a new figure, in rows of at most `ACROSS`; width and height of one, in inches.
+    """Return panels of a new figure, each of a width and height in inches, or the axes of the caller's.
 
     Raises:
-        ConfigError: axes were given, and there are more or fewer than panels.
+        ConfigError: there are more or fewer axes than panels.
     """
     if ax is not None:
         given = [ax] if isinstance(ax, Axes) else list(ax)
@@ -203,23 +188,21 @@ def panels(
                 f"ax holds {len(given)} axes, and this figure has {count} panels: give one for each"
             )
         return given
-    across = min(count, 2 if count == 4 else ACROSS, most_across(width))
+    across = min(count, 2 if count == 4 else _ACROSS, most_across(width))
     rows = -(-count // across)
-    width = narrowed(width)
-    figure = new_figure(width * across, height * rows)
-    axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False)
-    shown = list(axes.flat)[:count]
-    for unused in list(axes.flat)[count:]:
+    figure = new_figure(narrowed(width) * across, height * rows)
+    axes = figure.subplots(rows, across, sharex=share_x, sharey=share_y, squeeze=False).ravel().tolist()
+    for unused in axes[count:]:
         unused.remove()
-    for panel in shown:
+    for panel in axes[:count]:
         panel.tick_params(labelbottom=True)
         if not share_y:
             panel.tick_params(labelleft=True)
-    return shown
+    return axes[:count]
 
 
 def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
-    """Label heights at the left of each row, and of panels in no grid; with `each`, of each panel."""
+    """Label heights at the left of each row, and of axes in no grid; with `each`, of each panel."""
     for ax in axes:
         spec = ax.get_subplotspec()
         if each or spec is None or spec.colspan.start == 0:
@@ -227,7 +210,6 @@ def label_rows(axes: Sequence[Axes], text: str, each: bool = False) -> None:
 
 
 def figure_of(axes: Sequence[Axes]) -> Figure:
-    """The figure of panels."""
     figure = axes[0].get_figure(root=True)
     assert isinstance(figure, Figure)
     return figure
@@ -268,7 +250,7 @@ def with_key(
 
 
 def keys_of(figure: Figure) -> list[Legend]:
-    """Return the keys of a figure and of its panels; `labels` of a key are its entries before line breaks."""
+    # Those made here: `labels` of a key are its entries before line breaks.
     keys = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
     return [key for key in keys if key is not None and hasattr(key, "labels")]
 
@@ -306,22 +288,25 @@ def _fitted(make: Callable[[int], Legend], labels: Sequence[str], width: float) 
 
 
 def _inches(artist: Any) -> tuple[float, float]:
-    """Width and height as drawn."""
     figure = artist.figure
     box = artist.get_window_extent(figure.canvas.get_renderer())
     return box.width / figure.dpi, box.height / figure.dpi
 
 
 def verdict_key(decisions: Iterable[str]) -> list[Line2D]:
-    """Entries of a key for the verdicts that occur."""
+    """Return entries of a key for the verdicts that occur."""
     used = set(decisions)
     return [mark(m, decision, color=c) for decision, (m, c) in VERDICTS.items() if decision in used]
 
 
-def mark(marker: str, text: str, **style: Any) -> Line2D:
-    """An entry of a key for a marker, or with "" for a line."""
-    usual = {"color": INK, "ls": "" if marker else "-", "ms": 6}
-    return Line2D([], [], marker=marker or "none", label=text, **{**usual, **style})
+def mark(marker: str, text: str, **look: Any) -> Line2D:
+    """Return an entry of a key for a marker, or with "" for a line."""
+    defaults = {"color": INK, "ls": "" if marker else "-", "ms": 6}
+    return Line2D([], [], marker=marker or "none", label=text, **{**defaults, **look})
+
+
+def shade(text: str) -> Patch:
+    return Patch(color=INK, alpha=0.12, lw=0, label=text)
 
 
 def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
@@ -329,11 +314,6 @@ def at_edge(ax: Axes, optimum: Optimum, at: float, **look: Any) -> None:
     if not optimum.is_bracketed and math.isfinite(optimum.best_x):
         arrow = "v" if optimum.status == Status.LOWER else "^"
         ax.plot(at, optimum.best_x, arrow, mfc="none", **look)
-
-
-def shade(text: str) -> Patch:
-    """An entry of a key for a shaded range."""
-    return Patch(color=INK, alpha=0.12, lw=0, label=text)
 
 
 def _break_texts(figure: Figure) -> None:
@@ -354,7 +334,6 @@ def _break_texts(figure: Figure) -> None:
 
 
 def _break(text: Text, inches: float) -> None:
-    """Break a text between words into lines of at most this width."""
     written = text.get_text()
     rotated = text.get_rotation() == 90
     most = max(len(line) for line in written.split("\n"))
@@ -364,7 +343,7 @@ def _break(text: Text, inches: float) -> None:
 
 
 def broken(written: str, most: int) -> list[str]:
-    """Lines of a text of at most `most` letters; formulas stay whole."""
+    """Break a text into lines of at most `most` letters; formulas stay whole."""
     lines, line = [], ""
     for piece in re.findall(r"(?:\\\$|\$[^$]*\$|[^ _\-$])+[ _\-]*|[ _\-]+", written):
         while len(piece) > most and "$" not in piece:

@@ -22,10 +22,9 @@ from scipy.spatial import cKDTree
 from mup_tpu.config.visible import visible
 from mup_tpu.plots.style import STYLE, keys_of
 
+# Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit
 _RADIUS = (2.0, 5.0)
-"""Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit."""
-_MOST_RUNS = 6
-"""Most runs that a tooltip lists one by one."""
+_MOST_RUNS = 6  # most runs that a tooltip lists one by one
 
 
 def describe(artist: Artist, entry: str, texts: Sequence[str] = ()) -> None:

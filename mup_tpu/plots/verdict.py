@@ -21,33 +21,33 @@ from mup_tpu.analysis.regret import AT_LEAST, Regret
 from mup_tpu.analysis.transfer import TransferAnalysis, TransferResult
 from mup_tpu.analysis.verdict import DELTA
 from mup_tpu.config import columns
-from mup_tpu.plots import names, style, ticks
+from mup_tpu.plots import style, texts
 from mup_tpu.plots.optima import is_tuned_at_scales
 from mup_tpu.plots.style import INK, figure_type
+from mup_tpu.words import names
 from mup_tpu.words.referee import span, why_drifts
 
+# Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others
 _REACH = 1.5
-"""Largest exponent drawn; intervals that go on beyond end in an arrow, or they would squeeze the others."""
-_MOST_INTERVALS = 6
-"""Most scales of a map of regrets whose cells have room for intervals."""
+_MOST_INTERVALS = 6  # most scales of a map of regrets whose cells have room for intervals
+# Regrets at which colours change, in units of the regret that does not matter
 _STEPS = (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-"""Regrets at which colours change, in units of the regret that does not matter."""
+# Colours of regret in all figures: blue where it does not matter, orange where it does
 _COLORS = ListedColormap(
     ["#f7fbff", "#deebf7", "#b7d4ea", "#fee0c1", "#fdae6b", "#f57622", "#c94402", "#8c2d04"], name="regret"
 ).with_extremes(over="#511a02", bad="white")
-"""Colours of regret in all figures: blue where it does not matter, orange where it does."""
+# Status of a regret -> its short form in a cell, and the form's meaning
 _WORDS = {
     "outside the grid": ("out", "outside its grid"),
     "diverged": ("∞", "diverges"),
     "stopped early": ("stop", "stopped early"),
     "not bracketed": ("?", "an optimum is at an edge"),
 }
-"""Status of a regret -> its short form in a cell, and the form's meaning."""
 
 
 @figure_type("Regret", "Regret of every smaller scale's optimum at every larger scale", is_tuned_at_scales)
 def regret_figure(analysis: TransferAnalysis) -> Figure:
-    """Heat map of the regret of each smaller scale's optimum at each larger one, nat per token."""
+    """Draw the regret of each smaller scale's optimum at each larger one, nat per token, as a heat map."""
     results = names.results_of(analysis)
     scales = sorted({o.scale for result in results for o in result.optima})
     regrets = [r for result in results for r in result.regrets]
@@ -65,18 +65,18 @@ def regret_figure(analysis: TransferAnalysis) -> Figure:
     points = [columns.write_scale(analysis.scale, s) for s in scales]
     for ax, result in zip(axes, results, strict=True):
         image = _draw_regrets(ax, result.regrets, scales, norm, has_room)
-        ax.set_xticks(range(len(scales)), points, **ticks.turned(points, width + 1))
+        ax.set_xticks(range(len(scales)), points, **texts.turned(points, width + 1))
         ax.set_yticks(range(len(scales)), points)
-        ax.set_xlabel(f"trained at {names.column_label(analysis.scale)}")
-        ax.set_title(names.label(result.compared, analysis.compares))
+        ax.set_xlabel(f"trained at {texts.column_label(analysis.scale)}")
+        ax.set_title(texts.label(result.compared, analysis.compares))
         ax.grid(False)
-    style.label_rows(axes, f"tuned at {names.column_label(analysis.scale)}")
+    style.label_rows(axes, f"tuned at {texts.column_label(analysis.scale)}")
     _draw_bar(axes, image, analysis.epsilon)
     used = {r.status for r in regrets}
-    said = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
-    said += ["small: 95 % interval"] if any(intervals) else []
-    said += [] if has_room else ["95 % intervals: table of the report"]
-    return style.with_key(axes, [style.mark("", text, ls="") for text in said])
+    notes = [f"{short}: {meaning}" for status, (short, meaning) in _WORDS.items() if status in used]
+    notes += ["small: 95 % interval"] if any(intervals) else []
+    notes += [] if has_room else ["95 % intervals: table of the report"]
+    return style.with_key(axes, [style.mark("", text, ls="") for text in notes])
 
 
 def _draw_regrets(
@@ -101,14 +101,13 @@ def _draw_bar(axes: Sequence[Axes], image: AxesImage, epsilon: float) -> None:
     share = 0.2 / figure.get_figwidth()
     bar = figure.colorbar(image, ax=axes, extend="max", fraction=share, pad=0.02, aspect=20)
     bar.set_ticks([epsilon * step for step in _STEPS])
-    bar.ax.yaxis.set_major_formatter(ticks.PlainTicks())
+    bar.ax.yaxis.set_major_formatter(texts.PlainTicks())
     bar.ax.tick_params(labelsize=8)
     bar.ax.axhline(epsilon, color=INK, lw=2)
     bar.set_label(f"regret (nat per token)\nbelow {epsilon:g} it does not matter", fontsize=8.5)
 
 
 def _interval(r: Regret) -> str:
-    """The 95 % interval of an estimated regret; "" for the others."""
     if r.status not in ("estimated", AT_LEAST) or not np.isfinite(r.value):
         return ""
     return f"{r.low:.3f}–{r.high:.3f}" if np.isfinite(r.high) else f"from {r.low:.3f}"
@@ -121,13 +120,12 @@ def _written(r: Regret) -> str:
 
 
 def _ink_on(color: tuple[float, float, float, float]) -> str:
-    """Colour of text on a background."""
     red, green, blue, _ = color
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
-    """Looks of a sequence at which α was known, each with the cost until then."""
+    """Return the looks of a sequence at which α was known, each with the cost until then."""
     if result.sequence is None:
         return []
     looks = zip(result.sequence.looks, result.sequence.spent, strict=True)
@@ -140,7 +138,7 @@ def known_looks(result: TransferResult) -> list[tuple[LookTaken, float]]:
     lambda analysis: any(known_looks(result) for result in analysis.results),
 )
 def sequence_figure(analysis: TransferAnalysis) -> Figure:
-    """α with its interval against the cost until each look of a sequence, a panel a parametrization."""
+    """Draw α with its interval against the cost until each look of a sequence, a panel a parametrization."""
     shown = [result for result in names.results_of(analysis) if known_looks(result)]
     axes = style.panels(len(shown), 4.6, 3.6)
     for ax, result in zip(axes, shown, strict=True):
@@ -151,10 +149,10 @@ def sequence_figure(analysis: TransferAnalysis) -> Figure:
             _draw_look(ax, look, spent)
         ax.set_xlabel(f"spent ({result.sequence.costs.unit}); numbers count looks")
         ax.margins(y=0.15)
-        ax.set_title(f"{names.label(result.compared, analysis.compares)}: {result.verdict.decision}")
+        ax.set_title(f"{texts.label(result.compared, analysis.compares)}: {result.verdict.decision}")
     for ax in axes:
         ax.set_xlim(left=0)
-    style.label_rows(axes, f"α, exponent of {names.column_label(analysis.scale)} (95 %)")
+    style.label_rows(axes, f"α, exponent of {texts.column_label(analysis.scale)} (95 %)")
     settled = {look.decision != "INCONCLUSIVE" for result in shown for look, _ in known_looks(result)}
     color = style.categorical(0)
     marks = ((False, "o", "INCONCLUSIVE, bought on", "white"), (True, "s", "settled", color))
@@ -181,7 +179,7 @@ def _draw_look(ax: Axes, look: LookTaken, spent: float) -> None:
     "Drift exponent and regret of each sweep, with 95 % intervals; values in the shade do not matter",
 )
 def ablations_figure(table: pd.DataFrame) -> Figure:
-    """Drift exponent and regret of several sweeps, with 95 % intervals.
+    """Draw the drift exponent and the regret of several sweeps, with 95 % intervals.
 
     The baselines μP and SP lie on top, below them the others from the worst regret on.
 
@@ -199,15 +197,15 @@ def ablations_figure(table: pd.DataFrame) -> Figure:
     axes = figure.subplots(*shape, sharey=True)
     rows = np.arange(len(table))[::-1]
     columns_of = ("alpha", "low", "high"), ("regret", "regret_low", "regret_high")
-    texts = "drift exponent α", "regret, smallest to largest (nat)"
-    for ax, shown, text in zip(axes, columns_of, texts, strict=True):
+    titles = "drift exponent α", "regret, smallest to largest (nat)"
+    for ax, shown, text in zip(axes, columns_of, titles, strict=True):
         _draw_column(ax, table, shown, rows)
         ax.axvline(0, color=INK, lw=0.9, ls=":", zorder=0)
         ax.set_xlabel(text)
         ax.xaxis.set_major_locator(MaxNLocator(5))
     axes[0].axvspan(-DELTA, DELTA, color=INK, alpha=0.08, lw=0, zorder=0)
     axes[1].axvspan(0, EPSILON, color=INK, alpha=0.08, lw=0, zorder=0)
-    written = [names.label(name).replace("_", " ") for name in table["name"]]
+    written = [texts.label(name).replace("_", " ") for name in table["name"]]
     axes[0].set_yticks(rows, ["\n".join(style.broken(name, letters)) for name in written])
     axes[0].set_ylim(-0.7, len(table) - 0.3)
     if 0 < len(baselines) < len(table):
@@ -231,23 +229,23 @@ def _draw_column(ax: Axes, table: pd.DataFrame, shown: tuple[str, str, str], row
         known = drawn & (table["verdict"] == verdict).to_numpy()
         ax.errorbar(x[known], rows[known], xerr=errors[:, known], fmt=marker, color=color, capsize=3, ms=6)
     for row, number in zip(rows[~drawn], x[~drawn], strict=True):
-        said = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
-        ax.annotate(said, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
+        text = "not known" if np.isnan(number) else "∞" if np.isinf(number) else f"{number:.3f}, no bound"
+        ax.annotate(text, (0.98, row), xycoords=("axes fraction", "data"), ha="right", va="center")
 
 
 @figure_type(
     "All sweeps", "Drift exponent of each rule, by the way of growing; values in the shade do not matter"
 )
-def referee_figure(found: Sequence[Ruling]) -> Figure:
-    """Drift exponent α of each rule with its 95 % interval, by the way of growing, marked by its verdict.
+def referee_figure(rulings: Sequence[Ruling]) -> Figure:
+    """Draw the drift exponent α of each rule with its interval, by the way of growing, marked by verdict.
 
     Args:
-        found: from `mup_tpu.analysis.referee.rulings`.
+        rulings: from `mup_tpu.analysis.referee.rulings`.
     """
     entries: list[str | Ruling] = []
-    for way, of_way in groupby(_sorted(found), lambda r: columns.label(r.columns.scale)):
+    for way, of_way in groupby(_sorted(rulings), lambda r: columns.label(r.columns.scale)):
         entries += [way, *of_way]
-    written = [names.plain(e) if isinstance(e, str) else _named(e) for e in entries]
+    written = [texts.plain(e) if isinstance(e, str) else _named(e) for e in entries]
     longest = min(4.0, 0.072 * max(map(len, written), default=0))
     figure = style.new_figure(5.0 + longest, 0.25 * len(entries) + 1.5)
     ax = figure.subplots()
@@ -265,19 +263,19 @@ def referee_figure(found: Sequence[Ruling]) -> Figure:
     ax.set_ylim(-0.7, len(entries) - 0.3)
     ax.set_xlim(-_REACH - 0.08, _REACH + 0.08)
     ax.set_xlabel("drift exponent α, 95 % interval")
-    key = style.verdict_key(r.decision for r in found)
+    key = style.verdict_key(r.decision for r in rulings)
     return style.with_key([ax], [*key, style.shade(f"|α| < {DELTA:g} does not matter")])
 
 
-def _sorted(found: Sequence[Ruling]) -> list[Ruling]:
-    """Rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
-    places = {key: i for i, key in enumerate(dict.fromkeys((r.columns.scale, r.compares) for r in found))}
+def _sorted(rulings: Sequence[Ruling]) -> list[Ruling]:
+    """Sort rulings by way and compared column, as given, then by rule, the baseline first, then by sweep."""
+    places = {key: i for i, key in enumerate(dict.fromkeys((r.columns.scale, r.compares) for r in rulings))}
 
     def place(ruling: Ruling) -> tuple[int, int, str]:
-        rules = names.ordered({r.rule for r in found if r.compares == ruling.compares}, ruling.compares)
+        rules = names.ordered({r.rule for r in rulings if r.compares == ruling.compares}, ruling.compares)
         return places[ruling.columns.scale, ruling.compares], rules.index(ruling.rule), ruling.sweep
 
-    return sorted(found, key=place)
+    return sorted(rulings, key=place)
 
 
 def _draw_ruling(ax: Axes, row: int, ruling: Ruling) -> None:
@@ -303,5 +301,5 @@ def _draw_ruling(ax: Axes, row: int, ruling: Ruling) -> None:
 def _named(ruling: Ruling) -> str:
     common = zip(ruling.setting, ("gpt2", "adamw", "lr"), strict=True)
     differs = ", ".join(dict.fromkeys(columns.label(name) for name, most in common if name != most))
-    rule = names.label(ruling.rule, ruling.compares) + (f" ({differs})" if differs else "")
-    return f"{rule}: {span(ruling)}, {names.plain(ruling.sweep)}"
+    rule = texts.label(ruling.rule, ruling.compares) + (f" ({differs})" if differs else "")
+    return f"{rule}: {span(ruling)}, {texts.plain(ruling.sweep)}"

@@ -13,7 +13,7 @@ from mup_tpu import plots
 from mup_tpu.analysis import Columns, analyze, check_table
 from mup_tpu.analysis.scaling_law import fit_scaling_law
 from mup_tpu.errors import ConfigError
-from mup_tpu.plots.ticks import PlainTicks
+from mup_tpu.plots.texts import PlainTicks
 
 LONG = "completedp_of_ten_words_and_a_footnote_about_its_embeddings"
 

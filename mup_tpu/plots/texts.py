@@ -1,4 +1,4 @@
-"""Axes of losses, sizes, scales and powers of 2, with ticks that can be told apart."""
+"""Texts that matplotlib draws: names, powers, and ticks of axes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,46 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import EngFormatter, FixedLocator, Formatter, MaxNLocator, NullFormatter, NullLocator
 
 from mup_tpu.config import columns
-from mup_tpu.plots import names
+from mup_tpu.words.names import name, point
+
+
+def label(compared: str, column: str = "parametrization") -> str:
+    return raised(name(compared, column))
+
+
+def raised(text: str) -> str:
+    """Raise the exponents of a text: tokens^−0.32."""
+    return re.sub(r"\^(−?\d+(?:\.\d+)?)", r"$^{\1}$", plain(text))
+
+
+def plain(text: str) -> str:
+    return text.replace("$", r"\$")  # matplotlib reads text between two $ as a formula
+
+
+def title(column: str) -> str:
+    return plain(columns.title(column))
+
+
+def column_label(column: str) -> str:
+    return plain(columns.label(column))
+
+
+def at(scale: str, value: float) -> str:
+    return plain(point(scale, value))
+
+
+def power(x: float) -> str:
+    return f"$2^{{{x:g}}}$"
 
 
 class PlainTicks(Formatter):
-    """Ticks with the digits that tell them apart, and no offset: 2.32581, or 1.04e−6."""
+    """Ticks with as many digits as keep them apart, and no offset: 2.32581, or 1.04e−6."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
-        """One tick alone."""
         return self.format_ticks([value])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """All ticks of an axis."""
+        """Write all ticks of an axis."""
         gaps = np.diff(np.unique(values))
         step = float(gaps.min()) if len(gaps) else max(map(abs, values), default=1.0)
         largest = max(map(abs, values), default=0.0)
@@ -38,7 +66,7 @@ class PlainTicks(Formatter):
 
 
 def _tidied(number: str) -> str:
-    """A number for people: 1.04e−6 for 1.04e-06."""
+    # 1.04e−6 for 1.04e-06
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", number).replace("-", "−")
 
 
@@ -56,7 +84,7 @@ def loss_axis(ax: Axes, losses: Iterable[float]) -> None:
 
 
 def is_wide(losses: Iterable[float]) -> bool:
-    """Whether losses differ by more than a factor of 3, and so need a logarithmic axis."""
+    """Return whether losses differ by more than a factor of 3, and so need a logarithmic axis."""
     known = np.array([value for value in losses if np.isfinite(value)])
     return bool(len(known) and known.min() > 0 and known.max() > 3 * known.min())
 
@@ -79,22 +107,22 @@ def size_axis(axis: Axis, low: float, high: float, is_compute: bool = False) -> 
 
 
 def write_size(value: float, is_compute: bool = False) -> str:
-    """Write a size with a prefix: a billion parameters are 1B, and 10⁹ FLOP are 1G."""
+    # A billion parameters are 1B, and 10⁹ FLOP are 1G.
     written = EngFormatter(sep="", useOffset=False)(value)
     return written if is_compute else written.replace("G", "B")
 
 
 def scale_axis(ax: Axes, scale: str, scales: Sequence[float], width: float) -> None:
-    """A logarithmic axis with a tick at each point of a scale; upright where `width` inches have no room."""
+    """Format a logarithmic axis with a tick at each point of a scale; its panel has `width` inches."""
     ax.set_xscale("log", base=2)
     written = [columns.write_scale(scale, s) for s in scales]
     ax.set_xticks(scales, written, **turned(written, width))
     ax.minorticks_off()
-    ax.set_xlabel(names.title(scale))
+    ax.set_xlabel(title(scale))
 
 
 def turned(texts: Sequence[str], width: float) -> dict[str, Any]:
-    """Text properties of ticks: upright where they would touch each other."""
+    """Return text properties of ticks: upright where they would touch each other."""
     is_crowded = max(map(len, texts), default=0) + 1 > 12 * (width - 1) / max(1, len(texts))
     return {"rotation": 90} if is_crowded else {}
 
@@ -103,7 +131,7 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
     """Format an axis of log2 as powers of 2, with 0 at its edge where it is drawn."""
 
     def tick(x: float, _: object) -> str:
-        return names.power(x) if zero_x is None or x > zero_x + 0.5 else ""
+        return power(x) if zero_x is None or x > zero_x + 0.5 else ""
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.xaxis.set_major_formatter(tick)
@@ -113,11 +141,10 @@ def log2_axis(ax: Axes, zero_x: float | None = None) -> None:
 
 
 def an_octave(low: float, high: float) -> tuple[float, float]:
-    """Limits of an axis of log2, an octave apart at least, or noise looks like a drift or growth."""
+    # Noise on an axis of less than an octave looks like a drift or growth.
     room = max(0.0, 1 - (high - low)) / 2
     return low - room, high + room
 
 
 def log2_heights(ax: Axes) -> None:
-    """Format a vertical axis of log2 as powers of 2."""
-    ax.yaxis.set_major_formatter(lambda x, _: names.power(x))
+    ax.yaxis.set_major_formatter(lambda x, _: power(x))
