@@ -12,6 +12,7 @@ from typing import Any
 from mup_tpu import data
 from mup_tpu.config import RunOptions, Trial
 from mup_tpu.jobs.job import Job, Preparing, Question, Surroundings
+from mup_tpu.jobs.plan import describe
 from mup_tpu.training.report import PackResult
 
 FolderOf = Callable[[list[Trial]], str | None]
@@ -33,7 +34,8 @@ class Evaluated:
 class PackJob(Job):
     """A pack to train; its parts, after a split, have their own folders of checkpoints (`folder_of`).
 
-    With `asks`, the driver decides after each evaluation which members train on.
+    With `asks`, the driver decides after each evaluation which members train on. Fields of `scale` name the
+    pack's size in sentences.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class PackJob(Job):
         options: RunOptions,
         folder_of: FolderOf = lambda pack: None,
         asks: bool = False,
+        scale: Sequence[str] = ("width",),
     ) -> None:
         self.trials, self.options, self.checkpoints = trials, options, folder_of(trials)
-        self.members, self._folder_of, self._asks = len(trials), folder_of, asks
+        self.members, self._folder_of, self._asks, self._scale = len(trials), folder_of, asks, scale
 
     def __str__(self) -> str:
-        return f"a pack of {len(self.trials)} trials of width {self.trials[0].model.width}"
+        count = "a trial" if self.members == 1 else f"a pack of {self.members} trials"
+        return f"{count} of {describe(self.trials[0], self._scale)}"
 
     def __getstate__(self) -> dict[str, Any]:
         """State without `folder_of`: only the driver splits, and the function holds all data of a sweep."""
@@ -59,7 +63,7 @@ class PackJob(Job):
             return ()
         count = math.ceil(len(self.trials) / fits)
         parts = [self.trials[i::count] for i in range(count)]
-        return [PackJob(part, self.options, self._folder_of, self._asks) for part in parts]
+        return [PackJob(part, self.options, self._folder_of, self._asks, self._scale) for part in parts]
 
     def was_preempted(self, result: PackResult) -> bool:
         """Whether a member was."""

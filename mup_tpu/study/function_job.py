@@ -110,7 +110,7 @@ class FunctionJob(Job):
         self.trials = [trial]
 
     def __str__(self) -> str:
-        return f"trial {self.trial.id}"
+        return str(self.trial)
 
     def was_preempted(self, result: Outcome) -> bool:
         """Whether SIGTERM ended the trial."""

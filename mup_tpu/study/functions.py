@@ -22,7 +22,7 @@ from mup_tpu.jobs.pool import Pool
 from mup_tpu.jobs.this_machine import cores, visible_gpus
 from mup_tpu.study.attempt import Outcome
 from mup_tpu.study.function_job import FunctionJob, How
-from mup_tpu.study.report import Reported, forget_rungs
+from mup_tpu.study.report import forget_rungs
 from mup_tpu.study.space import Space, Trial
 from mup_tpu.tuning.trial_runner import Rows, TrialKind
 
@@ -53,10 +53,6 @@ class Functions(TrialKind[Trial]):
         """Measure of a trial's scale."""
         return float(trial.values[self._space.measured_by])
 
-    def name(self, job: FunctionJob) -> str:
-        """Name of a job in a sentence: its trial."""
-        return str(job.trial)
-
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[FunctionJob], Pool[Any]]:
         """Jobs of missing trials, the largest first."""
         self._pool = self._pool or self._at_end.enter_context(self._open_pool())
@@ -72,13 +68,6 @@ class Functions(TrialKind[Trial]):
         """Row and curve of a trial."""
         outcome = ended.result if isinstance(ended, Finished) else Outcome("failed", math.nan, ended.reason)
         return as_rows(job.trial, outcome)
-
-    def note(self, reports: Sequence[Reported]) -> str:
-        """State of the running trial with the most steps."""
-        last = max(reports, key=lambda report: report.step)
-        of = f"/{last.steps}" if last.steps else ""
-        loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""
-        return f"step {last.step}{of}{loss}"
 
     def stored(self, job: FunctionJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a trial; of a failed one, its losses at rungs instead."""

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,14 @@ class Reported:
     steps: int
     """Steps of the whole trial; 0 where they are not known."""
     loss: float
+
+    @staticmethod
+    def note(reports: Sequence[Reported]) -> str:
+        """Return the state of the running trial with the most steps."""
+        last = max(reports, key=lambda report: report.step)
+        of = f"/{last.steps}" if last.steps else ""
+        loss = f", loss {last.loss:.3f}" if math.isfinite(last.loss) else ""
+        return f"step {last.step}{of}{loss}"
 
 
 class Stopped(BaseException):

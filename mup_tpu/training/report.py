@@ -67,6 +67,11 @@ class Report:
     """"running", or the end of each member."""
     rates: Rates
 
+    @staticmethod
+    def note(reports: Sequence[Report]) -> str:
+        """Return the rate of several running packs, in a few words."""
+        return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
+
     def __str__(self) -> str:
         # Losses are those of the member of least training loss.
         running = [k for k, status in enumerate(self.statuses) if status == "running"]

@@ -18,7 +18,7 @@ from mup_tpu.jobs.pool import Pool
 from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import Store
 from mup_tpu.training.record import failed_row
-from mup_tpu.training.report import PackResult, Rates, Report
+from mup_tpu.training.report import PackResult, Rates
 from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
 from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.trial_runner import Rows, TrialKind, TrialRunner
@@ -66,10 +66,6 @@ class Packs(TrialKind[Trial]):
         """Arithmetic and memory traffic of a trial."""
         return work(trial)
 
-    def name(self, job: PackJob) -> str:
-        """A pack in a sentence."""
-        return f"a pack of {self.size(job.trials[0])}"
-
     def jobs(self, missing: list[Trial]) -> tuple[Sequence[PackJob], Pool[Any]]:
         """Packs of missing trials in the order of their start, and the open pool that runs them.
 
@@ -83,7 +79,7 @@ class Packs(TrialKind[Trial]):
         if self._steps_before is not None:
             self._begin(packs, self._steps_before)
         self._began, self._rates = time.monotonic(), []
-        return [PackJob(pack, place.run, self._folders.of) for pack in packs], place.pool
+        return [PackJob(pack, place.run, self._folders.of, scale=self._scale) for pack in packs], place.pool
 
     def _begin(self, packs: Sequence[list[Trial]], steps_before: int) -> None:
         """Have packs go on from checkpoints of their trials with fewer steps; print how many cannot."""
@@ -106,10 +102,6 @@ class Packs(TrialKind[Trial]):
         if isinstance(ended, Finished) and ended.result.rates:
             self._rates.append(ended.result.rates)
         return rows_of_pack(job, ended, self._corpora, self._run.device)
-
-    def note(self, reports: Sequence[Report]) -> str:
-        """Tokens a second of running packs."""
-        return f"{sum(report.rates.tokens_per_second for report in reports) / 1000:.0f}k tokens/s"
 
     def stored(self, job: PackJob, rows: Sequence[Mapping[str, Any]]) -> None:
         """Remove checkpoints of a pack whose rows are stored."""

@@ -57,7 +57,6 @@ class TrialProgress(Generic[T]):
         trials: trials to run.
         size: function from a trial to its point of the scale, in words.
         work: function from a trial to its time in any unit; measured times replace it.
-        note: function from last reports of running jobs of a size to words about them.
         console: place of the bars.
     """
 
@@ -66,10 +65,9 @@ class TrialProgress(Generic[T]):
         trials: Sequence[T],
         size: Callable[[T], str],
         work: Callable[[T], float],
-        note: Callable[[Sequence[Any]], str],
         console: Console,
     ) -> None:
-        self.console, self._size, self._note = console, size, note
+        self.console, self._size = console, size
         self._work = {size(trial): work(trial) for trial in sorted(trials, key=work)}
         self._total = Counter(map(size, trials))
         self._ended: dict[str, Counter[str]] = {name: Counter() for name in self._work}
@@ -167,7 +165,8 @@ class TrialProgress(Generic[T]):
     def _state(self, jobs: Sequence[_Running]) -> str:
         """Note about running jobs of a size, or the work that they do before their first reports."""
         if reports := [running.report for running in jobs if running.report is not None]:
-            return self._note(reports)
+            note: str = type(reports[0]).note(reports)
+            return note
         return ", ".join(dict.fromkeys(running.doing for running in jobs)) or _UNSTARTED
 
     def _usual(self, size: str) -> float:

@@ -31,7 +31,8 @@ Rows = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 class TrialKind(ABC, Generic[T]):
     """Trials of one kind: how they become jobs, and results of jobs become rows.
 
-    Jobs have `trials`. Pools that it opens end with the `with` block.
+    Jobs have `trials`, and reports of one kind have a static method `note`. The kind opens a pool with the
+    first jobs, and the end of the `with` block closes it.
     """
 
     kept = "its checkpoints are kept"
@@ -45,23 +46,19 @@ class TrialKind(ABC, Generic[T]):
 
     @abstractmethod
     def trial_id(self, trial: T) -> str:
-        """Name of a trial in the store."""
+        """Return the name of a trial in the store."""
 
     @abstractmethod
     def size(self, trial: T) -> str:
-        """A trial's point of the scale, in words."""
+        """Return a trial's point of the scale, in words."""
 
     @abstractmethod
     def work(self, trial: T) -> float:
-        """Time of a trial in any unit."""
-
-    @abstractmethod
-    def name(self, job: Any) -> str:
-        """A job in a sentence."""
+        """Return the expected time of a trial in any unit."""
 
     @abstractmethod
     def jobs(self, missing: list[T]) -> tuple[Sequence[Job], Pool[Any]]:
-        """Jobs of missing trials in the order of their start, and the open pool that runs them.
+        """Return jobs of missing trials in the order of their start, and the open pool that runs them.
 
         Raises:
             ConfigError: an option does not fit the trials, or the device or cluster is not there.
@@ -69,11 +66,7 @@ class TrialKind(ABC, Generic[T]):
 
     @abstractmethod
     def rows(self, job: Any, ended: Finished | Failed) -> Rows:
-        """Rows and curves of a job that has ended, with a result or without."""
-
-    @abstractmethod
-    def note(self, reports: Sequence[Any]) -> str:
-        """State of running jobs of one size, from the last report of each."""
+        """Return rows and curves of a job that has ended, with a result or without."""
 
     @abstractmethod
     def stored(self, job: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -84,7 +77,7 @@ class TrialKind(ABC, Generic[T]):
         """Remove checkpoints that a killed call left; `stored` gives the trial_ids with a row."""
 
     def summary(self) -> str:
-        """Line about all jobs of a run; "" for none."""
+        """Return a line about all jobs of a run; "" for none."""
         return ""
 
 
@@ -114,7 +107,6 @@ class TrialRunner(Generic[T]):
         self._store, self._kind, self._console = store, kind, console
         self._heartbeat, self._halving = heartbeat, halving
         self._tracking = Tracking(track, store)
-        self._outcome: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         self._kind.__enter__()
@@ -130,7 +122,7 @@ class TrialRunner(Generic[T]):
         deadline: float = math.inf,
         elsewhere: Collection[str] = (),
     ) -> Counter[str]:
-        """Run trials without a row; returns the number of this call's trials by status.
+        """Run trials without a row; return the number of this call's trials by status.
 
         Args:
             trials: trials in any order.
@@ -141,68 +133,52 @@ class TrialRunner(Generic[T]):
         Raises:
             Preempted: SIGTERM ended the run.
         """
-        store, kind, self._outcome = self._store, self._kind, Counter()
+        store, kind, console = self._store, self._kind, self._console
         lacking = missing_trials(trials, store.done(stopped=self._halving), kind.trial_id)
         missing = [trial for trial in lacking if kind.trial_id(trial) not in elsewhere]
-        asked = len(lacking) - len(missing)
-        self._console.print(
+        awaited = len(lacking) - len(missing)
+        console.print(
             f"{store.experiment}: {len(trials)} trials, {len(trials) - len(lacking)} stored, "
-            f"{len(missing)} to run" + (f", {asked} asked for elsewhere" if asked else "")
+            f"{len(missing)} to run" + (f", {awaited} asked for elsewhere" if awaited else "")
         )
+        outcome: Counter[str] = Counter()
         if missing:
+            purchases = {kind.trial_id(trial): purchase(trial) for trial in missing}
             jobs, pool = kind.jobs(missing)
             with (
                 contextlib.closing(run_jobs(jobs, pool, self._heartbeat)) as events,
-                TrialProgress(missing, kind.size, kind.work, kind.note, self._console) as progress,
+                TrialProgress(missing, kind.size, kind.work, console) as progress,
             ):
-                purchases = {kind.trial_id(trial): purchase(trial) for trial in missing}
                 for job, event in events:
-                    self._take(job, event, progress, purchases)
+                    match event:
+                        case Started():
+                            progress.started(job)
+                        case Preparing(doing):
+                            progress.preparing(job, doing)
+                        case Split(parts, reason):
+                            progress.split(job)
+                            console.print(f"{reason}: split into {len(parts)} packs")
+                        case Finished() | Failed():
+                            rows, curves = kind.rows(job, event)
+                            rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
+                            store.append(rows, curves)
+                            self._tracking.add(rows, curves)
+                            progress.ended(job, rows)
+                            outcome += (statuses := count_statuses(rows))
+                            if statuses["preempted"]:
+                                raise Preempted(
+                                    f"preempted in {job}, {kind.kept}; the rest is stored in "
+                                    f"{store.folder}, and the same command goes on"
+                                )
+                            for reason in dict.fromkeys(r["reason"] for r in rows if r["status"] == "failed"):
+                                console.print(f"{job} failed: {reason}", style="red")
+                            kind.stored(job, rows)
+                        case report:
+                            progress.reported(job, report)
                     if time.monotonic() >= deadline:
                         break
             if summary := kind.summary():
-                self._console.print(summary)
-        if not self._outcome["failed"] and time.monotonic() < deadline:
+                console.print(summary)
+        if not outcome["failed"] and time.monotonic() < deadline:
             kind.tidy(trials, store.done)
-        return self._outcome
-
-    def _take(
-        self, job: Any, event: Any, progress: TrialProgress[T], purchases: Mapping[str, int | None]
-    ) -> None:
-        match event:
-            case Started():
-                progress.started(job)
-            case Preparing():
-                progress.preparing(job, event.doing)
-            case Split():
-                progress.split(job)
-                words = f"{event.reason}: split into {len(event.parts)} packs"
-                self._console.print(words)
-            case Failed() | Finished():
-                self._keep(job, event, progress, purchases)
-            case _:
-                progress.reported(job, event)
-
-    def _keep(
-        self,
-        job: Any,
-        ended: Finished | Failed,
-        progress: TrialProgress[T],
-        purchases: Mapping[str, int | None],
-    ) -> None:
-        rows, curves = self._kind.rows(job, ended)
-        rows = [{**row, "purchase": purchases[row["trial_id"]]} for row in rows]
-        self._store.append(rows, curves)
-        self._tracking.add(rows, curves)
-        progress.ended(job, rows)
-        statuses = count_statuses(rows)
-        self._outcome += statuses
-        if statuses["preempted"]:
-            raise Preempted(
-                f"preempted in {self._kind.name(job)}, {self._kind.kept}; "
-                f"the rest is stored in {self._store.folder}, and the same command goes on"
-            )
-        for reason in dict.fromkeys(row["reason"] for row in rows if row["status"] == "failed"):
-            words = f"{self._kind.name(job)} failed: {reason}"
-            self._console.print(words, style="red")
-        self._kind.stored(job, rows)
+        return outcome

@@ -36,7 +36,7 @@ def shown(tiny, tmp_path_factory) -> list[tuple[object, list[str]]]:
     trials = [trial for pack in packs for trial in pack]
     store = Store(str(tmp_path_factory.mktemp("results")), "shown")
     kind = Packs(store, Corpora(), ("width",), SweepOptions(), options, console)
-    progress = TrialProgress(trials, kind.size, kind.work, kind.note, console)
+    progress = TrialProgress(trials, kind.size, kind.work, console)
     jobs = [PackJob(pack, options) for pack in packs]
     with InProcess(None) as pool:
         for job, event in run_jobs(jobs, pool, SweepOptions.heartbeat):
@@ -98,7 +98,7 @@ def test_the_time_left_is_that_of_training_and_not_of_compiling(monkeypatch):
     monkeypatch.setattr("mup_tpu.tuning.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
     job = PackJob([Trial(), Trial()], RunOptions())
     rates = SimpleNamespace(seconds_left=3.0)
-    progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, lambda r: "", terminal())
+    progress = TrialProgress(job.trials, lambda t: "width 64", lambda t: 1.0, terminal())
     progress.started(job)
     clock.now += 30.0
     progress.reported(job, SimpleNamespace(step=10, steps=500, rates=rates))

@@ -187,7 +187,7 @@ def test_a_sweep_that_is_told_to_end_leaves_no_process(sign, tiny, tmp_path):
     assert "Traceback" not in printed
     if sign == signal.SIGTERM:
         assert (
-            driver.returncode == 143 and "preempted in a pack of width 32, its checkpoint is kept" in printed
+            driver.returncode == 143 and "preempted in a trial of width 32, its checkpoint is kept" in printed
         )
         assert len(list(results.glob("checkpoints/*/step-*"))) == 2
         main(command)
