@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import analyze, load_table, predict
     from mup_tpu.config import Axis, Ladder, Sweep, Trial
     from mup_tpu.study import Study, octaves
-    from mup_tpu.tuning.target_plan import plan
+    from mup_tpu.tuning.plan import plan
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _FROM = {
     "analysis": ("analyze", "load_table", "predict"),
     "config": ("Axis", "Ladder", "Sweep", "Trial"),
     "study": ("Study", "octaves"),
-    "tuning.target_plan": ("plan",),
+    "tuning.plan": ("plan",),
 }
 
 

@@ -220,12 +220,12 @@ def run_either(
 def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     """Print the missing trials of a sweep by size, with arithmetic, memory and time."""
     from mup_tpu.tuning import forecast
-    from mup_tpu.tuning.precision import decided_sweep
     from mup_tpu.tuning.sweep import what_is_missing
+    from mup_tpu.tuning.trials import sweep_with_precision
 
     console = Console()
     run = replace(how.run, device="xla") if how.dry.on else how.run
-    sweep = decided_sweep(sweep, folder, run, console)
+    sweep = sweep_with_precision(sweep, folder, run, console)
     total = len(sweep.trials())
     missing, corpora = what_is_missing(sweep, folder)
     console.print(f"{sweep.experiment}: {total} trials, {total - len(missing)} stored in {folder}")
@@ -300,8 +300,8 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
 
     console = Console()
     with console.status("importing ray"):
-        from mup_tpu.tuning.found import best_trials
         from mup_tpu.tuning.search import run_search
+        from mup_tpu.tuning.trials import best_trials
 
     folder = how.results or f"results/{search.experiment}"
     outcome = run_search(search, folder, how.options, how.where, how.run, how.resume, console)

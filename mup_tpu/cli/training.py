@@ -15,12 +15,12 @@ from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import write
+from mup_tpu.config.options import TransferOptions
 from mup_tpu.config.paths import File, Folder, Where
 from mup_tpu.config.toml import load_trial, read_toml, sweep_of
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.single import Kept, train_one
-from mup_tpu.tuning.target import Target
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) 
 
 def transfer(
     path: Where,
-    target: Target = Target(),
+    target: TransferOptions = TransferOptions(),
     results: Folder | None = None,
     sweep: Folder | None = None,
     run: RunOptions = RunOptions(),
@@ -131,7 +131,7 @@ def transfer(
         run: Options of each trial.
         where: Machine or cluster of the trials.
     """
-    from mup_tpu.tuning.zero_shot import Transfer
+    from mup_tpu.tuning.transfer import Transfer
 
     console = Console()
     moved = Transfer(path, target, sweep)
@@ -190,7 +190,7 @@ def plan(
         out: File for the sweep; by default plan.toml. An existing file is never overwritten.
         json: Print JSON only, for machines; --out alone writes the sweep.
     """
-    from mup_tpu.tuning.target_plan import plan as make
+    from mup_tpu.tuning.plan import plan as make
 
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
@@ -238,7 +238,7 @@ def _peak(on: str | None, base: Trial) -> float:
         ConfigError: the machine is unknown.
     """
     from mup_tpu.tuning import forecast
-    from mup_tpu.tuning.precision import precision_of
+    from mup_tpu.tuning.trials import precision_of
 
     if base.train.precision == "auto":
         base = base.replace(precision=precision_of(RunOptions())[0] if on is None else "bf16")

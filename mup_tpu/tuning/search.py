@@ -28,14 +28,12 @@ from mup_tpu.jobs.pools import Pools
 from mup_tpu.store import FINAL, Store
 from mup_tpu.training.process import handling
 from mup_tpu.training.trials import pack_key
-from mup_tpu.tuning.checkpoint_folders import CheckpointFolders
-from mup_tpu.tuning.corpora import Corpora
-from mup_tpu.tuning.packs import rows_of_pack
-from mup_tpu.tuning.precision import decided
+from mup_tpu.tuning.packs import CheckpointFolders, rows_of_pack
+from mup_tpu.tuning.progress import SearchProgress
 from mup_tpu.tuning.ray_tune import Chooser
 from mup_tpu.tuning.search_log import SearchLog
-from mup_tpu.tuning.search_progress import SearchProgress
 from mup_tpu.tuning.tracking import Tracking, require_packages
+from mup_tpu.tuning.trials import Corpora, with_precision
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def run_search(
         raise ConfigError("placement 'slice' is for sweeps; a search takes 'host' or 'chip'")
     require_packages(where.track)
     deadline = time.monotonic() + (options.seconds or math.inf)
-    search = replace(search, base=decided(search.base, results, run, console))
+    search = replace(search, base=with_precision(search.base, results, run, console))
     store, corpora = Store(results, search.experiment), Corpora([search.base])
     folder = store.folder
     folders = CheckpointFolders(folder, corpora.trial_id, replace(run, checkpoint_every=1))

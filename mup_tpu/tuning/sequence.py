@@ -32,10 +32,9 @@ from mup_tpu.config.table import Table
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.jobs.plan import missing_trials
 from mup_tpu.store import Store, StoredAxes, done_of, load_header
-from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
-from mup_tpu.tuning.precision import decided_sweep
 from mup_tpu.tuning.sweep import check_alike, measured
+from mup_tpu.tuning.trials import Corpora, sweep_with_precision
 from mup_tpu.words.names import exponent
 from mup_tpu.words.reasons import because
 from mup_tpu.words.verdicts import look_verdict, price
@@ -67,7 +66,7 @@ def run_until_settled(
         DataError: the corpus cannot be used.
     """
     deadline = time.monotonic() + until.seconds
-    sweep = decided_sweep(sweep, results, run, console)
+    sweep = sweep_with_precision(sweep, results, run, console)
     corpora = Corpora()
     grid = _grid_of(sweep, corpora)
     if lacking := sorted(set(load_header(results).planned) - set(grid.points)):

@@ -81,10 +81,10 @@ def train_one(
         ConfigError: an export or a profile cannot be written, or the trial is not allowed.
         Preempted: SIGTERM ended training; the row is stored and checkpoints are kept.
     """
-    from mup_tpu.tuning.precision import decided
+    from mup_tpu.tuning.trials import with_precision
 
     kept.prepare()
-    trial = decided(trial, kept.results, run, console)
+    trial = with_precision(trial, kept.results, run, console)
     shorter = shorter and shorter.replace(precision=trial.train.precision)
     checkpoints = None if kept.checkpoints is None else _folder_of(trial, kept.checkpoints, shorter, console)
     result = _train(trial, run, kept, checkpoints, console)

@@ -20,9 +20,8 @@ from mup_tpu.jobs.plan import describe, missing_trials
 from mup_tpu.models import sizes
 from mup_tpu.store import Store, StoredAxes, results_folder
 from mup_tpu.training.trials import longer
-from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
-from mup_tpu.tuning.precision import decided_sweep
+from mup_tpu.tuning.trials import Corpora, sweep_with_precision
 
 
 def run_sweep(
@@ -47,7 +46,7 @@ def run_sweep(
             another kind.
         DataError: the corpus cannot be used.
     """
-    sweep = decided_sweep(sweep, results, run, console)
+    sweep = sweep_with_precision(sweep, results, run, console)
     trials = sweep.trials()
     if continue_to is not None:
         _check_goes_on(sweep, run)

@@ -9,10 +9,10 @@ import pytest
 
 from mup_tpu.config import Trial
 from mup_tpu.config.columns import configured
+from mup_tpu.config.options import TransferOptions
 from mup_tpu.store import Store, load_runs
 from mup_tpu.store.predictions import load_predictions
-from mup_tpu.tuning.target import Target
-from mup_tpu.tuning.zero_shot import Transfer
+from mup_tpu.tuning.transfer import Transfer
 
 ALONE = ["--threads", os.cpu_count() or 1]
 """Options by which packs run in this process."""
@@ -117,7 +117,7 @@ def test_a_row_whose_config_is_no_trial_is_one_sentence(config, tmp_path, outcom
 
 
 def test_a_prediction_is_kept_and_scored_when_its_scale_is_run(two_rules, outcome):
-    moved = Transfer(two_rules, Target(at=("width=1024",)))
+    moved = Transfer(two_rules, TransferOptions(at=("width=1024",)))
     moved.keep(two_rules)
     moved.keep(two_rules)
     (kept,) = load_predictions(two_rules)
@@ -155,7 +155,7 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
             for x, t in zip(at, trials, strict=True)
         )
 
-    moved = Transfer(two_rules, Target(at=("width=1024",)))
+    moved = Transfer(two_rules, TransferOptions(at=("width=1024",)))
     (choice,) = moved.chosen
     run(choice.prediction.x)
     moved.keep(folder)

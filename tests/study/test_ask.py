@@ -10,10 +10,10 @@ import trainers
 
 from mup_tpu import Study, octaves
 from mup_tpu.cli import main
+from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import load_runs
-from mup_tpu.tuning.target import Target
-from mup_tpu.tuning.zero_shot import Transfer
+from mup_tpu.tuning.transfer import Transfer
 
 
 def study_in(folder, **changes):
@@ -64,7 +64,7 @@ def test_a_study_is_not_transferred_and_no_reference_of_a_transfer(tmp_path, two
     study.tell(*study.ask(1), 2.5)
     for path, sweep in ((study.folder, None), (two_rules, study.folder)):
         with pytest.raises(StoreError, match="holds a study, whose training is your own: mup-tpu predict"):
-            Transfer(path, Target(at=("width=1024",)), sweep)
+            Transfer(path, TransferOptions(at=("width=1024",)), sweep)
 
 
 def test_what_cannot_be_told_is_refused_and_what_is_stored_stays(tmp_path):

@@ -15,9 +15,9 @@ from mup_tpu.jobs.job import Finished, Preparing, Started
 from mup_tpu.jobs.pack_job import PackJob
 from mup_tpu.store import Store
 from mup_tpu.training.report import Report
-from mup_tpu.tuning.corpora import Corpora
 from mup_tpu.tuning.packs import Packs
 from mup_tpu.tuning.progress import TrialProgress
+from mup_tpu.tuning.trials import Corpora
 
 
 def terminal() -> Console:

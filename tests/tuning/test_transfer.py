@@ -9,12 +9,12 @@ from rich.console import Console
 
 from mup_tpu.config import RunOptions, Sweep, SweepOptions
 from mup_tpu.config.columns import configured
+from mup_tpu.config.options import TransferOptions
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.store import Store, load_runs
-from mup_tpu.tuning.found import best_trials
 from mup_tpu.tuning.sweep import run_sweep, run_trials
-from mup_tpu.tuning.target import Target
-from mup_tpu.tuning.zero_shot import Transfer, regret_against_sweep, target_trials, transfer_warnings
+from mup_tpu.tuning.transfer import Transfer, regret_against_sweep, target_trials, transfer_warnings
+from mup_tpu.tuning.trials import best_trials
 
 QUIET = Console(quiet=True)
 ALONE = RunOptions(threads=os.cpu_count() or 1)
@@ -114,21 +114,21 @@ def test_targets_that_do_not_grow_are_refused(small, tmp_path):
 
 def test_a_sweep_gives_its_rule_s_predicted_optimum_and_not_the_best_row_of_any_rule(two_rules):
     assert best_trials(two_rules)[0].trial.model.parametrization == "sp", "the best row is SP's, at width 64"
-    (trial,) = Transfer(two_rules, Target(at=("width=1024",))).trials
+    (trial,) = Transfer(two_rules, TransferOptions(at=("width=1024",))).trials
     assert trial.model.parametrization == "mup" and trial.model.width == 1024
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
 
 
 def test_another_rule_is_trained_at_its_own_predicted_optimum_only_where_it_is_asked_for(two_rules):
-    alone = Transfer(two_rules, Target(at=("width=1024",), compare=("sp",)))
+    alone = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("sp",)))
     assert math.log2(alone.trials[0].optimizer.learning_rate) == pytest.approx(-9.0, abs=0.3)
-    mup, sp = Transfer(two_rules, Target(at=("width=1024",), compare=("mup", "sp"))).trials
+    mup, sp = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("mup", "sp"))).trials
     assert [t.model.parametrization for t in (mup, sp)] == ["mup", "sp"]
     assert sp == alone.trials[0]
 
 
 def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
-    moved = Transfer(small[32], Target(at=("width=64",)))
+    moved = Transfer(small[32], TransferOptions(at=("width=64",)))
     runs = load_runs(small[32])
     own = runs[runs["parametrization"] == "mup"]
     assert len(moved.trials) == 1 and moved.trials[0].model.parametrization == "mup"
@@ -137,7 +137,7 @@ def test_of_a_sweep_of_one_scale_the_rule_s_own_best_is_taken_and_said(small):
 
 
 def test_the_best_few_of_a_sweep_are_each_rule_s_own(two_rules):
-    trials = Transfer(two_rules, Target(at=("width=1024",), top=2)).trials
+    trials = Transfer(two_rules, TransferOptions(at=("width=1024",), top=2)).trials
     runs = load_runs(two_rules).set_index("parametrization")
     for rule in ("mup", "sp"):
         rates = [t.optimizer.learning_rate for t in trials if t.model.parametrization == rule]
@@ -145,28 +145,28 @@ def test_the_best_few_of_a_sweep_are_each_rule_s_own(two_rules):
 
 
 def test_along_another_scale_than_the_sweep_s_nothing_is_predicted(two_rules):
-    moved = Transfer(two_rules, Target(at=("depth=8",)))
+    moved = Transfer(two_rules, TransferOptions(at=("depth=8",)))
     assert moved.trials[0].model.depth == 8 and moved.trials[0].model.width == 512
     assert "the sweep's scale is width, not depth" in moved.origin[0]
 
 
 def test_what_a_prediction_covers_is_no_warning(two_rules):
-    moved = Transfer(two_rules, Target(at=("width=1024",), compare=("sp",)))
+    moved = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("sp",)))
     assert "predicted" not in moved.origin[0] and moved.warnings == []
-    longer = Transfer(two_rules, Target(at=("width=1024,steps=700",), compare=("sp",)))
+    longer = Transfer(two_rules, TransferOptions(at=("width=1024,steps=700",), compare=("sp",)))
     (warning,) = longer.warnings
     assert "became 700" in warning
     assert longer.chosen[0].prediction is None, "a run of other steps does not score it"
 
 
 def test_only_the_transfer_s_own_trials_are_its_rows(small):
-    (row,) = Transfer(small[32], Target(at=("width=64",))).reached(small[64]).to_dict("records")
+    (row,) = Transfer(small[32], TransferOptions(at=("width=64",))).reached(small[64]).to_dict("records")
     assert row["parametrization"] == "mup"
-    assert Transfer(small[32], Target(at=("width=64,steps=9",))).reached(small[64]).empty
+    assert Transfer(small[32], TransferOptions(at=("width=64,steps=9",))).reached(small[64]).empty
 
 
 def test_a_rule_that_a_sweep_lacks_takes_mup_s_value(two_rules):
-    moved = Transfer(two_rules, Target(at=("width=1024",), compare=("completep",)))
+    moved = Transfer(two_rules, TransferOptions(at=("width=1024",), compare=("completep",)))
     (trial,) = moved.trials
     assert trial.model.parametrization == "completep"
     assert math.log2(trial.optimizer.learning_rate) == pytest.approx(-6.0, abs=0.1)
@@ -180,4 +180,4 @@ def test_a_sweep_without_mup_asks_which_of_its_rules_is_meant(tiny, tmp_path):
         row = configured(trial) | {"trial_id": rule, "status": "finished", "loss": 2.0}
         Store(tmp_path, "s").append([row])
     with pytest.raises(ConfigError, match="has no trial of mup: give --compare completep or sp"):
-        Transfer(str(tmp_path), Target(at=("width=64",)))
+        Transfer(str(tmp_path), TransferOptions(at=("width=64",)))
