@@ -60,8 +60,8 @@ class TrialsFailed(MupTpuError):
     exit_code = 1
 
 
-class LayerGrows(MupTpuError):
-    """A layer grows with width, so that a coordinate check fails."""
+class CheckFailed(MupTpuError):
+    """A layer grows or dies with width, so that a coordinate check fails."""
 
     exit_code = 1
 

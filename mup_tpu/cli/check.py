@@ -16,7 +16,7 @@ from mup_tpu.config.fields import require_one_of
 from mup_tpu.config.paths import File
 from mup_tpu.config.paths import Folder as FolderName
 from mup_tpu.config.toml import load_sweep, load_trial, parse_axis, parse_value, read_toml
-from mup_tpu.errors import ConfigError, LayerGrows, StoreError, raised_as
+from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def check(
             results/coord_check, or results/coord_check_depth and so on.
         module: Your own module in place of our networks, my_module:build, where my_module also has `batch`,
             a value or a function without arguments, and loss(module, batch). The exit code is 1 where a layer
-            grows. It stops adding widths after a minute.
+            grows or dies. It stops adding widths after a minute.
         json: Print JSON only, for machines; of --module.
     """
     base = Trial()
@@ -110,7 +110,7 @@ def check(
 
 
 def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
-    """Check a module of somebody's own; LayerGrows where a layer grows."""
+    """Check a module of somebody's own; CheckFailed where a layer grows or dies."""
     from mup_tpu.cli.output import to_json
     from mup_tpu.study.program import load
 
@@ -133,13 +133,8 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
     else:
         for sentence in check.sentences:
             console.print(sentence, style="bold")
-    if check.growing:
-        raise LayerGrows(
-            "; ".join(
-                f"{rule}: {g.layer} grows, {g.quantity} ∝ width^{g.exponent:.2f} (95 % above {g.low:.2f})"
-                for rule, g in check.growing.items()
-            )
-        )
+    if check.failures:
+        raise CheckFailed("; ".join(f"{rule}: {layer}" for rule, layer in check.failures.items()))
 
 
 def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,12 +18,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from mup_tpu.analysis.coord_check import GROWS, grows, slopes
+from mup_tpu.analysis.coord_check import grows, slopes
 from mup_tpu.errors import ConfigError
 from mup_tpu.parametrize.module import ModuleParametrization
 from mup_tpu.parametrize.roles import Build
 from mup_tpu.parametrize.rules import parametrize
 from mup_tpu.training.coord_check import Cell, Progress, Subject, measure_cells
+
+# Exponent below which a layer dies: one with a factor too many has about -1/2 or -1. The interval must lie
+# below half of it.
+DIES = -0.4
 
 OPTIMIZERS: Mapping[str, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
@@ -32,8 +36,8 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Growing:
-    """First layer of a rule that grows with width."""
+class LayerTrend:
+    """First layer of a rule that grows or dies with width."""
 
     layer: str
     quantity: str
@@ -43,6 +47,13 @@ class Growing:
     """Exponent of the width; inf for a width that diverges."""
     low: float
     """Lower end of its 95 % interval."""
+    high: float
+    """Upper end of it."""
+
+    def __str__(self) -> str:
+        grows = self.exponent > 0
+        verb, end = ("grows", f"above {self.low:.2f}") if grows else ("dies", f"below {self.high:.2f}")
+        return f"{self.layer} {verb}, {self.quantity} ∝ width^{self.exponent:.2f} (95 % {end})"
 
 
 @dataclass(frozen=True)
@@ -53,16 +64,24 @@ class CoordinateCheck:
     """Columns parametrization, width, seed, step (number of updates), layer, quantity ("activation", or
     "update" since init) and rms. A layer is the end of a submodule's name with the numbers in it."""
     sentences: tuple[str, ...]
-    """A sentence a rule: the layer that grows first and the factor that it likely lacks; or none grows."""
-    growing: Mapping[str, Growing]
+    """A sentence a rule: the first layer that grows or dies, and the factor that is likely wrong; or none."""
+    growing: Mapping[str, LayerTrend]
     """First growing layer of each rule that has one."""
+    dying: Mapping[str, LayerTrend]
+    """First layer that dies under each rule under which none grows."""
+
+    @property
+    def failures(self) -> dict[str, LayerTrend]:
+        """Layer that grows or dies, by rule."""
+        return {**self.growing, **self.dying}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         rules = dict.fromkeys(self.table["parametrization"])
         return {
-            "passes": {rule: rule not in self.growing for rule in rules},
+            "passes": {rule: rule not in self.failures for rule in rules},
             "growing": {rule: asdict(layer) for rule, layer in self.growing.items()},
+            "dying": {rule: asdict(layer) for rule, layer in self.dying.items()},
             "widths": sorted(map(int, self.table["width"].unique())),
             "seeds": int(self.table["seed"].nunique()),
             "sentences": list(self.sentences),
@@ -93,8 +112,8 @@ def coord_check(
         rules: keys of `mup_tpu.rules.parametrization.PARAMETRIZATIONS`.
         steps: number of updates.
         seeds: number of seeds of the init, from 0.
-        probes: patterns of submodules to measure; by default submodules with a matrix of their own, and
-            members of nn.ModuleLists.
+        probes: patterns of submodules to measure; by default submodules with a matrix of their own, members
+            of nn.ModuleLists, and the whole module, as "output".
         options: of `parametrize`, such as base_width (by default the least width), optimizer and roles.
 
     Raises:
@@ -115,7 +134,7 @@ def assert_mup(
     lr: float = 2**-7,
     **options: Any,
 ) -> CoordinateCheck:
-    """Assert in a test that no layer of a module grows with width under μP; return the check.
+    """Assert in a test that no layer of a module grows or dies with width under μP; return the check.
 
     Args:
         build: as in `parametrize`.
@@ -127,12 +146,13 @@ def assert_mup(
         options: others of `coord_check`, such as `rules` in place of ("mup",), and of `parametrize`.
 
     Raises:
-        AssertionError: a layer grows: its exponent is above 0.2, and its 95 % interval above 0.
+        AssertionError: a layer grows: its exponent is above 0.2, and its 95 % interval above 0; or it dies:
+            its exponent is below -0.4, and its interval below -0.2.
     """
     widths = widths or [base_width * 2**k for k in range(5)]
     options = dict[str, Any](rules=("mup",), seeds=3) | options
     check = coord_check(build, batch, loss, widths=widths, base_width=base_width, lr=lr, **options)
-    if check.growing:
+    if check.failures:
         raise AssertionError("\n".join(check.sentences))
     return check
 
@@ -170,12 +190,20 @@ class ModuleCheck:
         yield from measure_cells(cells, self.steps, pd.DataFrame(), set(), say, seconds)
 
     def conclude(self, table: pd.DataFrame) -> CoordinateCheck:
-        """Find the layer that grows under each rule, with factors at the largest width that was measured."""
+        """Find the layer that grows or dies under each rule, with factors at the largest width."""
         widest = int(table["width"].max())
-        scaled = {rule: self._factors(rule, widest) for rule in self.rules}
-        sentences, growing = _conclusions(table, scaled, self._factors("mup", widest))
+        sentences: list[str] = []
+        trends: dict[str, LayerTrend] = {}
+        for rule in self.rules:
+            part = table[table["parametrization"] == rule]
+            sentence, trend = _conclude(part, self._factors(rule, widest), self._factors("mup", widest))
+            sentences.append(f"{rule}: {sentence}")
+            trends |= {rule: trend} if trend else {}
+        growing = {rule: trend for rule, trend in trends.items() if trend.exponent > 0}
+        dying = {rule: trend for rule, trend in trends.items() if rule not in growing}
         labels = _labels(list(dict.fromkeys(table["layer"])))
-        return CoordinateCheck(table.assign(layer=table["layer"].map(labels)), tuple(sentences), growing)
+        table = table.assign(layer=table["layer"].map(labels))
+        return CoordinateCheck(table, tuple(sentences), growing, dying)
 
     def _factors(self, rule: str, width: int) -> ModuleParametrization:
         options = {"base_width": min(self.widths), **self.options}
@@ -233,11 +261,16 @@ class _Modules(Subject):
 
 
 def _keep(kept: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    """Keep a module's first output; outputs are in the order of the last calls."""
-    while not isinstance(output, Tensor):
-        output = next(iter(output.values() if isinstance(output, Mapping) else output))
-    kept.pop(name, None)
-    kept[name] = output.detach().clone()
+    """Keep a module's first output that is no number (such as a loss), in the order of the last calls."""
+    waiting = [output]
+    while waiting:
+        output = waiting.pop(0)
+        if isinstance(output, Tensor) and output.dim():
+            kept.pop(name, None)
+            kept[name] = output.detach().clone()
+            return
+        if isinstance(output, Mapping | tuple | list):
+            waiting = [*(output.values() if isinstance(output, Mapping) else output), *waiting]
 
 
 def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
@@ -252,7 +285,7 @@ def _probed(module: nn.Module, probes: Sequence[str]) -> list[str]:
             if name.rpartition(".")[0] in lists
             and name.rpartition(".")[2].isdecimal()
             or any(p.dim() >= 2 for p in parts[name].parameters(False))
-        ]
+        ] + [""]
     chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in probes)]
     if not chosen:
         raise ConfigError(f"probes {list(probes)} match no submodule; there are {', '.join(names[:8])} ...")
@@ -265,7 +298,7 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name in names:
         numbers = "".join(f" {part}" for part in name.split(".") if part.isdecimal())
-        words = parts[name] or [name]
+        words = parts[name] if any(parts[name]) else [name or "output"]
         alike = [other for other in {tuple(p) for p in parts.values()} if other and other != tuple(words)]
         sizes = range(1, len(words))
         unique = (i for i in sizes if all(p[-i:] != tuple(words[-i:]) for p in alike))
@@ -273,46 +306,57 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
 
 
-def _conclusions(
-    table: pd.DataFrame, scaled: Mapping[str, ModuleParametrization], mup: ModuleParametrization
-) -> tuple[list[str], dict[str, Growing]]:
-    """Return a sentence or two a rule, and the layer that grows under a rule.
+def _conclude(
+    table: pd.DataFrame, factors: ModuleParametrization, mup: ModuleParametrization
+) -> tuple[str, LayerTrend | None]:
+    """Return a sentence about one rule, and the first layer that grows or dies.
 
-    A layer that grows makes all layers behind it grow, so only the first one is reported. Its factors are
-    compared with μP's.
+    Such a layer takes all layers behind it along, so only the first is reported. Its factors are compared
+    with μP's.
     """
     last, widest = int(table["step"].max()), int(table["width"].max())
-    sentences: list[str] = []
-    growing: dict[str, Growing] = {}
-    for rule, factors in scaled.items():
-        part = table[table["parametrization"] == rule]
-        diverged = part[~np.isfinite(part["rms"])]
-        if len(diverged):
-            first = diverged.iloc[0]
-            growing[rule] = Growing(first["layer"], first["quantity"], int(first["step"]), math.inf, math.inf)
-            width = int(diverged["width"].min())
-            sentences.append(f"{rule}: width {width} diverges within {last} steps; check with a smaller lr")
-            continue
-        at_init, after = _exponents(part, 0), _exponents(part, last)
-        if row := next(filter(grows, at_init), None):
-            step, when, lacks = 0, "at init", _lacking(row["layer"], factors, mup, ("init", "logits"))
-        elif row := next(filter(grows, after), None):
-            step, when, lacks = last, f"after {last} steps", _lacking(row["layer"], factors, mup)
-        else:
-            top = max(after, key=lambda row: row["slope"])
-            sentences.append(
-                f"{rule}: no layer grows with width (most of all the {top['quantity']} of {top['layer']}, ∝ "
-                f"width^{top['slope']:.2f}); if a wide model diverges all the same, the width is not the "
-                "reason: look at the base's learning rate and warm-up, at depth, at attention logits and "
-                "Adam's ε, which a few steps do not show"
-            )
-            shrinking = (_shrinks(row, factors, mup, widest) for row in after)
-            sentences += [f"{rule}: {sentence}" for sentence in shrinking if sentence][:1]
-            continue
-        why = f"{lacks} at width {widest}" if lacks else _elsewhere(part, factors, mup, widest)
-        sentences.append(f"{rule}: the first layer that grows is {_named(row, factors)} {when}: {why}")
-        growing[rule] = Growing(row["layer"], row["quantity"], step, row["slope"], row["low"])
-    return sentences, growing
+    diverged = table[~np.isfinite(table["rms"])]
+    if len(diverged):
+        first, inf = diverged.iloc[0], math.inf
+        width = int(diverged["width"].min())
+        sentence = f"width {width} diverges within {last} steps; check with a smaller lr"
+        return sentence, LayerTrend(first["layer"], first["quantity"], int(first["step"]), inf, inf, inf)
+    # A readout whose factor the caller's code applies has no logits yet: the output has them.
+    by_hand = {f.module for f in factors.forward if f.parameter and f.place == "by hand"}
+    exponents = {
+        step: [row for row in _exponents(table, step) if row["layer"] not in by_hand] for step in (0, 1, last)
+    }
+    when = {0: "at init", last: f"after {last} steps"}
+    for step in (0, last):
+        if row := next(filter(grows, exponents[step]), None):
+            kinds = ("logits", "learning rate", "init") if step else ("init", "logits")
+            unlike = _unlike(row["layer"], factors, mup, kinds)
+            why = f"{unlike} at width {widest}" if unlike else _why_it_grows(table, factors, mup, widest)
+            sentence = f"the first layer that grows is {_named(row, factors)} {when[step]}: {why}"
+            return sentence, _trend(row, step)
+    readouts = {f.module for f in factors.forward if f.parameter} | {""}
+    # Of right models some layers shrink in the first step, or in later ones, since narrow ones overfit the
+    # batch; none in both.
+    early = {(row["layer"], row["quantity"]) for row in exponents[1] if row["slope"] < DIES}
+    for step in (0, last):
+        for row in exponents[step]:
+            is_lasting = not step or (row["layer"], row["quantity"]) in early
+            if is_lasting and _dies(row, readouts):
+                why = _why_it_dies(row, step, factors, mup, widest)
+                sentence = f"the first layer that dies is {_named(row, factors)} {when[step]}: {why}"
+                return sentence, _trend(row, step)
+    top = max(exponents[last], key=lambda row: row["slope"])
+    return (
+        f"no layer grows with width (most of all the {top['quantity']} of {top['layer'] or 'the output'}, ∝ "
+        f"width^{top['slope']:.2f}), and none dies; if a wide model diverges all the same, the width is not "
+        "the reason: look at the base's learning rate and warm-up, at depth, at attention logits and Adam's "
+        "ε, which a few steps do not show"
+    ), None
+
+
+def _trend(row: Mapping[Any, Any], step: int) -> LayerTrend:
+    layer = row["layer"] or "output"
+    return LayerTrend(layer, row["quantity"], step, row["slope"], row["low"], row["high"])
 
 
 def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:
@@ -322,12 +366,18 @@ def _exponents(table: pd.DataFrame, step: int) -> list[dict[Any, Any]]:
     return sorted(rows, key=lambda row: order[row["layer"]])
 
 
-def _elsewhere(
+def _dies(row: Mapping[Any, Any], readouts: Set[str]) -> bool:
+    if row["quantity"] == "activation" and row["layer"] in readouts:
+        return False  # μP's logits shrink at init, as 1/√m
+    return bool(row["slope"] < DIES and row["high"] < DIES / 2)
+
+
+def _why_it_grows(
     table: pd.DataFrame, factors: ModuleParametrization, mup: ModuleParametrization, widest: int
 ) -> str:
     """Explain why a layer with μP's factors grows: by another layer, or by the forward pass."""
     for layer in dict.fromkeys(table["layer"]):
-        if lacks := _lacking(layer, factors, mup):
+        if lacks := _unlike(layer, factors, mup):
             return f"its own factors are μP's, but {layer} has others: {lacks} at width {widest}"
     return (
         "all factors are μP's, so look at its forward pass (a sum over the width in place of a mean, "
@@ -335,23 +385,36 @@ def _elsewhere(
     )
 
 
-def _shrinks(
-    row: Mapping[Any, Any], factors: ModuleParametrization, mup: ModuleParametrization, widest: int
-) -> str | None:
-    """Describe a layer that learns less at larger widths, as its learning rate is below μP's."""
-    if row["quantity"] != "update" or row["slope"] > -GROWS or row["high"] > 0:
-        return None
-    lacks = _lacking(row["layer"], factors, mup, ("learning rate",), too_small=True)
-    return lacks and f"{_named(row, factors)}, so that it stops learning: {lacks} at width {widest}"
+def _why_it_dies(
+    row: Mapping[Any, Any],
+    step: int,
+    factors: ModuleParametrization,
+    mup: ModuleParametrization,
+    widest: int,
+) -> str:
+    """Explain why a layer stops learning: by a factor below μP's, or by one that is applied twice."""
+    kinds = ("learning rate", "logits") if step else ("init", "logits")
+    if lacks := _unlike(row["layer"], factors, mup, kinds, too_small=True):
+        return f"{lacks} at width {widest}"
+    if not row["layer"]:
+        return (
+            "the last layers are right, but what the module makes of them shrinks: it seems to divide its "
+            "logits by the width ratio itself, and the rule divides them again; leave out one of both (the "
+            "rule's by the role 'by hand' of the readout)"
+        )
+    return (
+        "all factors are μP's, so look for a factor that is applied twice: one that the module's own forward "
+        "pass or init has already (such as 1/m before this layer), or learning rates that are divided again"
+    )
 
 
 def _named(row: Mapping[Any, Any], factors: ModuleParametrization) -> str:
     parameter = factors.matrix_of(row["layer"])
     role = f" ({factors.parameters[parameter].role.replace('_', ' ')})" if parameter else ""
-    return f"{row['layer']}{role}, {row['quantity']} ∝ width^{row['slope']:.2f}"
+    return f"{row['layer'] or 'the output'}{role}, {row['quantity']} ∝ width^{row['slope']:.2f}"
 
 
-def _lacking(
+def _unlike(
     layer: str,
     factors: ModuleParametrization,
     mup: ModuleParametrization,

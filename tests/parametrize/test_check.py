@@ -186,8 +186,52 @@ def net_loss(module, x):
     return nn.functional.cross_entropy(module(x), Y)
 
 
+class Twice(nn.Module):
+    """A model that divides by the width ratio itself, in front of hidden layers or behind the readout."""
+
+    def __init__(self, width: int, hidden: bool, readout: bool) -> None:
+        super().__init__()
+        self.m, self.hidden, self.readout = width / 64, hidden, readout
+        self.embedding = nn.Embedding(64, width)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 64, bias=False)
+
+    def forward(self, tokens):
+        m = self.m if self.hidden else 1.0
+        x = torch.relu(self.first(self.embedding(tokens) / m))
+        x = torch.relu(self.second(x / m))
+        return self.head(x) / (self.m if self.readout else 1.0)
+
+
+def next_token_loss(module, tokens):
+    return nn.functional.cross_entropy(module(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(
+    ("hidden", "readout", "roles", "sentence"),
+    [
+        (True, True, {}, r"dies is first \(hidden\), activation ∝ width\^-0.* at init: .* applied twice"),
+        (False, True, {}, r"dies is the output, update ∝ width\^-0.* divide its logits .* itself"),
+        (False, True, {"head": "by hand"}, ""),
+        (False, False, {}, ""),
+    ],
+)
+def test_factors_that_are_applied_twice_let_layers_die(hidden, readout, roles, sentence):
+    def check():
+        return assert_mup(
+            lambda width: Twice(width, hidden, readout), TOKENS, next_token_loss, roles=roles,
+            widths=[64, 128, 256, 512], base_width=64, lr=2**-6,
+        )  # fmt: skip
+
+    if not sentence:
+        assert check().failures == {}
+        return
+    with pytest.raises(AssertionError, match=f"^mup: the first layer that {sentence}"):
+        check()
+
+
 def test_a_module_is_asserted_to_be_in_mup():
-    assert not assert_mup(Net, X, net_loss, base_width=32).growing
+    assert not assert_mup(Net, X, net_loss, base_width=32).failures
     with pytest.raises(AssertionError, match="mup: the first layer that grows is head"):
         assert_mup(lambda width: Net(width, "sum"), X, net_loss, base_width=32)
 
