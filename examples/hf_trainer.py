@@ -43,7 +43,7 @@ def train(name: str, folder: str, width: int = 128, lr: float = 2**-7, steps: in
         optimizers=(optimizer, schedule),
     )
     loss = trainer.train().training_loss
-    grown.mup.bake_(model).save_pretrained(folder)  # now from_pretrained computes the same
+    grown.mup.bake_(model, untie=True).save_pretrained(folder)  # now from_pretrained computes the same
     return loss
 
 

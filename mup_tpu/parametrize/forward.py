@@ -86,8 +86,17 @@ def apply(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
 
 
 @torch.no_grad()
-def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
+def bake(module: nn.Module, factors: Sequence[ForwardFactor], untie: bool) -> None:
     """Multiply weights by the forward factors and remove these: the plain class then computes the same."""
+    for factor in factors if not untie else ():
+        part = module.get_submodule(factor.module)
+        scales = [hook for hook in part._forward_pre_hooks.values() if isinstance(hook, _Scale)]
+        if factor.place == "input" and scales and (other := _tied_to(module, part)):
+            raise ConfigError(
+                f"the readout {factor.module!r} is tied to {other!r} and has a factor × {factor.factor:g}: "
+                f"baked, '{factor.module}.weight' is another matrix, which a module that ties both drops "
+                "without a word; call bake_(module, untie=True), and load it where they are not tied"
+            )
     for factor in factors:
         if factor.place == "by hand":
             continue
@@ -104,7 +113,7 @@ def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
                     "is no linear layer"
                 )
             weight, bias = part.get_parameter("weight"), getattr(part, "bias", None)
-            if factor.place == "input" and _is_tied(module, part):
+            if factor.place == "input" and _tied_to(module, part):
                 part.weight = nn.Parameter(weight * hooks[key].factor)
                 config: Any = getattr(module, "config", None)
                 if config is not None:  # transformers would tie them again
@@ -117,11 +126,14 @@ def bake(module: nn.Module, factors: Sequence[ForwardFactor]) -> None:
             part._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _is_tied(module: nn.Module, part: nn.Module) -> bool:
-    """Whether another module has the same weight."""
-    return any(
-        other is not part and getattr(other, "weight", None) is part.weight for other in module.modules()
+def _tied_to(module: nn.Module, part: nn.Module) -> str:
+    """Return the name of another module with the same weight; "" for none."""
+    others = (
+        name
+        for name, other in module.named_modules()
+        if other is not part and getattr(other, "weight", None) is getattr(part, "weight", part)
     )
+    return next(others, "")
 
 
 def _bake_queries(part: Any, factor: ForwardFactor) -> None:

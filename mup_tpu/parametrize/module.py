@@ -23,6 +23,10 @@ from mup_tpu.rules.parametrization import Scaling
 Module = TypeVar("Module", bound=nn.Module)
 
 
+# Attribute of a module that has the forward factors: rule and width. Wrappers, copies and pickles keep it.
+_APPLIED = "_mup_tpu_applied"
+
+
 class FactorTable(pd.DataFrame):
     """Table that prints all of its rows and columns."""
 
@@ -92,20 +96,27 @@ class ModuleParametrization:
         return self.forward_(module)
 
     def forward_(self, module: Module) -> Module:
-        """Give a module the forward factors alone, as for weights from a state dict; returns the module."""
+        """Give a module the forward factors alone, as for weights from a state dict; return the module."""
         forward.apply(module, self.forward)
+        setattr(module, _APPLIED, (self.rule, self.width))
         return module
 
-    def bake_(self, module: Module) -> Module:
-        """Fold the forward factors into the weights, the inverse of `forward_`; returns the module.
+    def bake_(self, module: Module, untie: bool = False) -> Module:
+        """Fold the forward factors into the weights, the inverse of `forward_`; return the module.
 
-        The stock class then computes the same from the checkpoint. A tied readout gets a matrix of its own.
-        Training goes on from a checkpoint before baking only.
+        The stock class then computes the same from the checkpoint. Training goes on from a checkpoint before
+        baking only.
+
+        Args:
+            module: module with the forward factors.
+            untie: give a tied readout with a factor a matrix of its own. A module that ties it again, as a
+                fresh one of the same class does, would load the baked weights wrongly without a word.
 
         Raises:
-            ConfigError: the factor of a module cannot go into a weight.
+            ConfigError: the factor of a module cannot go into a weight, or a readout is tied.
         """
-        forward.bake(module, self.forward)
+        forward.bake(module, self.forward, untie)
+        setattr(module, _APPLIED, None)
         return module
 
     def param_groups(
@@ -133,7 +144,8 @@ class ModuleParametrization:
                 times the schedule.
 
         Raises:
-            ConfigError: a value is not allowed, or the module is not build's.
+            ConfigError: a value is not allowed, the module is not build's, or it has not gone through `init_`
+                or `forward_`.
         """
         config = OptimizerConfig(
             optimizer=self.optimizer,  # type: ignore[arg-type]
@@ -143,6 +155,7 @@ class ModuleParametrization:
             decay_mode=decay_mode,
         )
         values = by_name(module, self.parameters)
+        self._require_applied(module)
         groups: dict[Any, dict[str, Any]] = {}
         for name, parameter in self.parameters.items():
             scaling, rule = self.scalings[name], update_rule_of(config, parameter)
@@ -156,6 +169,22 @@ class ModuleParametrization:
             group = groups.setdefault(tuple(settings.items()), {"params": [], **settings})
             group["params"].append(values[name])
         return list(groups.values())
+
+    def _require_applied(self, module: nn.Module) -> None:
+        """Refuse a module with learning rates of the rule and without its init and forward factors."""
+        marks = [getattr(part, _APPLIED) for part in module.modules() if hasattr(part, _APPLIED)]
+        if not any(marks):
+            raise ConfigError(
+                f"the module lacks the init and the forward factors of rule {self.rule!r}, and learning "
+                "rates alone are half of it: call init_ on a fresh module, or forward_ on one with weights "
+                "from a state dict, before param_groups" + ("; a baked one does not train" if marks else "")
+            )
+        if (self.rule, self.width) not in marks:
+            rule, width = next(filter(None, marks))
+            raise ConfigError(
+                f"the module was initialized by rule {rule!r} for width {width}, and these groups are for "
+                f"rule {self.rule!r} and width {self.width}; take both from one parametrization"
+            )
 
     def matrix_of(self, module: str) -> str | None:
         """Return the name of a submodule's matrix, if it has one; for a tied readout, the embedding's."""

@@ -51,7 +51,7 @@ def test_a_baked_checkpoint_of_a_stock_class_computes_the_same_logits(build, tmp
             parameter.add_(0.3 * torch.randn_like(parameter))
     logits = model(TOKENS).logits
     assert (build(64).eval()(TOKENS).logits - logits).abs().max() > 0.1
-    mup.bake_(model).save_pretrained(tmp_path)
+    mup.bake_(model, untie=build is not llama).save_pretrained(tmp_path)
     stock = type(model).from_pretrained(tmp_path).eval()
     torch.testing.assert_close(stock(TOKENS).logits, logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(mup.bake_(model)(TOKENS).logits, logits, rtol=1e-4, atol=1e-4)
@@ -86,3 +86,31 @@ def test_a_branch_bakes_into_its_last_layer_and_another_module_cannot():
 
     with pytest.raises(ConfigError, match=r"factor of 'blocks.0.1' \(Sequential\) cannot be baked"):
         of(other).bake_(of(other).init_(other(32, 4)))
+
+
+class Tied(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(50, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.middle(self.embedding(tokens))))
+
+
+@pytest.mark.parametrize("build", [Tied, gpt2, qwen3])
+def test_a_tied_readout_is_baked_only_where_the_caller_unties_it(build):
+    """A fresh tied module takes all keys of the baked one, and computes something else."""
+    roles = {"*_norm.weight": "norm"} if build is qwen3 else {}
+    mup = parametrize(build, width=64, base_width=16, roles=roles)
+    model = mup.init_(build(64)).eval()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    head = "head" if build is Tied else "lm_head"
+    with pytest.raises(ConfigError, match=f"the readout '{head}' is tied to '.*bake_\\(module, untie=True"):
+        mup.bake_(model)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    baked = mup.bake_(model, untie=True)
+    assert baked.get_submodule(head).weight is not next(baked.parameters())
+    at_base = parametrize(build, width=16, base_width=16, roles=roles)
+    at_base.bake_(at_base.init_(build(16)))  # a factor of 1 leaves nothing to untie

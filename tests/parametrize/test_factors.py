@@ -55,7 +55,7 @@ def test_groups_are_those_of_mups_optimizers(name, width):
     make = {"adamw": mup.MuAdamW, "sgd": mup.MuSGD}[name]
     expected = settings(make(theirs.parameters(), lr=0.1, weight_decay=0.2), theirs)
     scaled = parametrize(Net, width=width, base_width=BASE, optimizer=name)
-    ours = Net(width)
+    ours = scaled.forward_(Net(width))
     groups = scaled.param_groups(ours, lr=0.1, weight_decay=0.2)
     found = settings({"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](groups, lr=1.0), ours)
     for parameter, (lr, decay) in expected.items():

@@ -171,3 +171,16 @@ def test_sharded_over_two_processes_it_trains_as_it_does_whole(tmp_path):
         assert groups == RATES, name
         assert losses == pytest.approx(expected, rel=1e-5), name
     assert "use_orig_params=True" in found["joined"]
+
+
+def test_groups_of_a_module_without_init_and_forward_factors_are_refused():
+    """Learning rates alone are half of a rule: logits then grow as the root of the width."""
+    mup = scaled()
+    with pytest.raises(ConfigError, match="lacks the init and the forward factors of rule 'mup'"):
+        mup.param_groups(Net(WIDTH), lr=1.0)
+    with pytest.raises(ConfigError, match="before param_groups; a baked one does not train"):
+        mup.param_groups(mup.bake_(fresh()), lr=1.0)
+    other = parametrize(Net, width=WIDTH, base_width=BASE, rule="sp").init_(Net(WIDTH))
+    with pytest.raises(ConfigError, match="by rule 'sp' for width 64, and these groups are for rule 'mup'"):
+        mup.param_groups(other, lr=1.0)
+    assert mup.param_groups(mup.forward_(Net(WIDTH)), lr=1.0)
