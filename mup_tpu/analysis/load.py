@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from mup_tpu.analysis.ingest.run_folders import FILES, is_of_another_tool, read_other_tool
+from mup_tpu.analysis.ingest.readers import TOOLS, find_reader
 from mup_tpu.analysis.ingest.table import check_table
 from mup_tpu.analysis.ingest.table_columns import Columns
-from mup_tpu.analysis.ingest.table_files import is_file, read_file
 from mup_tpu.analysis.ingest.table_values import NO_STATES, States
-from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
 from mup_tpu.analysis.ingest.units import AUTO, LossUnit
 from mup_tpu.analysis.reasons import Reason
 from mup_tpu.analysis.rows import DATA, STORED_FIXED, select, selected_scales
@@ -40,13 +38,13 @@ def run_table(runs: Runs) -> RunTable:
 
 def default_columns(path: Place) -> Columns:
     """Names of a table's columns where none are given: a results folder's axes, else width and lr."""
-    if not isinstance(path, str | Path) or _reader(path) is not None:
+    if not isinstance(path, str | Path) or find_reader(path) is not None:
         return Columns()
     folder = Path(str(path))
     if folder.is_dir() and not (folder / STORE).exists():
         raise TableError(
-            f"{path} holds no runs that are read: it is no results folder ({STORE}), and has no runs of "
-            f"TensorBoard, Ray Tune, Lightning, Trainer or nanoGPT ({FILES}); give a table, or its runs"
+            f"{path} holds no runs that are read: it is no results folder ({STORE}), and has no files of "
+            f"{TOOLS}; give a table, or the folder with the runs"
         )
     axes = load_axes(path)
     along = tuple(column for axis in (axes.scale, axes.tune, axes.compare) for column in axis.columns)
@@ -65,7 +63,7 @@ def load_table(
     """Read and check a results folder, a table in a file, or the runs of a tracker.
 
     Args:
-        path: results folder (or fsspec URL), a file, or a place for `read_tracked` or `read_other_tool`;
+        path: results folder (or fsspec URL), a file, or a place of `readers.find_reader`;
             several files or places are read as one table.
         columns: names of its columns; a results folder knows its own.
         chance: loss of guessing, nat per token; runs at or above it count as diverged.
@@ -78,7 +76,7 @@ def load_table(
         StoreError: the results folder holds no runs.
     """
     columns = columns or default_columns(path)
-    if isinstance(path, str | Path) and _reader(path) is None:
+    if isinstance(path, str | Path) and find_reader(path) is None:
         return _load_stored(path, columns, chance, where, states)
     paths = [path] if isinstance(path, str | Path) else [*path]
     tables = [_read(one) for one in paths]
@@ -96,25 +94,16 @@ def read_rows(path: str | Path) -> pd.DataFrame:
         TableError: it is no table.
         StoreError: the results folder holds no runs.
     """
-    return load_runs(path) if _reader(path) is None else _read(path)
+    return load_runs(path) if find_reader(path) is None else _read(path)
 
 
 def _read(path: str | Path) -> pd.DataFrame:
     """Anybody's runs at one of several places."""
-    if (read := _reader(path)) is None:
+    if (read := find_reader(path)) is None:
         raise TableError(
             f"{path} is no table, and stands beside one; give results folders alone, or tables alone"
         )
     return read(path)
-
-
-def _reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
-    """Reader of anybody's runs; None for a results folder."""
-    if is_of_another_tool(path):
-        return read_other_tool
-    if is_file(path):
-        return read_file
-    return read_tracked if is_tracked(path) else None
 
 
 def _load_stored(

@@ -178,7 +178,7 @@ _SENTENCES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = MappingProx
         "an "
         "effect of each seed",
         "rows of the folder's question": lambda v: (
-            "rows as the folder's stored conditions select them: "
+            "rows that the results folder selects: "
             + ", ".join(condition.words for condition in v["conditions"])
         ),
         "scales not planned": "{scale} {scales} left out, since the sequence does not plan it",

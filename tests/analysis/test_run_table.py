@@ -336,7 +336,7 @@ def test_states_that_are_not_known_are_listed_with_how_to_map_them():
     with pytest.raises(
         TableError,
         match=r"status has states that are not known: 'ok' \(2 rows\), .*'empty' \(1 rows\); say .*"
-        "--finished-states, --diverged-states or --unfinished-states",
+        "--states",
     ):
         check_table(frame)
     table = check_table(frame, states=States(("OK",), ("cooked",), ("empty",)))

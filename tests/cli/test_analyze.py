@@ -60,7 +60,7 @@ def test_where_takes_a_part_of_a_table_that_mixes_several(tmp_path, outcome):
 
 def test_every_command_answers_what_a_folder_asks(tmp_path, outcome):
     """From the base width on, where a narrower one was run too; options have the last word."""
-    folder, note = tmp_path / "sweeps" / "x", "as the folder asks: width from 64 on"
+    folder, note = tmp_path / "sweeps" / "x", "rows that the results folder selects: width from 64 on"
     rows = [
         {
             "trial_id": f"{w}-{x}", "parametrization": "mup", "width": w, "lr": 2.0**x, "seed": 0,
@@ -142,13 +142,13 @@ def test_next_says_what_to_run_why_and_at_what_cost(tmp_path, outcome):
     assert code == 0, err
     assert "mup: INCONCLUSIVE" in out and "sp: DRIFTS" in out
     assert "settled: nothing to run" in out
-    assert "interval is too wide: seeds beside the optimum" in out
-    assert "gpu_minutes were spent" in out and "(as measured: width^1.0)" in out
-    assert "  add lr 2^" in out
+    assert "is too wide: seeds beside the optimum" in out
+    assert "spent so far: " in out and "gpu_minutes; " in out and "measured: cost ∝ width^1.0" in out
+    assert "  add learning rate 2^" in out
     batches = json.loads(outcome("analyze", "--next", table, "--json")[1])
     assert batches["sp"] is None
     assert {cell["scale"] for cell in batches["mup"]["cells"]} <= {64, 128, 256, 512}
-    assert batches["mup"]["costs"]["unit"] == "runs of width 64"
+    assert batches["mup"]["costs"]["unit"] == "runs"
     code, _, err = outcome("analyze", "--next", table, "--columns", "cost=gpu_hours")
     assert code == 2 and "table has no column 'gpu_hours'" in err
 
@@ -164,7 +164,7 @@ def test_analyze_any_hyperparameter_against_any_scale(tmp_path, outcome):
     command = ["analyze", table, "--scale", "layers", "--tune", "init", "--columns", "loss=final"]
     code, out, err = outcome(*command)
     assert code == 0, err
-    assert "DRIFTS (one look): init* ∝ layers^-1.0" in out
+    assert "DRIFTS: best init ∝ layers^-1.0" in out
 
 
 def test_runs_of_a_search_show_what_was_tuned_and_losses_stay_whole(outcome, monkeypatch):

@@ -18,7 +18,7 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
     arguments = ("predict", tmp_path / "t.csv", "--scale", "width,depth")
     code, out, err = outcome(*arguments, "--at", "width=512,depth=16")
     assert code == 0, err
-    assert "lr* ∝ width^-1.0" in out.replace("learning rate", "lr") and "depth^-0.5" in out
+    assert "best learning rate ∝ width^-1.0" in out and "depth^-0.5" in out
     assert "9 of 9 cells have an optimum inside their grid" in out
     assert "at width=512,depth=16: learning rate 2^-12." in out or "2^-11.9" in out
     code, out, err = outcome(*arguments, "--json")

@@ -48,7 +48,7 @@ def test_axes_of_a_sweep_from_the_command_line_then_transfer_along_its_scale(tmp
     results = tmp_path / "r"
     axes = ["--scale", "depth=1,2", "--tune", "weight_decay=0,0.1", "--compare", "mup"]
     code, out, _ = outcome("sweep", toml, *axes, "--results", results, *ALONE)
-    assert code == 0 and "at 0, scale 2: loss" in out
+    assert code == 0 and "at weight decay 0, depth 2: loss" in out
     runs = load_runs(results)
     assert sorted(zip(runs["depth"], runs["weight_decay"], strict=True)) == [
         (1, 0),

@@ -1,4 +1,4 @@
-"""Runs in trackers (Weights & Biases, MLflow, TensorBoard), read by the trackers' own packages."""
+"""Runs that the packages of their tools read: Weights & Biases, MLflow, TensorBoard, Optuna."""
 
 from __future__ import annotations
 
@@ -7,49 +7,31 @@ import importlib
 import logging
 import os
 import re
+import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from mup_tpu.errors import TableError, reason
-from mup_tpu.store.header import FILE as STORE
-from mup_tpu.store.runs import LOG_FILE
 
 _EVENTS = "events.out.tfevents"
-_OFFLINE = "offline-run-*/*.wandb"
-_OURS = (STORE, LOG_FILE)
 
 
-def is_tracked(path: str | Path) -> bool:
-    """Whether a path is a tracker's: `wandb:…`, `mlflow:…`, or a folder with event files of TensorBoard."""
-    if str(path).startswith(tuple(f"{tracker}:" for tracker in TRACKERS)):
-        return True
-    folder = Path(str(path))
-    return is_foreign(folder) and any(
-        next(folder.rglob(pattern), None) is not None for pattern in (f"*{_EVENTS}*", _OFFLINE)
-    )
-
-
-def is_foreign(folder: Path) -> bool:
-    """Whether a path is a local folder, and none of our results."""
-    return folder.is_dir() and not any((folder / name).exists() for name in _OURS)
-
-
-def read_tracked(path: str | Path) -> pd.DataFrame:
-    """Runs of a tracker, a row a run; TensorBoard's a row a step.
+def read_project(path: str | Path) -> pd.DataFrame:
+    """Read the runs of a tracker, a row a run.
 
     Args:
         path: `wandb:ENTITY/PROJECT`; or `mlflow:EXPERIMENT`, of the tracking server or database that
-            MLFLOW_TRACKING_URI names; or a folder with event files of TensorBoard, a folder for each run.
+            MLFLOW_TRACKING_URI names.
 
     Raises:
         TableError: the tracker's package is not installed, it cannot be reached, or it knows no such runs.
     """
-    tracker, colon, name = str(path).partition(":")
-    table = TRACKERS[tracker](name) if colon and tracker in TRACKERS else _tensorboard(Path(str(path)))
+    tracker, _, name = str(path).partition(":")
+    table = TRACKERS[tracker](name)
     if table.empty:
         raise TableError(f"{path} holds no runs")
     return table
@@ -113,17 +95,12 @@ TRACKERS = {"wandb": _wandb, "mlflow": _mlflow}
 """Readers of trackers whose runs are named `TRACKER:…`."""
 
 
-def _tensorboard(folder: Path) -> pd.DataFrame:
+def tensorboard(folder: Path) -> pd.DataFrame:
     """Scalars by run and step, with the run's hyperparameters as `hparams/…`.
 
     `SummaryWriter.add_hparams` writes into a folder of its own below the run's, which is part of the run.
     """
     path = str(folder)
-    if next(folder.rglob(_OFFLINE), None) is not None:
-        raise TableError(
-            f"{path} holds offline runs of Weights & Biases, which has no reader for their files: send them "
-            "with `wandb sync` and give wandb:ENTITY/PROJECT"
-        )
     accumulators = package(path, "tensorboard", "tensorboard.backend.event_processing.event_accumulator")
     hparams = package(path, "tensorboard", "tensorboard.plugins.hparams.plugin_data_pb2")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
@@ -155,7 +132,17 @@ def _tensorboard(folder: Path) -> pd.DataFrame:
         for run, (settings, scalars) in runs.items()
         if run not in lost
     ]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    if not tables:
+        raise TableError(f"{path} holds no runs")
+    return pd.concat(tables, ignore_index=True)
+
+
+def offline_wandb(folder: Path) -> pd.DataFrame:
+    """Refuse offline runs of Weights & Biases: its package has no reader for their files."""
+    raise TableError(
+        f"{folder} holds offline runs of Weights & Biases, which has no reader for their files: send them "
+        "with `wandb sync` and give wandb:ENTITY/PROJECT"
+    )
 
 
 def _is_whole(run: Path, scalars: list[pd.Series]) -> bool:
@@ -181,3 +168,55 @@ def _settings(events: Any, hparams: Any) -> dict[str, Any]:
         return {}
     stored = hparams.HParamsPluginData.FromString(content).session_start_info.hparams
     return {name: getattr(value, str(value.WhichOneof("kind"))) for name, value in stored.items()}
+
+
+def database(file: Path) -> pd.DataFrame:
+    """Runs in a SQLite database of MLflow or Optuna."""
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    if {"trials", "studies"} <= tables:
+        return optuna_trials(file)
+    if {"experiments", "runs"} <= tables:
+        return _mlflow_database(file)
+    raise TableError(f"{file} is a database of neither MLflow nor Optuna: it has the tables {_some(tables)}")
+
+
+def _mlflow_database(file: Path) -> pd.DataFrame:
+    """Runs of the only experiment with runs in MLflow's database."""
+    mlflow = package(str(file), "mlflow", "mlflow")
+    hush_mlflow()
+    before, uri = mlflow.get_tracking_uri(), f"sqlite:///{file.absolute()}"
+    mlflow.set_tracking_uri(uri)
+    try:
+        runs = mlflow.search_runs(search_all_experiments=True)
+        names = {e.experiment_id: e.name for e in mlflow.search_experiments()}
+    finally:
+        mlflow.set_tracking_uri(before)
+    if len(runs) and runs["experiment_id"].nunique() > 1:
+        there = _some(names[number] for number in runs["experiment_id"].unique())
+        raise TableError(
+            f"{file} holds several experiments ({there}): set MLFLOW_TRACKING_URI={uri}, give mlflow:NAME"
+        )
+    return runs
+
+
+def optuna_trials(file: Path) -> pd.DataFrame:
+    """Trials of the only study in Optuna's database or journal."""
+    optuna = package(str(file), "optuna", "optuna", extra="train")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if file.suffix in (".db", ".sqlite", ".sqlite3"):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{os.fspath(file.absolute())}")
+    else:
+        backend = optuna.storages.journal.JournalFileBackend(os.fspath(file))
+        storage = optuna.storages.JournalStorage(backend)
+    studies = optuna.study.get_all_study_names(storage)
+    if len(studies) != 1:
+        raise TableError(
+            f"{file} holds {len(studies)} studies ({_some(studies)}), not one; write one as a table with "
+            "study.trials_dataframe().to_csv(...)"
+        )
+    return optuna.load_study(study_name=studies[0], storage=storage).trials_dataframe()
+
+
+def _some(names: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(str, names))[:8])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.analysis.ingest.trackers import is_tracked, read_tracked
+from mup_tpu.analysis.ingest.readers import find_reader, read_tool
 from mup_tpu.errors import TableError
 from mup_tpu.words.reasons import notes as notes_of
 
@@ -38,12 +38,12 @@ def write_events(folder, grid=GRID, in_place=False):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_event_files_of_tensorboard_are_a_table_with_its_curves(tmp_path, in_place):
     write_events(tmp_path, in_place=in_place)
-    assert is_tracked(tmp_path)
+    assert find_reader(tmp_path) is read_tool
     table = load_table(tmp_path)
     np.testing.assert_allclose(found(table), GRID, rtol=1e-6)
     assert (table.columns.scale, table.columns.hyperparameter) == ("d_model", "lr")
     assert len(table.history) == 12  # the held-out loss alone, two steps a run
-    assert {"hparams/optimizer", "hparams/tied", "run"} <= set(read_tracked(tmp_path))
+    assert {"hparams/optimizer", "hparams/tied", "run"} <= set(read_tool(tmp_path))
 
 
 def test_a_run_of_tensorboard_that_diverged_is_kept_and_one_that_was_cut_is_named(tmp_path):
@@ -60,14 +60,14 @@ def test_a_run_of_tensorboard_that_diverged_is_kept_and_one_that_was_cut_is_name
 
 def test_folders_of_other_things_are_no_tracker_s(tmp_path):
     pytest.importorskip("tensorboard")
-    assert not is_tracked(tmp_path)
+    assert find_reader(tmp_path) is None
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events.out.tfevents.1").touch()
-    assert is_tracked(tmp_path)
+    assert find_reader(tmp_path) is read_tool
     with pytest.raises(TableError, match="holds no runs"):
         load_table(tmp_path)
     (tmp_path / "search.jsonl").touch()  # a search of ours, which logs there too
-    assert not is_tracked(tmp_path)
+    assert find_reader(tmp_path) is None
 
 
 def test_offline_runs_of_wandb_are_to_be_sent_first(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mup_tpu.analysis import load_table
-from mup_tpu.analysis.ingest.run_folders import is_of_another_tool
+from mup_tpu.analysis.ingest.readers import find_reader
+from mup_tpu.analysis.ingest.table_files import read_file
 from mup_tpu.cli import main
 from mup_tpu.errors import TableError
 
@@ -82,6 +83,57 @@ def dumps(folder):
         (folder / f"run{number}.json").write_text(json.dumps(run | {"state": "finished"}))
 
 
+def wandb_folder(folder):
+    """A folder of W&B's local runs: config.yaml, and wandb-summary.json with the decayed learning rate."""
+    for number, (width, lr, loss) in enumerate(RUNS):
+        files = folder / "wandb" / f"run-20260101_{number:06}-abc" / "files"
+        files.mkdir(parents=True)
+        config = f"wandb_version: 1\n_wandb:\n  value: {{}}\nmodel:\n  value:\n    n_embd: {width}\n"
+        (files / "config.yaml").write_text(f"{config}optim:\n  value:\n    lr: {lr}\n")
+        (files / "wandb-summary.json").write_text(json.dumps({"val/loss": loss, "lr": lr / 10, "_step": 9}))
+
+
+def hydra(folder):
+    """A multirun of Hydra whose jobs write metrics.json."""
+    for number, (width, lr, loss) in enumerate(RUNS):
+        job = folder / "multirun" / "2026-01-01" / "12-00-00" / str(number)
+        (job / ".hydra").mkdir(parents=True)
+        (job / ".hydra" / "config.yaml").write_text(f"model:\n  d_model: {width}\noptim:\n  lr: {lr}\n")
+        (job / "metrics.json").write_text(json.dumps({"val_loss": loss, "train_loss": loss + 0.2}))
+
+
+def mlruns(folder):
+    """MLflow's folder as its file store writes it."""
+    experiment = folder / "mlruns" / "12345"
+    experiment.mkdir(parents=True)
+    (experiment / "meta.yaml").write_text("artifact_location: file:///x\nname: widths\n")
+    for number, (width, lr, loss) in enumerate(RUNS):
+        run = experiment / f"{number:032x}"
+        for part, content in (
+            ("params/d_model", str(width)),
+            ("params/learning_rate", str(lr)),
+            ("metrics/val_loss", f"1700000000000 9.0 0\n1700000001000 {loss} 100\n"),
+        ):
+            (run / part).parent.mkdir(parents=True, exist_ok=True)
+            (run / part).write_text(content)
+        (run / "meta.yaml").write_text(f"artifact_uri: file:///x\nrun_id: {number:032x}\nstatus: 3\n")
+
+
+def nanogpt_output(folder):
+    """What nanoGPT's train.py prints, in a file of each run."""
+    nanogpt(folder)
+    for log in sorted(folder.glob("*/log.txt")):
+        log.rename(folder / f"{log.parent.name}.out")
+        log.parent.rmdir()
+
+
+def study_as_json(folder):
+    """Rows of a tracker's API under one key."""
+    rows = [{"name": f"r{w}", "config": {"width": w, "lr": lr}, "val_loss": loss} for w, lr, loss in RUNS]
+    (folder / "runs.json").write_text(json.dumps({"runs": rows}))
+    return folder / "runs.json"
+
+
 def optuna_study(storage):
     import optuna
 
@@ -105,10 +157,17 @@ EXPECTED = sorted((w, round(e, 3), round(3 - w / 640 + 0.05 * (e + 8) ** 2, 4))
                   for w in (64, 128, 256) for e in range(-10, -5))  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [trainer, lightning, nanogpt, dumps])
+@pytest.mark.parametrize(
+    "write", [trainer, lightning, nanogpt, dumps, wandb_folder, hydra, mlruns, nanogpt_output]
+)
 def test_a_folder_of_another_tool_is_read_as_it_is(write, tmp_path):
     write(tmp_path / "out")
     assert found_in(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize("write", [study_as_json])
+def test_a_file_of_another_tool_is_read_as_it_is(write, tmp_path):
+    assert found_in(write(tmp_path)) == EXPECTED
 
 
 def test_a_sampled_history_ends_with_its_summary(tmp_path):
@@ -221,7 +280,7 @@ def test_a_file_that_cannot_be_looked_into_is_left_to_the_reader_of_tables(tmp_p
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert not is_of_another_tool(file)
+    assert find_reader(file) is read_file
     assert found_in(file) == EXPECTED
 
 

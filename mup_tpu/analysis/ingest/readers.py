@@ -1,0 +1,153 @@
+"""Readers of other tools' runs: one entry each in `READERS`, with the files that it reads.
+
+A reader returns a row a run, or a row a step of a run, under the tool's names of columns. What these mean is
+told by `table_columns.find_columns`; `Reader.columns` names the ones that it could not tell. Settings that a
+tool keeps in names of folders are found by `run_names`, from the column `run`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pandas as pd
+
+from mup_tpu.analysis.ingest import tools, trackers
+from mup_tpu.analysis.ingest.table_files import is_file, read_file
+from mup_tpu.errors import TableError
+from mup_tpu.store.header import FILE as STORE
+from mup_tpu.store.runs import LOG_FILE
+
+_OURS = (STORE, LOG_FILE)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reader of the runs that one tool writes."""
+
+    tool: str
+    """Name of the tool, for messages."""
+    files: str
+    """Pattern of the names of its files, as `trainer_state.json` or `*.db`."""
+    read: Callable[[Path], pd.DataFrame]
+    """Reads one file; with `of_folder`, all files of a folder."""
+    probe: Callable[[bytes], bool] | None = None
+    """Whether a file's first line is of this tool; None if its name is enough."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The tool's names of columns, with ours."""
+    of_folder: bool = False
+    """Whether `read` takes the folder that holds the files."""
+    of_file: bool = True
+    """Whether a file that is given by its path is read; else only those in a folder."""
+
+    def matches(self, file: Path) -> bool:
+        """Whether a file is one of this tool's, by its name and its first line."""
+        if not fnmatch(file.name, self.files):
+            return False
+        return self.probe is None or (file.is_file() and self.probe(_first_line(file)))
+
+    def found_in(self, folder: Path) -> list[Path]:
+        """Return this tool's files below a folder, sorted."""
+        return sorted(file for file in folder.rglob(self.files) if self.matches(file))
+
+
+READERS = (
+    Reader("Ray Tune", "result.json", tools.tune_result, tools.is_json_object),
+    # Tune writes progress.csv beside result.json, so this is for folders that have lost the latter.
+    Reader("Ray Tune", "progress.csv", tools.tune_progress, of_file=False),
+    Reader("Lightning", "metrics.csv", tools.lightning, of_file=False),
+    Reader("Trainer", "trainer_state.json", tools.trainer),
+    Reader("W&B", "wandb-summary.json", tools.wandb_run),
+    Reader("Hydra", "metrics.json", tools.hydra_run, of_file=False),
+    Reader("MLflow", "meta.yaml", tools.mlflow_run, tools.is_mlflow_run, of_file=False),
+    Reader("nanoGPT", "log.txt", tools.training_log),
+    Reader("nanoGPT", "*.out", tools.training_log),
+    Reader("W&B", "*.json", tools.wandb_dump, of_file=False),
+    Reader("TensorBoard", "*events.out.tfevents*", trackers.tensorboard, of_folder=True, of_file=False),
+    Reader("W&B", "run-*.wandb", trackers.offline_wandb, of_folder=True, of_file=False),
+    *(
+        Reader("Optuna or MLflow", pattern, trackers.database)
+        for pattern in ("*.db", "*.sqlite", "*.sqlite3")
+    ),
+    Reader("Optuna", "*", trackers.optuna_trials, tools.is_optuna_journal),
+)
+"""All readers; of several that match, the first one reads. `trackers.TRACKERS` reads places as `wandb:…`."""
+
+
+def find_reader(path: str | Path) -> Callable[[str | Path], pd.DataFrame] | None:
+    """Return the function that reads somebody's runs at a place; None for a results folder of ours."""
+    if str(path).startswith(tuple(f"{tracker}:" for tracker in trackers.TRACKERS)):
+        return trackers.read_project
+    place = Path(str(path))
+    if place.is_file() and any(reader.of_file and reader.matches(place) for reader in READERS):
+        return read_tool
+    if is_file(path):
+        return read_file
+    is_foreign = place.is_dir() and not any((place / name).exists() for name in _OURS)
+    if not is_foreign or next(place.glob(f"*/{STORE}"), None) is not None:  # a folder of our sweeps
+        return None
+    # A probe reads files, so it waits until they are read.
+    is_read = any(next(place.rglob(reader.files), None) for reader in READERS if reader.files != "*")
+    return read_tool if is_read else None
+
+
+def read_tool(path: str | Path) -> pd.DataFrame:
+    """Read the runs in a folder or file of another tool.
+
+    Raises:
+        TableError: it cannot be read, holds several studies or experiments, or no loss.
+    """
+    place = Path(str(path))
+    with trackers.errors_in_a_sentence(str(path)):
+        if place.is_file():
+            reader = next(r for r in READERS if r.of_file and r.matches(place))
+            return reader.read(place).rename(columns=dict(reader.columns))
+        matches = [(reader, files) for reader in READERS if (files := reader.found_in(place))]
+        if not matches:
+            raise TableError(f"{path} holds no runs that are read")
+        if other := next((file for _, files in matches for file in files if not file.is_file()), None):
+            raise TableError(f"{other} is not a regular file: take it away")
+        reader, found = matches[0]
+        # Names with a star may be anybody's files.
+        _warn_of_others(place, found, [file for r, files in matches if "*" not in r.files for file in files])
+        if reader.of_folder:
+            return reader.read(place)
+        rows = [_with_run(reader, reader.read(file), place, file) for file in found]
+        table = pd.concat([frame for frame in rows if len(frame)] or [pd.DataFrame()], ignore_index=True)
+    if table.empty:
+        raise TableError(f"{path} holds {len(found)} files {found[0].name}, and none has a loss")
+    return table.rename(columns=dict(reader.columns))
+
+
+def _warn_of_others(place: Path, files: Sequence[Path], others: Sequence[Path]) -> None:
+    """Warn of runs of another tool that lie in none of the folders that are read."""
+    read = {file.parent for file in files}
+    if left := [file for file in others if not read & {*file.parents}]:
+        warnings.warn(
+            f"{place} holds runs of several tools: {len(files)} files {files[0].name} are read, and "
+            f"{len(left)} others are not, such as {left[0]}; give the folder of one tool",
+            stacklevel=2,
+        )
+
+
+def _with_run(reader: Reader, rows: pd.DataFrame, root: Path, file: Path) -> pd.DataFrame:
+    """Rows with the run's folder; of a file beside others of its kind, its name."""
+    folder = file.parent.relative_to(root).as_posix()
+    if "*" in reader.files:
+        return rows.assign(run=file.stem)
+    return rows.assign(run=root.name if folder == "." else folder)
+
+
+def _first_line(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.readline(2**20)
+    except OSError:  # the reader of tables says why
+        return b""
+
+
+TOOLS = ", ".join(dict.fromkeys(reader.tool for reader in READERS if reader.tool != "Optuna or MLflow"))
+"""Names of all tools, for messages."""
