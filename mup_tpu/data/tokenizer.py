@@ -43,7 +43,6 @@ class ByteTokenizer:
     separator = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode each text as UTF-8."""
         return [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -129,16 +128,13 @@ class SubwordTokenizer:
         return cls(tokenizer, separator)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode each text without special tokens."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [np.asarray(e.ids, np.uint32) for e in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Decode tokens, special ones left out."""
         return self._tokenizer.decode(np.asarray(tokens).tolist())
 
     def to_json(self) -> str:
-        """Return the library's JSON."""
         return self._tokenizer.to_str()
 
     def stock(self) -> Any:

@@ -19,19 +19,19 @@ from mup_tpu.config import DEVICES
 from mup_tpu.config.fields import require_one_of
 from mup_tpu.errors import ConfigError
 
+# Module of each device, with a function `create`. Modules are imported by these names, at first use, since
+# the room of TPUs stands above this one.
 MODULES = {"cpu": "mup_tpu.devices.cpu", "cuda": "mup_tpu.devices.cuda", "xla": "mup_tpu.tpu.xla"}
-"""Module of each device, with a function `create`. Modules are imported by these names, at first use, since
-the room of TPUs stands above this one."""
 
+# How members go through a step: in turns through one module, or stacked as one program
 Execution = Literal["loop", "vmap"]
-"""How members go through a step: in turns through one module, or stacked as one program."""
 
+# One step: changes the tensors of its first argument in place, reads the tensors of the second and one item
+# of each stack in the third, and returns one tensor
 Step = Callable[[Any, Any, Any], Tensor]
-"""One step: changes the tensors of its first argument in place, reads the tensors of the second and one item
-of each stack in the third, and returns one tensor."""
 
+# Repeated step: takes stacks of items and a number of steps; returns a stack of results
 Repeated = Callable[[Any, Any, Any, int], Tensor]
-"""Repeated step: takes stacks of items and a number of steps; returns a stack of results."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Device(ABC):
         return stack.to(self.torch_device)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """Repeat a step for one item of the stacks after the other; XLA compiles it in any case."""
+        """Return a step that runs for one item of the stacks after the other; XLA compiles it in any case."""
         return one_by_one(step)
 
     def read(self, tensor: Tensor) -> Tensor:
@@ -143,8 +143,6 @@ class Device(ABC):
 
 
 def one_by_one(step: Step) -> Repeated:
-    """Repeat a step by calling it."""
-
     def steps(changed: Any, fixed: Any, stacks: tuple[Tensor, ...], count: int) -> Tensor:
         return torch.stack([step(changed, fixed, tuple(stack[i] for stack in stacks)) for i in range(count)])
 

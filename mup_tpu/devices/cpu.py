@@ -19,14 +19,14 @@ from mup_tpu.devices.base import Device, Execution
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
+# Type of file system -> files of limits, file of the memory in use, entries of `memory.stat` for the cache
+# of files. The cache counts as used, but Linux drops it when memory is needed.
 _CONTROL_GROUPS = {
     "cgroup2": (("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
     "cgroup": (
         ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
     ),
 }  # fmt: skip
-"""Type of file system -> files of limits, file of the memory in use, entries of `memory.stat` for the cache
-of files. The cache counts as used, but Linux drops it when memory is needed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ def create() -> CpuDevice:
 
 
 def _glibc(name: str) -> Callable[..., Any]:
-    """Find a function of glibc; with another C library, one that does nothing."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     return function or (lambda *arguments: None)
 

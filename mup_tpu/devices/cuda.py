@@ -39,11 +39,9 @@ class CudaDevice(Device):
         return stack.pin_memory().to(self.torch_device, non_blocking=True)
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """Repeat a step by replays of one graph."""
         return GraphSteps(step, self.recorder, inductor() if compile else as_traced)
 
     def synchronize(self) -> None:
-        """Wait for all streams."""
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory_bytes(self) -> int:

@@ -38,8 +38,7 @@ from mup_tpu.internals.torch import (
 
 _log = logging.getLogger(__name__)
 
-_WARM_UPS = 2
-"""Steps before recording: the first may still compile, the next still allocate."""
+_WARM_UPS = 2  # steps before recording: the first may still compile, the next still allocate
 
 
 class CudaRecorder:
@@ -64,7 +63,7 @@ class CudaRecorder:
             act()
 
     def record(self, act: Callable[[], None]) -> Callable[[], None]:
-        """A replay of the captured function, which is not run now; other threads may place batches meanwhile.
+        """Record the function without running it; return the replay. Other threads may place batches.
 
         Raises:
             RuntimeError: an operation cannot be captured.
@@ -84,26 +83,25 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """The stream of captures in the block; then the caller's, even if torch leaves a failed capture's."""
-        own = torch.cuda.current_stream()
-        self._stream.wait_stream(own)
+        """Use the stream of captures in the block; then the caller's, even if torch leaves another."""
+        caller = torch.cuda.current_stream()
+        self._stream.wait_stream(caller)
         with torch.cuda.stream(self._stream):
             yield
-        own.wait_stream(self._stream)
+        caller.wait_stream(self._stream)
 
 
 @functools.cache
 def _stream_of_captures(device: int) -> torch.cuda.Stream:
-    """The one stream for all recorders of a process: for each stream cuBLAS keeps a workspace of 32 MiB."""
+    """Return the one stream for all recorders of a process: cuBLAS keeps 32 MiB for each stream."""
     return torch.cuda.Stream(device)
 
 
-Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]
-"""Compiler of a traced function."""
+Compiler = Callable[[torch.fx.GraphModule], Callable[..., Any]]  # compiler of a traced function
 
 
 def as_traced(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """The traced function itself."""
+    """Return the traced function itself."""
     return traced
 
 
@@ -145,7 +143,7 @@ class _Recording:
         self._warm_ups = 0
 
     def takes(self, changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> bool:
-        """Whether these tensors are the recorded ones: the same memory, and stacks of the same shape."""
+        """Return whether these are the recorded tensors: the same memory, and stacks of one shape."""
 
         def known(changed: list[Tensor], fixed: list[Tensor], stacks: list[Tensor]) -> tuple[list[Any], ...]:
             return [t.data_ptr() for t in (*changed, *fixed)], [(s.shape, s.dtype) for s in stacks]
@@ -170,7 +168,7 @@ class _Recording:
         return self._losses.clone()
 
     def _one(self) -> None:
-        """One step, on the item that the counter selects; then advance the counter."""
+        """Make one step, on the item that the counter selects; then advance the counter."""
         items = [stack.index_select(0, self._index).squeeze(0) for stack in self._stacks]
         out = self._traced(*self._changed, *self._fixed, *items)
         if self._losses is None:
@@ -187,7 +185,7 @@ class _Recording:
 
 
 def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> torch.fx.GraphModule:
-    """A step as plain operations on flat tensors, without functorch, autograd or autocast.
+    """Trace a step to plain operations on flat tensors, without functorch, autograd or autocast.
 
     Raises:
         ConfigError: torch cannot write its cache folder.
@@ -210,7 +208,7 @@ def _trace(step: Step, tensors: list[list[Tensor]], specs: list[TreeSpec]) -> to
 
 
 def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A traced function in modules: the gradients of each micro-batch, clipping, and the update.
+    """Split a traced function into modules: the gradients of each micro-batch, clipping, and the update.
 
     Inductor (torch 2.11) frees a result of an argument only after that argument's change, and mixes
     micro-batches: in one piece, all activations would live until the update.
@@ -231,7 +229,7 @@ def _cut(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 @functools.cache
 def inductor() -> Compiler:
-    """Torch's compiler; without the programs that it needs, none."""
+    """Return torch's compiler; without the programs that it needs, `as_traced`."""
     if lacking := compiler_lacks():
         _log.warning("steps are not compiled, and slower, without %s", lacking)
         return as_traced
@@ -240,7 +238,7 @@ def inductor() -> Compiler:
 
 @contextlib.contextmanager
 def without_advice_on_tf32() -> Iterator[None]:
-    """No warnings of torch in the block that TF32 is off, or is set by a function that will go.
+    """Silence torch's warnings in the block that TF32 is off, or is set by a function that will go.
 
     The new way to set it fails beside TORCH_ALLOW_TF32_CUBLAS_OVERRIDE ("mix of the legacy and new APIs").
     """
@@ -251,7 +249,7 @@ def without_advice_on_tf32() -> Iterator[None]:
 
 
 def compiled(traced: torch.fx.GraphModule) -> Callable[..., Any]:
-    """A traced function through torch's compiler; itself where that fails: its cache folder may be full."""
+    """Compile a traced function; where that fails, as with a full cache folder, call it as it is."""
     parts = _cut(traced)
     for part in parts.children():
         part.forward = compile_function(part.forward, whole=True)

@@ -34,7 +34,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """Return the architecture that a configuration names."""
     return ARCHITECTURES[config.architecture]
 
 
@@ -105,7 +104,6 @@ def sizes(trial: Trial, vocab_size: int) -> dict[str, float]:
 
 
 def forward_scaling(trial: Trial) -> ForwardScaling:
-    """Return the parametrization's factors of a trial's forward pass."""
     return PARAMETRIZATIONS[trial.model.parametrization].forward(trial.growth)
 
 

@@ -65,27 +65,25 @@ class Declaration:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, by name."""
         return {name: p.shape for name, p in self.parameters.items()}
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """Shapes and heads, equal for all members of a pack."""
+        """Return shapes and heads, equal for all members of a pack."""
         return (*self.shapes.items(), self.heads)
 
     @property
     def total(self) -> int:
-        """Number of parameters."""
         return sum(p.size for p in self.parameters.values())
 
     @property
     def non_embedding(self) -> int:
-        """Number of parameters other than embeddings and readout (Kaplan et al. 2020, N)."""
+        """Count parameters other than embeddings and readout (Kaplan et al. 2020, N)."""
         return sum(p.size for p in self._non_embedding)
 
     @property
     def active(self) -> int:
-        """`non_embedding` that a token uses: of a stack of experts, those that it is sent to."""
+        """Count those of `non_embedding` that a token uses: of experts, those that it is sent to."""
         return round(sum(p.size * p.active for p in self._non_embedding))
 
     @property

@@ -38,7 +38,6 @@ class GPT2(Architecture):
     branches = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Declare token and position embeddings."""
         return {
             "transformer.wte.weight": Parameter((vocab_size, width), "token_embedding", vocab_size, width),
             "transformer.wpe.weight": Parameter(
@@ -61,22 +60,18 @@ class GPT2(Architecture):
         return {f"{module}.{name}": p for module, both in modules.items() for name, p in both.items()}
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Declare gain and bias of a layer norm."""
         return {
             "weight": Parameter((width,), "norm", 1, width, in_block=in_block, init="ones"),
             "bias": Parameter((width,), "bias", 1, width, in_block=in_block, init="zeros"),
         }
 
     def query(self, config: ModelConfig) -> str:
-        """Name the fused projection of attention."""
         return "attn.c_attn"
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Return the numbers measured with GPT-2's layers."""
         return ACTIVATIONS
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """Build a `GPT2LMHeadModel` of the same shape."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
         return GPT2LMHeadModel(

@@ -22,7 +22,6 @@ class Scale(nn.Module):
         self.register_buffer("factor", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply the input."""
         return x * self.factor
 
 
@@ -34,7 +33,6 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """Return the output (N, outputs)."""
         return functional.linear(x_NI, self.weight)
 
 
@@ -47,12 +45,10 @@ class Conv1D(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x_NI: Tensor) -> Tensor:
-        """Return the output (N, outputs)."""
         return torch.addmm(self.bias, x_NI, self.weight)
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """Make an embedding table without an init."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
@@ -64,7 +60,6 @@ class Readout(nn.Module):
         self.weight = weight
 
     def forward(self, hidden_ND: Tensor) -> Tensor:
-        """Return logits (N, V)."""
         return functional.linear(hidden_ND, self.weight)
 
 

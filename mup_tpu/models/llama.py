@@ -10,11 +10,9 @@ from mup_tpu.config import ModelConfig
 from mup_tpu.models.base import ActivationMemory, Architecture, Parameter
 from mup_tpu.models.gpt2 import ACTIVATIONS
 
-EPS = 1e-6
-"""Addend to the mean square in norms, the default of transformers' Llama and Qwen3."""
+EPS = 1e-6  # addend to the mean square in norms, the default of transformers' Llama and Qwen3
 
-ROTARY_BASE = 10_000.0
-"""Llama's base of rotary positions (Su et al. 2021, arXiv:2104.09864, section 3.2.2)."""
+ROTARY_BASE = 10_000.0  # Llama's base of rotary positions (Su et al. 2021, arXiv:2104.09864, section 3.2.2)
 
 
 def mlp_width(width: int) -> int:
@@ -38,7 +36,6 @@ class Llama(Architecture):
     counted = Architecture.counted | {"qk_norm", "query_group_size"}
 
     def embeddings(self, width: int, vocab_size: int, sequence_length: int) -> dict[str, Parameter]:
-        """Declare the token embedding; positions are rotations."""
         tokens = Parameter((vocab_size, width), "token_embedding", vocab_size, width)
         return {"model.embed_tokens.weight": tokens}
 
@@ -58,11 +55,9 @@ class Llama(Architecture):
         return weights(attention) | self.mlp(config, f"mlp {index}") | weights(after)
 
     def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
-        """Declare a block's MLP, by names in the block."""
         return weights(gated(config.width, mlp_width(config.width), branch, "mlp"))
 
     def norm(self, width: int, in_block: bool = True) -> dict[str, Parameter]:
-        """Declare the gain of an RMS norm."""
         return {"weight": _gain(width, in_block)}
 
     def query(self, config: ModelConfig) -> str:
@@ -83,7 +78,7 @@ class Llama(Architecture):
         return replace(measured, vectors=vectors, xla_vectors=xla_vectors, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """Build a `LlamaForCausalLM` of the same shape; with QK norms a `Qwen3ForCausalLM`."""
+        """Build a model of a family of transformers that shares Llama's attention, with more settings."""
         name, between = "Qwen3" if config.qk_norm else "Llama", mlp_width(config.width)
         return stock(name, config, vocab_size, sequence_length, intermediate_size=between)
 
@@ -111,7 +106,6 @@ def stock(name: str, config: ModelConfig, vocab_size: int, sequence_length: int,
 
 
 def weights(modules: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return parameters by name, of modules with one each."""
     return {f"{module}.weight": parameter for module, parameter in modules.items()}
 
 
@@ -125,7 +119,6 @@ def gated(width: int, between: int, branch: str, module: str) -> dict[str, Param
 
 
 def matrix(inputs: int, outputs: int, branch: str = "") -> Parameter:
-    """Declare a hidden matrix of a block."""
     return Parameter((outputs, inputs), "hidden", inputs, outputs, in_block=True, branch=branch)
 
 

@@ -83,7 +83,6 @@ class Mlp(nn.Module):
         self._swiglu = parts.swiglu
 
     def forward(self, x_ND: Tensor, *_: Any) -> Tensor:
-        """Return the output (N, width)."""
         return self.down_proj(self._swiglu(self.gate_proj(x_ND), self.up_proj(x_ND)))
 
 
@@ -135,7 +134,6 @@ class _Model(nn.Module):
 
 
 def dense(config: ModelConfig, parts: Parts) -> nn.Module:
-    """Build Llama's MLP."""
     return Mlp(config.width, mlp_width(config.width), parts)
 
 

@@ -29,12 +29,12 @@ class MoE(Llama):
     per_member = Llama.per_member | {"balance_loss"}
 
     def factors(self, config: ModelConfig, scaling: ForwardScaling) -> dict[str, float]:
-        """Llama's, and each layer's weight of the balance loss, which may differ between members too."""
+        """Return Llama's, and each layer's weight of the balance loss, which members may differ in."""
         factors = [f"{self.blocks}.{i}.mlp.balance.factor" for i in range(config.depth)]
         return super().factors(config, scaling) | dict.fromkeys(factors, config.balance_loss / config.depth)
 
     def mlp(self, config: ModelConfig, branch: str) -> dict[str, Parameter]:
-        """Router and experts, and shared experts with their gate."""
+        """Declare router and experts, and shared experts with their gate."""
         d, between, experts = config.width, config.expert_width, config.num_experts
         shared = config.shared_experts * between
         # Gate and up of an expert are rows of one matrix, in this order.
@@ -51,7 +51,7 @@ class MoE(Llama):
         return parameters
 
     def activations(self, config: ModelConfig) -> ActivationMemory:
-        """Memory of Llama and of experts, as measured: a token's on a CPU in turns, otherwise all experts."""
+        """Return the memory as measured: of a token's experts on a CPU in turns, otherwise of all."""
         llama, size = super().activations(config), config.expert_width / config.width
         of_token, of_all = (
             (config.experts_per_token + config.shared_experts) * size,
@@ -68,23 +68,23 @@ class MoE(Llama):
         return replace(llama, vectors=vectors, cuda_vectors=cuda_vectors)
 
     def stock(self, config: ModelConfig, vocab_size: int, sequence_length: int) -> Any:
-        """A Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""
-        own: dict[str, Any] = {
+        """Build a Mixtral of the same shape; a Qwen3-MoE with QK norms, a Qwen2-MoE with shared experts."""
+        more: dict[str, Any] = {
             "num_experts_per_tok": config.experts_per_token,
             "router_aux_loss_coef": config.balance_loss,
         }
         if not (config.qk_norm or config.shared_experts):
-            own |= {"num_local_experts": config.num_experts, "intermediate_size": config.expert_width}
-            return stock("Mixtral", config, vocab_size, sequence_length, **own)
-        own |= {
+            more |= {"num_local_experts": config.num_experts, "intermediate_size": config.expert_width}
+            return stock("Mixtral", config, vocab_size, sequence_length, **more)
+        more |= {
             "num_experts": config.num_experts,
             "moe_intermediate_size": config.expert_width,
             "norm_topk_prob": True,
         }
         if config.qk_norm:
-            return stock("Qwen3Moe", config, vocab_size, sequence_length, **own)
-        own |= {"shared_expert_intermediate_size": config.shared_experts * config.expert_width}
-        return stock("Qwen2Moe", config, vocab_size, sequence_length, qkv_bias=False, **own)
+            return stock("Qwen3Moe", config, vocab_size, sequence_length, **more)
+        more |= {"shared_expert_intermediate_size": config.shared_experts * config.expert_width}
+        return stock("Qwen2Moe", config, vocab_size, sequence_length, qkv_bias=False, **more)
 
 
 def _router(width: int, outputs: int) -> Parameter:
@@ -92,6 +92,5 @@ def _router(width: int, outputs: int) -> Parameter:
 
 
 def _experts(config: ModelConfig, inputs: int, outputs: int) -> Parameter:
-    """A matrix of each expert, stacked."""
     shape, active = (config.num_experts, outputs, inputs), config.experts_per_token / config.num_experts
     return Parameter(shape, "hidden", inputs, outputs, in_block=True, active=active)

@@ -36,7 +36,7 @@ def _init(name: str, parameter: Parameter, scaling: Scaling, init_std: float, se
 
 
 def folded(trial: Trial, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Fold all factors into copies of a trial's weights, for its stock class, in their precision."""
+    """Return copies of a trial's weights with all factors folded in, for its stock class."""
     stock = {name: p.detach().clone() for name, p in weights.items()}
     for fold in architecture_of(trial.model).folds(trial.model, forward_scaling(trial)):
         if fold.parameter in stock:

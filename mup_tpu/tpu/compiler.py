@@ -25,14 +25,12 @@ from mup_tpu.devices.peak import TpuType
 from mup_tpu.errors import ConfigError
 from mup_tpu.files.leftovers import scratch_folder
 
-STEPS = 100
-"""Steps of the compiled stretch; they are a loop in the program."""
-_TIMEOUT_S = 1800.0
-"""Longest time of each process."""
+STEPS = 100  # steps of the compiled stretch; they are a loop in the program
+_TIMEOUT_S = 1800.0  # longest time of each process
 
 _VOCAB_SIZE = 4096
+# Most bytes of output, mainly losses, that may lie outside of the memory of arguments
 _LARGEST_LOSS = 64 * 2**10
-"""Most bytes of output, mainly losses, that may lie outside of the memory of arguments."""
 
 # Parts of a compiled program's text.
 _COLLECTIVE = re.compile(
@@ -64,17 +62,17 @@ class Compiled:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that the chip's memory must hold at once."""
+        """Add up the bytes that the chip's memory must hold at once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
     @property
     def collectives(self) -> Counter[str]:
-        """Number of operations of each kind that pass data between chips."""
+        """Count the operations of each kind that pass data between chips."""
         return Counter(_COLLECTIVE.findall(self.text))
 
     @property
     def cycles(self) -> Counter[str]:
-        """The compiler's estimate of a step's cycles, by kind: products, reductions, copies, other.
+        """Sum the compiler's estimates of a step's cycles, by kind: products, reductions, copies, other.
 
         They are those of the loop's body; without a loop, of the program. Operations without an estimate
         count nothing.
@@ -111,7 +109,6 @@ class Case:
     collectives: Counter[str]
 
     def compile(self, tpu: TpuType) -> Compiled:
-        """Compile the pack for a type of TPU."""
         trials = [self.trial.replace(seed=seed) for seed in range(self.members(tpu.devices))]
         return compile_pack(trials, _VOCAB_SIZE, tpu, self.mesh.format(n=tpu.devices))
 

@@ -28,8 +28,8 @@ from mup_tpu.jobs.ray_actors import HostActor, reservation
 SLICE_NAME, WORKER_ID = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 TOPOLOGY, POD_TYPE = "ray.io/tpu-topology", "ray.io/tpu-pod-type"
 
+# Shape of the chips of one process (TPU_CHIPS_PER_PROCESS_BOUNDS), by number of chips
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""Shape of the chips of one process (TPU_CHIPS_PER_PROCESS_BOUNDS), by number of chips."""
 
 _RESERVE_S = 5.0
 
@@ -46,11 +46,9 @@ class SliceKind:
 
     @property
     def hosts(self) -> int:
-        """Hosts of one slice."""
         return _chips_of(self.topology) // self.chips_per_host
 
     def host_labels(self, name: str) -> list[dict[str, str]]:
-        """Return the labels of each host of a slice, in order."""
         return [{SLICE_NAME: name, WORKER_ID: str(i)} for i in range(self.hosts)]
 
 
@@ -248,7 +246,6 @@ class SliceActor:
         self._hosts: list[Any] = []
 
     def ready(self) -> str:
-        """Return the hosts of the slice, once it is reserved and an actor runs on each of them."""
         self._addresses, self._group = self._reserve()
         self._start_hosts()
         return ", ".join(self._addresses)

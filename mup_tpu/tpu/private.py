@@ -24,7 +24,7 @@ def user_computation(name: str, given: Sequence[Tensor], computation: Any) -> li
 
 
 def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
-    """Lower recorded tensors to a program; the public `xla_builder` makes programs of its operations only."""
+    """Build the program of recorded tensors; the public `xla_builder` does so for its operations alone."""
     import torch_xla
 
     context = torch_xla._XLAC.lowering.LoweringContext(name)
@@ -34,7 +34,7 @@ def lowering_context(name: str, results: Sequence[Tensor]) -> Any:
 
 
 def scan_flat(step: Callable[..., Any], carry: list[Tensor], stacks: list[Tensor], reverse: bool) -> Any:
-    """Loop over flat tensors; the public `scan` needs AOTAutograd, which fails under vmap."""
+    """Run a step over flat tensors; the public `scan` needs AOTAutograd, which fails under vmap."""
     from torch_xla.experimental.scan import _scan_impl_flat
 
     return _scan_impl_flat(step, carry, stacks, reverse=reverse)

@@ -32,14 +32,11 @@ from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 from mup_tpu.tpu import private
 from mup_tpu.tpu.xla_loop import XlaLoop
 
-_STRETCH = 100
-"""Most steps of a stretch."""
+_STRETCH = 100  # most steps of a stretch
 
-_STRETCH_BYTES = 64 * 2**20
-"""Most bytes of a stretch's batches, on the host and on each device."""
+_STRETCH_BYTES = 64 * 2**20  # most bytes of a stretch's batches, on the host and on each device
 
-_USABLE = 0.95
-"""Share of a TPU's memory that programs can use; the runtime takes the rest."""
+_USABLE = 0.95  # share of a TPU's memory that programs can use; the runtime takes the rest
 
 
 class PlacedBytes:
@@ -54,7 +51,6 @@ class PlacedBytes:
         self.peak = 0
 
     def add(self, tensor: Tensor, size: int) -> None:
-        """Count a tensor of this size on each device until it is dropped."""
         with self._lock:
             self._bytes[tensor] = size
             self.peak = max(self.peak, sum(self._bytes.values()))
@@ -114,7 +110,6 @@ class XlaDevice(Device):
         )
 
     def place_members(self, tensor: Tensor) -> Tensor:
-        """Place a stacked tensor, its members spread over the trial axis."""
         return self._send(tensor, ("trial", *(None,) * (tensor.dim() - 1)))
 
     def longest_stretch(self, batch_bytes: int) -> int:
@@ -130,7 +125,6 @@ class XlaDevice(Device):
         return self._send(stack, (None, axis, *(None,) * (stack.dim() - 2)))
 
     def repeated(self, step: Step, compile: bool = False) -> Repeated:
-        """Repeat a step in a loop: one program for any number of items."""
         return XlaLoop(step, lambda tensor: self._send(tensor, ()))
 
     def read(self, tensor: Tensor) -> Tensor:
@@ -217,7 +211,6 @@ class XlaDevice(Device):
         torch_xla.sync()
 
     def synchronize(self) -> None:
-        """Hand over all operations, and wait for them."""
         import torch_xla
 
         torch_xla.sync(wait=True)

@@ -17,11 +17,10 @@ from torch.nn import functional
 from mup_tpu.models.llama import EPS, ROTARY_BASE
 
 _TWO_C = 2 * math.sqrt(2 / math.pi)
-_GELU_BLOCK = 2**18
-"""Elements of a block: in float32 a MiB, which stays in the caches between operations."""
+_GELU_BLOCK = 2**18  # elements of a block: in float32 a MiB, which stays in the caches between operations
 
+# Elements of a block of the other functions: in float32 four such tensors fit into a core's second cache
 _BLOCK = 2**16
-"""Elements of a block of the other functions: in float32 four such tensors fit into a core's second cache."""
 
 
 class OnePassLayerNorm(nn.LayerNorm):
@@ -30,7 +29,6 @@ class OnePassLayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Normalize rows to mean 0 and variance 1, times gain, plus bias."""
         return _LayerNorm.apply(x_ND, self.weight, self.bias, self.eps)[0]
 
 
@@ -75,7 +73,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divide the input by the root mean square, times gain."""
         # Projections in bf16 return bf16, too coarse for the mean square.
         return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, EPS)
 
@@ -84,7 +81,6 @@ class OnePassRMSNorm(RMSNorm):
     """RMS norm under vmap, which reads its input once, and in backward once for both sums."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute `RMSNorm` in one operation."""
         return _RMSNorm.apply(x.to(self.weight.dtype), self.weight)[0]
 
 
@@ -122,7 +118,6 @@ class BlockRMSNorm(RMSNorm):
     """RMS norm for CPUs, some rows at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute `RMSNorm` in blocks of rows."""
         return _BlockRMSNorm.apply(x.to(self.weight.dtype), self.weight)
 
 
@@ -157,7 +152,6 @@ class _BlockRMSNorm(torch.autograd.Function):
 
 
 def in_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split contiguous tensors into blocks of some elements."""
     return zip(*(x.reshape(-1).split(size) for x in tensors), strict=True)
 
 
@@ -165,7 +159,6 @@ class FastGelu(nn.Module):
     """`_SigmoidGelu` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply GELU to each element."""
         return _SigmoidGelu.apply(x)
 
 
@@ -206,7 +199,6 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 
 
 def one_pass_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Compute `swiglu` under vmap."""
     return _SwiGLU.apply(gate_NI, up_NI)
 
 
@@ -232,7 +224,6 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def block_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Compute `swiglu` on CPUs, some elements at a time."""
     return _BlockSwiGLU.apply(gate_NI, up_NI)
 
 
@@ -284,7 +275,7 @@ def rotary(positions: int, head_size: int, like: Tensor) -> Rotary:
 
 
 def rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate queries and keys, and join them with values (B, T, 3·D): keys and values once a query head.
+    """Join rotated queries and keys, and values (B, T, 3·D): keys and values once a query head.
 
     Dimensions i and i + d/2 of a head rotate together, as in transformers; in the paper, neighbours.
     """
@@ -306,7 +297,6 @@ def rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotar
 
 
 def block_rotate_and_join(query_NHd: Tensor, key_NGd: Tensor, value_NGd: Tensor, rotary: Rotary) -> Tensor:
-    """Compute `rotate_and_join` on CPUs, some sequences at a time."""
     return _BlockRotateAndJoin.apply(query_NHd, key_NGd, value_NGd, *rotary)
 
 
@@ -355,7 +345,7 @@ class _BlockRotateAndJoin(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Rotate the last axis into another tensor, expanding `x` to its shape."""
+    """Write the rotated last axis into another tensor, expanding `x` to its shape."""
     half, x = cos.shape[-1], x.to(cos.dtype)
     turned = out if out.dtype == cos.dtype else torch.empty_like(out, dtype=cos.dtype)
     torch.mul(x.expand(out.shape), torch.cat((cos, cos), -1), out=turned)
@@ -370,6 +360,5 @@ def _sum_of_group(x_BTHd: Tensor, groups: int) -> Tensor:
 
 
 def _sequence_blocks(*tensors_BTY: Tensor) -> zip:
-    """Split tensors into blocks of sequences, whose size the first tensor decides."""
     sequences = max(1, _BLOCK // tensors_BTY[0][0].numel())
     return zip(*(x.split(sequences) for x in tensors_BTY), strict=True)

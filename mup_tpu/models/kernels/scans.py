@@ -25,8 +25,7 @@ from torch.func import functional_call, vjp, vmap
 
 from mup_tpu.internals.torch import tree_flatten, tree_unflatten
 
-SCANNED_FROM = 16
-"""Least number of blocks that are one loop on XLA (measured: benchmarks/deep.csv)."""
+SCANNED_FROM = 16  # least number of blocks that are one loop on XLA (measured: benchmarks/deep.csv)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _loop(
     fixed: list[Tensor],
     reverse: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Repeat a step over the items of stacks (L, ...): the last carry, and the steps' results, stacked."""
+    """Run a step over the items of stacks (L, ...); return the last carry, and stacked results."""
 
     def flat(carried: Sequence[Tensor], items: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         new, returned = step(carried[0], [*carried[1:], *items])
@@ -107,7 +106,6 @@ def _loop(
 
 
 def _stacks(parameters: Sequence[Tensor], each: int) -> list[Tensor]:
-    """Stack each parameter of a block over blocks (L, K, ...)."""
     return [torch.stack(list(parameters[i::each])) for i in range(each)]
 
 
