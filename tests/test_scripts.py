@@ -66,13 +66,11 @@ def cluster(*arguments, **environment):
     )
 
 
-def test_nothing_is_created_without_a_project_and_a_yes(tmp_path):
+def test_nothing_is_created_without_a_project_and_a_yes(edited):
     refused = cluster("up")
     assert refused.returncode == 2
     assert "still says your-project" in refused.stderr
-    edited = tmp_path / "cluster.yaml"
-    edited.write_text((TPU / "cluster.yaml").read_text().replace("your-project", "mine"))
-    asked = cluster("up", CLUSTER_YAML=str(edited))
+    asked = cluster("up", CLUSTER_YAML=edited)
     assert asked.returncode == 1
     assert "cost money" in asked.stdout
     assert "nothing was created" in asked.stdout
@@ -84,6 +82,51 @@ def test_the_wrapper_explains_itself():
         assert explained.returncode == 2
         assert "fetch-results" in explained.stdout
     assert "needs the name of an experiment" in cluster("submit").stderr
+
+
+@pytest.fixture
+def edited(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text((TPU / "cluster.yaml").read_text().replace("your-project", "mine"))
+    return str(file)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_reached_is_a_sentence(edited):
+    """Google's client prints a traceback of 87 lines, without a network or without credentials."""
+    pytest.importorskip("googleapiclient")
+    asked = cluster("status", CLUSTER_YAML=edited)
+    assert asked.returncode == 2
+    assert asked.stderr.startswith(f"error: Ray cannot reach the cluster of {edited}: ")
+    assert len(asked.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lr_transfer", "--scale", "64"], "python experiments/lr_transfer.py --address auto --device xla "
+         "--checkpoint-every 100 --results ~/results/lr_transfer --scale 64 2>&1"),
+        (["coord_check"], "python experiments/coord_check.py --results ~/results/coord_check "),
+        (["sweep", "a.toml", "--results", "gs://b/a"], "python -m mup_tpu sweep --address auto --device xla "
+         "--checkpoint-every 100 a.toml --results gs://b/a 2>&1"),
+    ],
+)  # fmt: skip
+def test_what_is_submitted_gets_the_options_that_it_has(words, line, edited):
+    pytest.importorskip("googleapiclient")
+    command = ["bash", "-x", TPU / "cluster", "submit", *words]
+    environment = os.environ | {"CLUSTER_YAML": edited, "PYTHONPATH": str(ROOT)}
+    traced = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert line in traced.stderr
+
+
+def test_what_is_neither_an_experiment_nor_a_command_is_not_submitted(edited):
+    pytest.importorskip("googleapiclient")
+    refused = cluster("submit", "swept", CLUSTER_YAML=edited, PYTHONPATH=str(ROOT))
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: swept is neither an experiment nor a command of mup-tpu\n",
+    )
 
 
 def test_ray_s_provider_of_google_cloud_takes_the_cluster_file():
@@ -131,9 +174,7 @@ def test_every_node_runs_the_ray_that_setup_installed():
     assert "~/mup_tpu" in config["file_mounts"]
 
 
-def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_path):
-    edited = tmp_path / "cluster.yaml"
-    edited.write_text((TPU / "cluster.yaml").read_text().replace("your-project", "mine"))
+def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_path, edited):
     checkout = tmp_path / "checkout"
     shutil.copytree(TPU.parent, checkout / "scripts")
     tools = bare_path(tmp_path)
@@ -144,7 +185,7 @@ def test_without_what_ray_needs_for_google_cloud_up_says_so_before_it_asks(tmp_p
     (tools / "ray").chmod(0o755)
     up = [str(checkout / "scripts/tpu/cluster"), "up"]
     refused = subprocess.run(
-        up, capture_output=True, text=True, env={"PATH": str(tools), "CLUSTER_YAML": str(edited)}
+        up, capture_output=True, text=True, env={"PATH": str(tools), "CLUSTER_YAML": edited}
     )
     assert refused.returncode == 2
     assert refused.stderr.startswith(

@@ -34,11 +34,14 @@ class TrainOptions:
     schedules constant and wsd."""
     xla_report: bool = False
     """Report XLA's compilations, executions and transfers (--device xla)."""
+    xla_dump: Folder | None = None
+    """Folder to write XLA's programs to as text, before and after optimisation (--device xla)."""
 
     def check(self, run: RunOptions, kept: Kept) -> None:
         """Refuse options that lack others."""
-        if self.xla_report and run.device != "xla":
-            raise ConfigError(f"--xla-report needs --device xla, not {run.device}")
+        for option, value in (("--xla-report", self.xla_report), ("--xla-dump", self.xla_dump)):
+            if value and run.device != "xla":
+                raise ConfigError(f"{option} needs --device xla, not {run.device}")
         if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
             raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
         if self.continue_to is not None and kept.checkpoints is None:
@@ -76,6 +79,10 @@ def train(
         from mup_tpu.training.trials import longer
 
         shorter, trial = trial, longer(trial, options.continue_to)
+    if options.xla_dump is not None:
+        from mup_tpu.tpu.xla import dump_programs
+
+        dump_programs(options.xla_dump)
     console = Console()
     trained = train_one(trial, run, kept, console, shorter)
     row, rates = trained.row, trained.result.rates
@@ -100,9 +107,9 @@ def _print_xla_report(console: Console, row: dict[str, Any], input_wait: float) 
     stops = ": each stops the device" if counts["fallbacks"] else ""
     for line in (
         f"XLA compiled {counts['compilations']:.0f} programs in {counts['compile_s']:.1f} s ({share:.0%} of "
-        "the run); expected: two for the first steps, one each for evaluation and start-up",
-        f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one a step, and the "
-        "evaluations",
+        "the run); expected: one for the steps, and one for evaluations",
+        f"{counts['executions']:.0f} executions for {row['steps_done']} steps; expected: one for up to 100 "
+        "steps, and one for each evaluation",
         f"{counts['transfers_to_host']:.0f} transfers to the host: losses, read at evaluations",
         f"{counts['fallbacks']:.0f} operations that XLA lacks ran on the host{stops}",
         f"input wait {input_wait:.1%}; {rate:,.0f} tokens/s with compilation counted",

@@ -91,11 +91,14 @@ class TpuType:
 TPU_TYPES = {
     tpu.accelerator_type: tpu
     for tpu in (
+        TpuType("v2-8", "v2:2x2", 8),
+        TpuType("v3-8", "v3:2x2", 8),
         TpuType("v4-8", "v4:2x2x1", 4),
         TpuType("v4-16", "v4:2x2x2", 8),
         TpuType("v5litepod-1", "v5e:1x1", 1),
         TpuType("v5litepod-4", "v5e:2x2", 4),
         TpuType("v5litepod-8", "v5e:2x4", 8),
+        TpuType("v5p-8", "v5p:2x2x1", 4),
         TpuType("v6e-1", "v6e:1x1", 1),
         TpuType("v6e-4", "v6e:2x2", 4),
         TpuType("v6e-8", "v6e:2x4", 8),

@@ -251,6 +251,13 @@ def report() -> dict[str, float]:
     }
 
 
+def dump_programs(folder: str) -> None:
+    """Have XLA write each program to a folder, as text; call it before the first device is created."""
+    flags = f"--xla_dump_to={folder} --xla_dump_hlo_as_text"
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):  # XLA in torch_xla, and in the TPU's library
+        os.environ[name] = f"{os.environ.get(name, '')} {flags}".strip()
+
+
 def create() -> XlaDevice:
     """Return the XLA devices of this process, which torch_xla finds or PJRT_DEVICE names.
 

@@ -141,7 +141,8 @@ class PackRun:
                     return
                 unread.append((pack.train(tokens_SBT1, len(chunk)), len(chunk)))
                 if first_step_prepares:
-                    meter.prepared()
+                    self.device.synchronize()  # the chunk may still run, and would take time from the next
+                    meter.prepared(len(chunk), sum(pack.live))
                     first_step_prepares = False
                 done, preempted = pack.steps_done, self._preempted
                 if not (self._reads_losses_after(done) or preempted):

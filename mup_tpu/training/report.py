@@ -132,8 +132,8 @@ class Meter:
     """Stopwatch of a pack's training, in laps from one report to the next.
 
     All the time of a lap counts, evaluations and copies for checkpoints too; the smoothed rates and the time
-    left leave out the time until a step was `prepared`. Tokens and FLOP are of one
-    member, peak_flops (FLOP/s; nan if unknown) of one device.
+    left leave out the steps that were `prepared`, and their time. Tokens and FLOP are of one member,
+    peak_flops (FLOP/s; nan if unknown) of one device.
     """
 
     def __init__(
@@ -158,9 +158,10 @@ class Meter:
         yield
         self._waited += self._clock() - began
 
-    def prepared(self) -> None:
-        """Mark the lap so far as spent on tracing and compiling a step."""
-        self._preparing = _Sums(self._clock() - self._lap_began, self._waited)
+    def prepared(self, steps: int, live_members: int) -> None:
+        """Mark the lap so far as spent on tracing and compiling a step, and on the first steps."""
+        seconds = self._clock() - self._lap_began
+        self._preparing = _Sums(seconds, self._waited, steps, steps * live_members)
 
     def seconds_a_step(self, mfu: float) -> float:
         """Return the seconds of a member's step at a given share of the devices' peak; nan if unknown."""
@@ -174,12 +175,14 @@ class Meter:
         self._all.add(lap, keep=1.0)
         lap.seconds -= self._preparing.seconds
         lap.waited -= self._preparing.waited
+        lap.steps -= self._preparing.steps
+        lap.member_steps -= self._preparing.member_steps
         self._recent.add(lap, keep=math.exp(-lap.seconds / HORIZON_S))
         self._lap_began, self._waited, self._preparing = now, 0.0, _Sums()
         return seconds
 
     def rates(self, steps_left: int) -> Rates:
-        return self._rates(self._recent, steps_left)
+        return self._rates(self._recent if self._recent.steps else self._all, steps_left)
 
     def overall(self) -> Rates:
         return self._rates(self._all, 0)

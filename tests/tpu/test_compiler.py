@@ -65,6 +65,9 @@ def test_a_pack_is_handed_over_such_that_it_writes_over_its_state(handed_over):
         ("v5litepod-8", APART),
         ("v6e-4", APART),
         ("v4-8", MUON),
+        ("v2-8", SPLIT),
+        ("v3-8", APART),
+        ("v5p-8", SPLIT),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -75,7 +78,9 @@ def test_the_tpu_s_compiler_takes_packs_as_they_are_promised(handed_over, accele
     apart = case.members(chips.devices) > 1
     assert compiled.collectives == (Counter() if apart else Counter({"all-reduce": 1}))
     assert (
-        compiled.needed_bytes < {"v4": 32, "v5litepod": 16, "v6e": 32}[accelerator_type.split("-")[0]] * 2**30
+        compiled.needed_bytes
+        < {"v2": 8, "v3": 16, "v4": 32, "v5litepod": 16, "v5p": 95, "v6e": 32}[accelerator_type.split("-")[0]]
+        * 2**30
     )
     # Parameters and optimizer state of what a device has; the compiler stores the last two axes in tiles.
     parameters, slots = state_of(case)
@@ -126,7 +131,7 @@ def test_donated_parameters_are_read_from_the_header():
 
 
 def test_a_type_that_is_not_known_is_a_sentence(capsys):
-    with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of 'v4-8', 'v4-16', 'v5litepod-1'"):
+    with pytest.raises(ConfigError, match="^TPU type 'v9-8' is not one of 'v2-8', 'v3-8', 'v4-8', 'v4-16'"):
         tpu_type("v9-8")
     with pytest.raises(SystemExit, match="^2$"):
         main(["doctor", "--tpu", "v9-8"])

@@ -188,6 +188,30 @@ def test_a_command_without_a_tpu_ends_in_a_sentence(pjrt_device, sentence):
 
 
 @pytest.mark.slow
+def test_a_command_reports_what_xla_did_and_dumps_its_programs(corpus, tmp_path):
+    pytest.importorskip("torch_xla")
+    command = [
+        sys.executable, "-m", "mup_tpu", "train", "--device", "xla", "--corpus", corpus, "--width", 32,
+        "--base-width", 16, "--head-size", 16, "--depth", 1, "--sequence-length", 16, "--batch-size", 4,
+        "--steps", 100, "--xla-report", "--xla-dump", tmp_path / "programs",
+    ]  # fmt: skip
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "COLUMNS": "200", "XLA_FLAGS": QUICK_TO_COMPILE}
+    command = [str(word) for word in command]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    compiled, executed = re.search(
+        r"XLA compiled (\d+) programs.*\n(\d+) executions for 100", result.stdout
+    ).groups()
+    assert int(compiled) == 2 and int(executed) in (1, 2)  # counted late
+    # All steps are one chunk, which compiles too: no rate of theirs alone is known.
+    printed = result.stdout + result.stderr
+    rates = [int(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) tokens/s (?:·|\()", printed)]
+    assert len(rates) == 3 and max(rates) < 1.5 * min(rates)
+    programs = [path.read_text() for path in (tmp_path / "programs").glob("*before_optimizations.txt")]
+    assert any(" while(" in text for text in programs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "architecture"), PROGRAMS)
 def test_losses_are_the_cpu_device_s(run, corpus, mesh, architecture):
     """In float32, apart by reassociation alone; another seed is 1e-2 away."""

@@ -66,19 +66,33 @@ def test_rates_count_live_members_alone_and_forget_old_laps():
 
 
 def test_compiling_counts_in_the_overall_rates_alone():
-    """A GPU compiles for half a minute: ten steps after it told of hours left."""
+    """A GPU compiles for half a minute: ten steps later the report estimated hours."""
     clock, meter = waited(devices=1, waiting=2.0, working=28.0)
-    meter.prepared()
+    meter.prepared(steps=2, live_members=1)
     clock.now += 0.5
-    assert meter.lap(steps=10, live_members=1) == 30.5
+    assert meter.lap(steps=12, live_members=1) == 30.5
     rates = meter.rates(steps_left=40)
     assert (rates.tokens_per_second, rates.seconds_left) == (pytest.approx(2000), pytest.approx(2.0))
     assert (rates.input_wait, rates.mfu) == (0, pytest.approx(2.0))
-    assert rates.overall_tokens_per_second == pytest.approx(1000 / 30.5)
+    assert rates.overall_tokens_per_second == pytest.approx(1200 / 30.5)
     clock.now += 0.5
     meter.lap(steps=10, live_members=1)
     assert meter.rates(steps_left=40).seconds_left == pytest.approx(2.0)
     assert meter.overall().input_wait == pytest.approx(2 / 31)
+
+
+def test_a_first_chunk_that_is_all_of_a_report_has_the_overall_rates():
+    """On XLA 100 steps and their compilation are one call; their rate was of the moment after it."""
+    clock, meter = waited(devices=1, waiting=0.0, working=20.0)
+    meter.prepared(steps=100, live_members=2)
+    clock.now += 0.001
+    meter.lap(steps=100, live_members=2)
+    rates = meter.rates(steps_left=100)
+    assert rates.tokens_per_second == rates.overall_tokens_per_second == pytest.approx(100 * 200 / 20.001)
+    assert rates.seconds_left == pytest.approx(20.001)
+    clock.now += 1.0
+    meter.lap(steps=100, live_members=2)
+    assert meter.rates(0).tokens_per_second == pytest.approx(100 * 200 / 1.0, rel=2e-3)
 
 
 def test_peaks_of_known_devices():
