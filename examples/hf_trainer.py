@@ -28,7 +28,7 @@ BASES = {
 
 
 def train(name: str, folder: str, width: int = 128, lr: float = 2**-7, steps: int = 10) -> float:
-    """Train a stock model wide with a learning rate found at the base; its loss in the end."""
+    """Train a wide stock model with a learning rate tuned at the base; return its training loss."""
     torch.manual_seed(0)
     grown = from_config(BASES[name], width=width)
     print(grown)
@@ -48,4 +48,6 @@ def train(name: str, folder: str, width: int = 128, lr: float = 2**-7, steps: in
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/hf_trainer.py FOLDER")
     print(*(train(name, f"{sys.argv[1]}/{name}") for name in BASES))

@@ -6,7 +6,7 @@ python experiments/ladder_top_mup.py --num-samples 24
 from ladder_mup import SWEEP as LADDER
 
 from mup_tpu.cli.experiments import run_search_experiment
-from mup_tpu.config.search import Domain, Search
+from mup_tpu.config.sweep import Domain, Search
 
 SEARCH = Search(
     experiment="ladder_top_mup",

@@ -6,7 +6,7 @@ mup-tpu transfer results/tune_small --at width=256 --sweep results/lr_transfer
 
 from mup_tpu.cli.experiments import run_search_experiment
 from mup_tpu.config import Trial
-from mup_tpu.config.search import Domain, Search
+from mup_tpu.config.sweep import Domain, Search
 
 SEARCH = Search(
     experiment="tune_small",

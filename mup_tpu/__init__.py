@@ -29,7 +29,6 @@ _FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its room."""
     for module, names in _FROM.items():
         if name in names:
             return getattr(importlib.import_module(f"mup_tpu.{module}"), name)

@@ -71,14 +71,12 @@ class TableError(MupTpuError):
 
 
 def not_installed(package: str) -> str:
-    """End of a sentence about a missing package of training: its name, and the command that installs it."""
-    return f"needs {package}, which is not installed: pip install 'mup_tpu[train]'"
+    return f"needs {package}, which is not installed: pip install '.[train]'"
 
 
 def reason(error: BaseException) -> str:
-    """Reason of an error in one line: the system's, or the first line of its message."""
-    said = str(getattr(error, "strerror", None) or error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    message = str(getattr(error, "strerror", None) or error).strip()
+    return message.splitlines()[0] if message else type(error).__name__
 
 
 @contextlib.contextmanager
@@ -93,5 +91,4 @@ def raised_as(
 
 
 def first_line(error: BaseException) -> str:
-    """An error's kind and reason, in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0] or 'no message'}"

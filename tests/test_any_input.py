@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from mup_tpu.analysis import analyze, check_table, load_table
 from mup_tpu.config import Trial
-from mup_tpu.config.search import load_search
-from mup_tpu.config.toml import from_dict, load_sweep
+from mup_tpu.config.toml import from_dict, load_search, load_sweep
 from mup_tpu.errors import MupTpuError
 from mup_tpu.store import load_axes, load_curves, load_header, load_runs
 from mup_tpu.store.parts import new_name

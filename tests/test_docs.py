@@ -1,5 +1,6 @@
 """Documentation pages: their commands parse, their imports work, their files exist."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -10,6 +11,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+import typing
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -318,6 +320,31 @@ def test_the_overview_of_commands_has_the_first_sentence_of_each(command):
     module, summary = COMMANDS[command]
     function = getattr(importlib.import_module(f"mup_tpu.cli.{module}"), command.split()[-1])
     assert function.__doc__.splitlines()[0] == summary
+
+
+def classes_of_options(function: Callable) -> Iterator[type]:
+    """Dataclasses whose fields are options of a command."""
+    hints = [*typing.get_type_hints(function).values()]
+    while hints:
+        if dataclasses.is_dataclass(hint := hints.pop()):
+            yield hint
+            hints += typing.get_type_hints(hint).values()
+
+
+def test_every_option_is_on_a_page_of_the_reference():
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = re.findall(r"^::: ([\w.]+)$", "\n".join(page.read_text() for page in pages), re.M)
+    of_options = set()
+    for name, (module, _) in COMMANDS.items():
+        place = f"mup_tpu.cli.{module}.{name.split()[-1]}"
+        assert place in shown
+        function = getattr(importlib.import_module(f"mup_tpu.cli.{module}"), name.split()[-1])
+        of_options |= {*classes_of_options(function)}
+    public = vars(importlib.import_module("mup_tpu.config"))  # whose page leaves out what ends on Options
+    for cls in of_options:
+        is_shown = public.get(cls.__name__) is cls and not cls.__name__.endswith("Options")
+        places = {f"{cls.__module__}.{cls.__name__}", f"mup_tpu.config.{cls.__name__}"}
+        assert is_shown or places & {*shown}, f"{cls.__name__} is on no page"
 
 
 def test_every_room_is_in_the_table_of_rooms_and_no_other():

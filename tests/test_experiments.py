@@ -82,7 +82,12 @@ def test_experiment_script_of_hours_runs_one_width_of_fewer_steps(tmp_path, capf
     ("script", "option", "value", "sentence"),
     [
         ("quickstart", "--scale", "100", "width 100 is not a multiple"),
-        ("lr_transfer", "--preset", "tpu", "preset 'tpu' is not one of this experiment's: 'cpu' or 'h200'"),
+        (
+            "lr_transfer",
+            "--preset",
+            "tpu",
+            "preset 'tpu' is not allowed: this experiment has 'cpu' or 'h200'",
+        ),
         (
             "ablations",
             "--names",

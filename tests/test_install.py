@@ -130,7 +130,7 @@ def test_plain_install_is_a_working_replay_without_training_libraries(replay_pyt
         "x.html",
     ]
     done = subprocess.run(reported, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and done.stderr.endswith("pip install 'mup_tpu[report]'\n"), done.stderr
+    assert done.returncode == 2 and done.stderr.endswith("pip install '.[report]'\n"), done.stderr
     assert "were spent" in run(
         replay_python.parent / "mup-tpu", "analyze", "--next", ROOT / "results" / "muon_transfer"
     )
@@ -205,7 +205,7 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
     require_what_to_install(replay_python, (), tmp_path)
     python = [replay_python, "-c", "import mup_tpu.parametrize"]
     done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install 'mup_tpu[train]'"
+    sentence = "mup_tpu.parametrize needs torch, which is not installed: pip install '.[train]'"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
     # Ray is looked for only where there is an address to ask.
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:6379"}
@@ -213,7 +213,7 @@ def test_plain_install_answers_each_command_that_trains_with_what_to_install(rep
     found = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
     assert found.returncode == 0, found.stderr
     assert "127.0.0.1:6379, not asked, as ray is not installed" in found.stdout
-    assert "- torch is not installed: training needs it, pip install 'mup_tpu[train]'" in found.stdout
+    assert "- torch is not installed: training needs it, pip install '.[train]'" in found.stdout
 
 
 def installed_for(extra: str) -> set[str]:

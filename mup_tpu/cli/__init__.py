@@ -21,6 +21,7 @@ from mup_tpu.errors import ConfigError
 
 __all__ = ["COMMANDS", "main"]
 
+# Module in this package, and summary, of each command
 COMMANDS = {
     "init": ("study", "Write a first TOML file, which runs as it is."),
     "plan": ("training", "Plan the runs, within a budget, that predict a large model's learning rate."),
@@ -37,7 +38,6 @@ COMMANDS = {
     "data prepare": ("data", "Write a corpus as tokenised shards that training streams."),
     "data inspect": ("data", "Describe a corpus or prepared shards, and show held-out text."),
 }
-"""Module in this package, and summary, of each command."""
 
 _DESCRIPTION = "Tune a narrow model, check that the optimum transfers, and train the wide model once."
 
@@ -58,7 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _overview(group: str) -> str:
-    """Return the help that lists all commands, or those of a group."""
     lines = ["usage: mup-tpu COMMAND [OPTIONS]", "", _DESCRIPTION, ""]
     for name, (_, summary) in COMMANDS.items():
         if name.startswith(group):
@@ -67,7 +66,6 @@ def _overview(group: str) -> str:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Import a command's module, and run the command."""
     import tyro
 
     count = 2 if words[0] == "data" else 1
@@ -85,6 +83,7 @@ def _run(words: Sequence[str]) -> None:
     )
 
 
+# Form of the values of options that take several: a path behind them is not one of theirs
 _VALUES = {
     "--at": r"\w+=[^/\\]*|[\d.]+e\d+",
     "--columns": r"\w+=.*",
@@ -92,7 +91,6 @@ _VALUES = {
     "--set": r"\w+=.*",
     "--where": r"[^=<>/]+[<>]?=.*",
 }
-"""Form of the values of options that take several: a path behind them is not one of theirs."""
 
 
 def _repeated(words: Sequence[str]) -> Iterator[str]:

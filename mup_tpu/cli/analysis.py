@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.table import Repeated, TableOptions
-from mup_tpu.config.paths import File, Several, Where
+from mup_tpu.config.options import File, Several, Where
 from mup_tpu.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def analyze(
         json: Print JSON only, for machines.
     """
     if out is not None and figures == report:
-        raise ConfigError(f"out {str(out)!r} needs --figures or --report, one of them")
+        raise ConfigError(f"out {str(out)!r} needs either --figures or --report")
     if keep or compact or runs or csv is not None:
         if len(paths) != 1:
-            raise ConfigError("keep, compact, runs and csv take one results folder")
+            raise ConfigError("keep, compact, runs and csv take exactly one results folder")
         if _show_folder(paths[0], table, runs, csv, keep, compact):
             return
     from mup_tpu.cli.output import to_json
@@ -93,7 +93,7 @@ def analyze(
 def _show_folder(
     path: str, table: TableOptions, runs: bool, csv: Path | None, keep: bool, compact: bool
 ) -> bool:
-    """Change a results folder, or show or export its rows; return whether that was all that was asked."""
+    """Change, show or export a results folder; return whether nothing else is wanted."""
     from mup_tpu.analysis.rows import select
     from mup_tpu.cli.output import to_csv, write_file
     from mup_tpu.store import Store, load_header, load_runs
@@ -182,7 +182,7 @@ def predict(
     """
     if sizes:
         if figures or keep:
-            raise ConfigError("sizes has neither figures nor predictions to keep")
+            raise ConfigError("sizes cannot be combined with figures or keep")
         _print_sizes(path, at, table, json)
         return
     from mup_tpu.cli.output import to_json, write_figures
@@ -194,7 +194,7 @@ def predict(
     scales = (table.scale or "").split(",")
     if len(scales) > 1 or best_over:
         if keep:
-            raise ConfigError("keep is for predictions along one scale")
+            raise ConfigError("keep needs a prediction along one scale")
         _print_law(path, at, table, scales, best_over, folder if figures else None, json)
         return
     predictions = results.predict(at)
@@ -258,7 +258,6 @@ def _print_law(
 
 
 def _print_sizes(path: str, at: Sequence[str], table: TableOptions, json: bool) -> None:
-    """Print compute-optimal sizes, N* and D* by budget."""
     from dataclasses import asdict
 
     from mup_tpu.analysis.compute_optimal import compute_optimal

@@ -13,9 +13,9 @@ from mup_tpu.cli.console import Console, progress_bar
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import Axis, Trial, require_above_zero
 from mup_tpu.config.fields import require_one_of
-from mup_tpu.config.paths import File
-from mup_tpu.config.paths import Folder as FolderName
-from mup_tpu.config.toml import load_sweep, load_trial, parse_axis, parse_value, read_toml
+from mup_tpu.config.options import File
+from mup_tpu.config.options import Folder as FolderName
+from mup_tpu.config.toml import kind_of, load_sweep, load_trial, parse_axis, parse_value, read_toml
 from mup_tpu.errors import CheckFailed, ConfigError, StoreError, raised_as
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 WIDTHS = Axis("width", (64, 128, 256, 512, 1024))
 
-_SECONDS = 60.0
-"""Time within which a check's last width is expected to end, and its module's last seed."""
+_SECONDS = 60.0  # time within which a check's last width is expected to end, and its module's last seed
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Check:
 
     @property
     def default_results(self) -> str:
-        """Results folder by default; a table holds one scale."""
+        """Return the default results folder; a table holds one scale."""
         return "results/coord_check" + ("" if self.scale.field == "width" else f"_{self.scale.field}")
 
 
@@ -85,7 +84,7 @@ def check(
     """
     base = Trial()
     if file is not None:
-        base = load_sweep(file).base if "experiment" in read_toml(file) else load_trial(file)
+        base = load_trial(file) if kind_of(read_toml(file)) == "trial" else load_sweep(file).base
     changes = {}
     for text in set:
         name, equals, value = text.partition("=")
@@ -98,19 +97,18 @@ def check(
     if rules.field != "parametrization":
         raise ConfigError(f"compare {compare!r} is not allowed: a check compares parametrizations, as sp,mup")
     seconds = _SECONDS if axis is WIDTHS or module is not None else math.inf
-    asked = Check(axis, rules.values, num_seeds, steps, seconds)
+    points = Check(axis, rules.values, num_seeds, steps, seconds)
     if module is None:
         if json:
-            raise ConfigError("json is an option of --module, and there is none")
-        coord_checks(results or asked.default_results, [base], asked)
+            raise ConfigError("json needs --module")
+        coord_checks(results or points.default_results, [base], points)
         return
     if axis.field != "width" or results is not None or file is not None:
         raise ConfigError("a module is checked along the width, without a file or results: leave them out")
-    _check_module(module, asked, base, json)
+    _check_module(module, points, base, json)
 
 
-def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
-    """Check a module of somebody's own; CheckFailed where a layer grows or dies."""
+def _check_module(text: str, points: Check, trial: Trial, json: bool) -> None:
     from mup_tpu.cli.output import to_json
     from mup_tpu.study.program import load
 
@@ -120,13 +118,13 @@ def _check_module(text: str, asked: Check, trial: Trial, json: bool) -> None:
 
         build = load(text, "module")
         batch, loss = (load(f"{text.partition(':')[0]}:{name}", "module") for name in ("batch", "loss"))
-    widths = [int(width) for width in asked.scale.values]
+    widths = [int(width) for width in points.scale.values]
     with progress_bar(console) as update:
         modules = ModuleCheck(
             build, batch() if callable(batch) else batch, loss, widths, trial.optimizer.learning_rate,
-            asked.parametrizations, asked.steps, asked.num_seeds, probes=(), options={},
+            points.parametrizations, points.steps, points.num_seeds, probes=(), options={},
         )  # fmt: skip
-        *_, table = modules.measure(asked.seconds, update)
+        *_, table = modules.measure(points.seconds, update)
     check = modules.conclude(table)
     if json:
         console.write(to_json(check.to_dict()))
@@ -153,7 +151,6 @@ def coord_checks(results: str, trials: Sequence[Trial], check: Check) -> None:
 
 
 def _measure(trial: Trial, folder: Folder, check: Check) -> None:
-    """Measure missing points of one trial, and store the table after each."""
     import pandas as pd
 
     from mup_tpu.cli.results import CHECK_FILE
@@ -173,4 +170,7 @@ def _measure(trial: Trial, folder: Folder, check: Check) -> None:
                     table.to_parquet(file, index=False)
     measured = {*table[table["setting"] == table["setting"].iloc[-1]][scale.column]}
     if left := [str(value) for value in scale.values if value not in measured]:
-        console.print(f"{scale.field} {', '.join(left)} would take longer: the same command measures it")
+        console.print(
+            f"{scale.field} {', '.join(left)} would take longer than a minute: run the same command again to "
+            "measure it"
+        )

@@ -24,7 +24,7 @@ import rich.console
 from rich.segment import Segment
 from rich.text import Text
 
-from mup_tpu.config.visible import VisibleFormatter, visible
+from mup_tpu.config.values import VisibleFormatter, visible
 from mup_tpu.errors import MupTpuError, not_installed, reason
 
 if TYPE_CHECKING:
@@ -54,25 +54,23 @@ class Console(rich.console.Console):
             self.lose(error)
 
     def write(self, text: str) -> None:
-        """Write a document, such as JSON, and a new line."""
         try:
             print(visible(text), file=self.file, flush=True)
         except OSError as error:
             self.lose(error)
 
     def status(self, status: Any, **options: Any) -> Status:
-        """Live line on a terminal. Elsewhere a quiet one: on a full disk it would end the work."""
+        """Show a live line on a terminal; elsewhere a quiet one, which a full disk cannot end."""
         if not self.is_terminal:
             return rich.console.Console(quiet=True).status(status, **options)
         return super().status(Text(status), **options)
 
     def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
-        """Segments of a renderable, control characters in their text as escapes."""
         for segment in super().render(*arguments, **options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text of a string or a table's cell, escaped before its width is measured."""
+        """Escape text before its width is measured."""
         return super().render_str(visible(text), **options)
 
     def on_broken_pipe(self) -> None:
@@ -80,14 +78,13 @@ class Console(rich.console.Console):
         raise  # noqa: PLE0704 (called where the error is handled)
 
     def lose(self, error: OSError) -> None:
-        """Note that output is lost; discard the stream's buffer and later output."""
         if not self.stderr:
             Console.failure = Console.failure or error
         discard_output(sys.stderr if self.stderr else sys.stdout)
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Lines broken between words; the rest of a broken line has its indent and two more."""
+    """Break lines between words; the rest of a broken line is indented by two more."""
     lines = []
     for line in _WITH_UNIT.sub("\N{NO-BREAK SPACE}", text).split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
@@ -98,13 +95,13 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
+# Space between a number and its unit, at which no line breaks
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(nat|s|min|h|FLOP|octaves?)\b|%)")
-"""Space between a number and its unit, at which no line breaks."""
 
 
 @contextlib.contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Bar on terminals; the yielded function shows the present work, and the share that is done."""
+    """Show a bar on terminals; the yielded function takes the present work and the share that is done."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     with Progress(
@@ -122,7 +119,7 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
 
 
 def discard_output(stream: TextIO | None = None) -> None:
-    """Discard standard output, or another stream, from now on; else Python would fail again when it ends."""
+    """Discard a stream from now on; else Python would fail again when it ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
@@ -156,7 +153,7 @@ _plain_format_warning = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, *arguments: Any, **options: Any
 ) -> str:
-    """A warning of ours as one sentence; of others with its place in their code."""
+    """Format a warning of ours as one sentence, others with their place in the code."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"warning: {visible(str(message))}\n"
     return visible(_plain_format_warning(message, category, filename, *arguments, **options))
@@ -194,13 +191,13 @@ def _end_for_the_system(error: OSError) -> None:
         discard_output()  # the reader has read enough
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         discard_output()
-        _fail(f"{reason(error)}; stored results are kept, and the same command goes on", 2)
+        _fail(f"{reason(error)}; stored results are kept; run the same command to continue", 2)
     elif error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
         shown = name if len(name) <= 80 else f"{name[:77]}..."
         _fail(f"{shown!r} is too long for the name of a file or folder; give a shorter one", 2)
     elif not _is_there(os.curdir):
-        _fail("the working folder is gone; change to one that is there", 2)
+        _fail("the working folder no longer exists; change to another", 2)
     else:
         raise error
 
@@ -214,17 +211,18 @@ def _is_there(folder: str) -> bool:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    """End with a sentence on stderr."""
     Console(stderr=True).print(f"error: {sentence}", style="red")
     sys.exit(code)
 
 
 def _is_for_training(package: str) -> bool:
-    """Whether the extra `train` installs a package that is imported by its own name."""
+    """Return whether the extra `train` installs a package that is imported by its name."""
     try:
-        asked = importlib.metadata.requires("mup_tpu") or []
+        requirements = importlib.metadata.requires("mup_tpu") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return package != "mup_tpu"
     return package in {
-        re.split(r"\W", line, maxsplit=1)[0] for line in asked if "extra == 'train'" in line.replace('"', "'")
+        re.split(r"\W", line, maxsplit=1)[0]
+        for line in requirements
+        if "extra == 'train'" in line.replace('"', "'")
     }

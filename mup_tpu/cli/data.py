@@ -10,7 +10,7 @@ from rich.panel import Panel
 
 from mup_tpu.cli.console import Console
 from mup_tpu.config import DataConfig
-from mup_tpu.config.paths import Folder
+from mup_tpu.config.options import Folder
 
 if TYPE_CHECKING:
     from mup_tpu.data.shards import ShardFolder
@@ -85,7 +85,7 @@ def inspect(data: DataConfig = DataConfig(), texts: int = 3, verify: bool = Fals
     elif verify:
         with console.status("reading the whole text"):
             size = cache.verify(data)
-        console.print(f"the text, {size:,} bytes, is as it was tokenised", style="green")
+        console.print(f"the text ({size:,} bytes) has not changed since it was tokenised", style="green")
 
 
 _SPLITS = {"training": "train", "held-out": "validation"}
@@ -107,7 +107,7 @@ def _verify(folder: ShardFolder, console: Console) -> None:
     with ThreadPoolExecutor(READERS) as pool, console.status("reading all shards"):
         sequences = sum(len(samples) for samples in pool.map(folder.samples, every))
     console.print(
-        f"{len(every):,} shards are as the index says: {sequences:,} sequences of "
+        f"{len(every):,} shards agree with the index: {sequences:,} sequences of "
         f"{folder.index.sequence_length + 1:,} tokens",
         style="green",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mup_tpu.cli.console import Console
-from mup_tpu.config.paths import Folder as FolderName
+from mup_tpu.config.options import Folder as FolderName
 from mup_tpu.devices.peak import TPU_TYPES, cpu_bfloat16_units, tpu_device_files, tpu_type
 from mup_tpu.errors import ConfigError, reason
 from mup_tpu.files import Folder, cache_root
@@ -31,7 +31,7 @@ class Finding:
     """One finding."""
 
     subject: str
-    found: str
+    state: str
     problem: str = ""
     """Problem with its remedy, in one sentence; "" if there is none."""
 
@@ -45,14 +45,14 @@ def doctor(results: FolderName = "results", tpu: str | None = None) -> None:
             this machine, and report memory, collectives and estimated cycles of each.
     """
     console = Console()
-    doing, found = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
+    doing, examined = ("looking", examine(results)) if tpu is None else ("compiling", examine_tpu(tpu))
     findings = []
     with console.status(doing) as status:
-        for finding in found:
+        for finding in examined:
             findings.append(finding)
             status.update(f"{doing} ({len(findings)} done)")
     for finding in findings:
-        console.print(f"{finding.subject:>20}  {finding.found}")
+        console.print(f"{finding.subject:>20}  {finding.state}")
     problems = [finding.problem for finding in findings if finding.problem]
     for problem in problems:
         console.print(f"- {problem}", style="yellow")
@@ -65,7 +65,7 @@ def examine(results: str = "results") -> Iterator[Finding]:
     versions = {name: _version(name) for name in PACKAGES}
     yield Finding("python", platform.python_version())
     for name, version in versions.items():
-        missing = f"{name} is not installed: training needs it, pip install 'mup_tpu[train]'"
+        missing = f"{name} is not installed: training needs it, pip install '.[train]'"
         optional = name in ("torch_xla", "libtpu", "torchvision")
         yield Finding(name, version or "none", "" if version or optional else missing)
     yield from check_fit(versions["torch"], versions["torch_xla"])
@@ -92,18 +92,18 @@ def examine_tpu(accelerator_type: str) -> Iterator[Finding]:
 
     for tpu in TPU_TYPES.values() if accelerator_type == "all" else [tpu_type(accelerator_type)]:
         for case, compiled, faults in check(tpu):
-            found = (
+            state = (
                 f"{case.name}: compiled in {compiled.seconds:.0f} s; a device holds "
                 f"{compiled.argument_bytes / 2**20:.1f} MiB and takes {compiled.temp_bytes / 2**20:.1f} MiB "
                 f"more, about {sum(compiled.cycles.values()) / 1e6:.2f} million cycles a step by the "
                 f"compiler's estimate; exchanged: {listed(compiled.collectives)}"
             )
             problem = "; ".join(f"{case.name} on {tpu.accelerator_type} {fault}" for fault in faults)
-            yield Finding(tpu.accelerator_type, found, problem)
+            yield Finding(tpu.accelerator_type, state, problem)
 
 
 def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
-    """Finding if torch_xla was built for another torch: the first two numbers of versions must agree."""
+    """Report a torch_xla that was built for another torch: the first two numbers must agree."""
     if torch is None or torch_xla is None:
         return
     if torch.split(".")[:2] != torch_xla.split(".")[:2]:
@@ -112,21 +112,22 @@ def check_fit(torch: str | None, torch_xla: str | None) -> Iterator[Finding]:
             "torch and torch_xla",
             f"{torch} and {torch_xla}",
             f"torch_xla {torch_xla} does not load beside torch {torch}: --device xla will not work; "
-            f"pip install 'torch=={release}.*' with its torchvision, or pip install 'mup_tpu[all]'",
+            f"pip install 'torch=={release}.*' with its torchvision, or pip install '.[all]'",
         )
 
 
 def check_libtpu(torch_xla: str | None, libtpu: str | None) -> Iterator[Finding]:
-    """Finding if libtpu, the driver of TPUs, is of another version than torch_xla's metadata require."""
+    """Report a libtpu of another version than torch_xla's metadata require."""
     if torch_xla is None:
         return
-    pinned = [found[1] for r in importlib.metadata.requires("torch_xla") or [] if (found := _LIBTPU.match(r))]
+    requirements = importlib.metadata.requires("torch_xla") or []
+    pinned = [match[1] for line in requirements if (match := _LIBTPU.match(line))]
     if pinned and libtpu != pinned[0]:
         yield Finding(
             "libtpu",
             f"{libtpu or 'none'}, for torch_xla {torch_xla}",
             f"torch_xla {torch_xla} drives TPUs through libtpu {pinned[0]} and no other: "
-            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install 'mup_tpu[tpu]'",
+            f"pip install 'torch_xla[tpu]=={torch_xla}', or pip install '.[tpu]'",
         )
 
 
@@ -134,7 +135,7 @@ _LIBTPU = re.compile(r"libtpu==([\w.]+)")
 
 
 def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Finding]:
-    """TPU chips, their processes, and the environment for torch_xla and Ray."""
+    """Report TPU chips, their processes, and the environment for torch_xla and Ray."""
     pjrt = environment.get("PJRT_DEVICE")
     problem = ""  # without PJRT_DEVICE, torch_xla looks for chips itself
     if chips and pjrt not in ("TPU", None):
@@ -143,18 +144,18 @@ def check_tpu(chips: list[Path], environment: dict[str, str]) -> Iterator[Findin
         problem = "PJRT_DEVICE=TPU, but there is no TPU chip here; on a machine without, PJRT_DEVICE=CPU"
     yield Finding("TPU chips", f"{len(chips)}, PJRT_DEVICE {pjrt or 'not set'}", problem)
     for chip in chips:
-        holder = held_by(chip)
+        holder = process_that_has_open(chip)
         if holder is not None:
             yield Finding(
                 str(chip), f"open in process {holder}", f"{chip} is held by process {holder}; end that first"
             )
-    found = {n: v for n, v in sorted(environment.items()) if n.startswith("TPU_")}
-    if found:
-        yield Finding("TPU environment", " ".join(f"{name}={value}" for name, value in found.items()))
+    settings = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("TPU_")]
+    if settings:
+        yield Finding("TPU environment", " ".join(settings))
 
 
-def held_by(device: Path) -> int | None:
-    """Process with an open device file; None without one, or if this user may not see it."""
+def process_that_has_open(device: Path) -> int | None:
+    """Return the process that has a device file open; None without one, or if this user may not see it."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if link.readlink() == device and int(link.parts[2]) != os.getpid():
@@ -165,7 +166,7 @@ def held_by(device: Path) -> int | None:
 
 
 def check_folder(subject: str, folder: Path) -> Finding:
-    """Finding about a folder: whether it can be written or created."""
+    """Report whether a folder can be written or created."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -177,14 +178,14 @@ def check_folder(subject: str, folder: Path) -> Finding:
 
 
 def check_url(results: str) -> Finding:
-    """Finding about a results folder at an fsspec URL: whether it answers."""
+    """Report whether a results folder at an fsspec URL answers."""
     try:
         folder = Folder(results)
         folder.require_bucket()
-        held = len(folder.names())
+        entries = len(folder.names())
     except OSError as error:
         return Finding("results folder", results, f"results folder {results} cannot be read: {reason(error)}")
-    return Finding("results folder", f"{results} answers, with {held} entries")
+    return Finding("results folder", f"{results} answers, with {entries} entries")
 
 
 def _version(package: str) -> str | None:
@@ -196,11 +197,11 @@ def _version(package: str) -> str | None:
 
 def _machine() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    found = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
+    state = f"{platform.machine()}, {cores()} cores, {memory:.0f} GiB"
     if (units := cpu_bfloat16_units()) is not None:
         how = f"bfloat16 by {', '.join(units)}" if units else "no bfloat16 units: precision bf16 is slow"
-        found = f"{found}, {how}"
-    return Finding("machine", found)
+        state = f"{state}, {how}"
+    return Finding("machine", state)
 
 
 def _cuda() -> Finding:
@@ -213,26 +214,24 @@ def _cuda() -> Finding:
         from mup_tpu.internals.torch import compiler_lacks
     except (ImportError, OSError) as error:
         return Finding("CUDA", "unknown", f"torch cannot be imported ({reason(error)}); reinstall it")
-    why, there = why_no_gpu(), gpus_of_the_machine()
+    why, installed = why_no_gpu(), gpus_of_the_machine()
     if why is not None:
-        said = f" ({why})" if why else ""
-        problem = f"torch sees none of {there} GPUs here{said}; --device cuda will not work"
-        return Finding("CUDA", f"no GPU{said}", problem if there else "")
-    found = [_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+        because = f" ({why})" if why else ""
+        problem = f"torch sees none of {installed} GPUs here{because}; --device cuda will not work"
+        return Finding("CUDA", f"no GPU{because}", problem if installed else "")
+    names = [_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
     lacking = compiler_lacks()
     slow = f"steps on GPUs are not compiled, and slower, without {lacking}; install it"
-    return Finding("CUDA", ", ".join(found), slow if lacking else "")
+    return Finding("CUDA", ", ".join(names), slow if lacking else "")
 
 
 def _gpu(properties: Any) -> str:
-    """A GPU in words."""
     capability = f"{properties.total_memory / 2**30:.0f} GiB, {properties.major}.{properties.minor}"
     units = "" if properties.major >= 8 else ", no bfloat16 units: precision bf16 is slow"
     return f"{properties.name} ({capability}{units})"
 
 
 def _ray(note: Path, address: str | None) -> Finding:
-    """Finding about the cluster of --address auto."""
     address = address or own_note(note) or None
     if address is None:
         return Finding("Ray cluster", "none running here; a sweep starts one of its own")

@@ -19,14 +19,14 @@ from mup_tpu.cli.sweep import (
     show_and_judge,
 )
 from mup_tpu.config import Axis, Sweep, Trial, unknown_key
-from mup_tpu.config.paths import Folder
-from mup_tpu.config.search import Search
+from mup_tpu.config.options import Folder
+from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import parse_axis
 from mup_tpu.errors import ConfigError
 
 
 def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = None) -> None:
-    """Command line of an experiment: run missing trials of its sweep, then show verdict and figures.
+    """Run an experiment's command line: train missing trials of its sweep, then show verdict and figures.
 
     `h200` is the grid for one H200, an experiment of its own. `description` is shown by --help.
     """
@@ -41,14 +41,14 @@ def run_experiment(sweep: Sweep, description: str | None, h200: Sweep | None = N
         """
         if preset not in presets:
             allowed = " or ".join(map(repr, presets))
-            raise ConfigError(f"preset {preset!r} is not one of this experiment's: {allowed}")
+            raise ConfigError(f"preset {preset!r} is not allowed: this experiment has {allowed}")
         run_and_show(presets[preset], how)
 
     _command_line(experiment, description)
 
 
 def run_ablations(sweeps: Mapping[str, Sweep], description: str | None) -> None:
-    """Command line of several sweeps, each in a folder of its name: run missing trials, then compare."""
+    """Run the command line of several sweeps, each in a folder of its name, and compare them."""
 
     def experiment(
         names: tuple[str, ...] = tuple(sweeps), how: SweepRun = SweepRun(results="results/ablations")
@@ -82,7 +82,7 @@ def run_coord_checks(
     parametrizations: tuple[str, ...] = ("sp", "mup"),
     check_steps: int = 4,
 ) -> None:
-    """Command line of several coordinate checks into one table."""
+    """Run the command line of several coordinate checks into one table."""
 
     def experiment(
         scale: str | None = None,
@@ -107,7 +107,7 @@ def run_coord_checks(
 
 
 def run_search_experiment(search: Search, description: str | None) -> None:
-    """Command line of a search: run it or go on with it, then show its best trial."""
+    """Run the command line of a search, then show its best trial."""
 
     def experiment(how: SearchRun = SearchRun()) -> None:
         """Run a search.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mup_tpu.config.visible import visible
+from mup_tpu.config.values import visible
 from mup_tpu.errors import ConfigError, TableError, reason
 from mup_tpu.files import Folder
 from mup_tpu.files.leftovers import scratch_folder
@@ -34,7 +34,7 @@ def write_new(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"out {str(path)!r} is there already: give another --out") from None
+        raise ConfigError(f"out {str(path)!r} exists already: give another --out") from None
     except OSError as error:
         raise ConfigError(f"out {str(path)!r} cannot be written: {reason(error)}") from None
 
@@ -53,7 +53,7 @@ def write_figures(figures: Mapping[str, Figure], folder: Path | str) -> list[str
 
 
 def to_csv(table: pd.DataFrame, **options: Any) -> str:
-    """CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab in front.
+    """Write CSV without formulas for a spreadsheet: a quote goes before text with =, +, -, @ or a tab first.
 
     Control characters become escapes: a carriage return would begin a row, and so a formula.
     """
@@ -68,7 +68,7 @@ def to_csv(table: pd.DataFrame, **options: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Valid JSON: nan is null, infinities are text."""
+    """Write valid JSON: nan is null, infinities are text."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, dict):

@@ -42,16 +42,19 @@ if TYPE_CHECKING:
     from mup_tpu.analysis import Predictions, RunTable, TransferAnalysis
     from mup_tpu.report import Page
 
+# Figures and reports are imported where they are made: matplotlib takes longer than an analysis.
+CHECK_FILE = "coord_check.parquet"  # table of a coordinate check in its results folder
+
 
 def open_results(paths: str | Sequence[str], options: TableOptions = TableOptions()) -> Results:
-    """Content of a path, or of several: results folders stand beside each other, tables are read as one.
+    """Open the content of a path, or of several: results folders stand beside each other, tables are one.
 
     An unknown kind is read as a table.
     """
     paths = [paths] if isinstance(paths, str) else [*paths]
     if not paths:
-        raise ConfigError("paths: none was given; give a results folder or a table")
-    paths = [found for path in paths for found in _matching(path)]
+        raise ConfigError("paths are missing: give a results folder or a table")
+    paths = [match for path in paths for match in _matching(path)]
     path = paths[0]
     if len(paths) > 1:
         of_sweeps = all((Path(path) / STORE).exists() for path in paths)
@@ -69,36 +72,32 @@ def open_results(paths: str | Sequence[str], options: TableOptions = TableOption
 class Results:
     """Runs of a sweep, or any table of runs."""
 
-    other = ""
-    """Content that is no run table, in words."""
+    other = ""  # content that is no run table, in words
 
     def __init__(self, path: str, options: TableOptions = TableOptions(), paths: Sequence[str] = ()) -> None:
         self.path, self.options, self.name, self._paths = path, options, Path(path).name, paths or (path,)
 
     @cached_property
     def table(self) -> RunTable:
-        """Checked run table; ConfigError where the path holds something else."""
         if self.other:
             raise ConfigError(f"{self.path} holds {self.other}; give a sweep or a table of runs")
         return self.options.load(*self._paths)
 
     @cached_property
     def analysis(self) -> TransferAnalysis:
-        """Optima, drift, regret and verdict of the run table; of a predicted scale alone, its score."""
-        found = self.options.analyze(self.table)
-        is_target = any(len(result.optima) == 1 for result in found.results)
-        return answered(found, self._scores(found)) if is_target else found
+        """Analysis of the run table; of a predicted scale alone, with its score."""
+        analysis = self.options.analyze(self.table)
+        is_target = any(len(result.optima) == 1 for result in analysis.results)
+        return answered(analysis, self._scores(analysis)) if is_target else analysis
 
     @property
     def scores(self) -> list[Score]:
-        """Predictions kept in the folder whose scale has rows now."""
         return self._scores(self.analysis)
 
     def _scores(self, analysis: TransferAnalysis) -> list[Score]:
         return score(load_predictions(self.path), analysis) if self.is_folder else []
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values of the analysis, and of the predictions that can be scored."""
         return verdicts.to_dict(self.analysis, self.scores)
 
     @property
@@ -127,7 +126,6 @@ class Results:
                 console.print(line)
 
     def show_notes(self, console: Console) -> None:
-        """Print the notes of the analysis."""
         for note in notes(self.analysis):
             console.print(f"note: {note}", style="yellow")
 
@@ -139,7 +137,7 @@ class Results:
             console.print(verdicts.verdict(result, analysis, self.scores), style="bold")
             batch = result.next_batch
             if batch is None:
-                console.print("  settled: nothing to run")
+                console.print("  settled: no runs needed")
                 continue
             tuned, scale = columns.label(analysis.hyperparameter), columns.label(analysis.scale)
             title = f"{result.compared}: runs to add"
@@ -158,7 +156,6 @@ class Results:
                 console.print(f"  {line}", wrap=False)
 
     def predict(self, at: Sequence[str]) -> Predictions:
-        """Predictions at targets, NAME=VALUE each."""
         from mup_tpu.analysis.prediction import predict_analysis
         from mup_tpu.analysis.targets import read_targets
 
@@ -166,31 +163,28 @@ class Results:
         return predict_analysis(self.analysis, targets)
 
     def keep(self, predictions: Predictions) -> None:
-        """Keep predictions in the results folder, to be scored when their scale is run."""
         keep_predictions(self.path, to_keep(predictions, self.table))
 
     def show_predictions(self, console: Console, predictions: Predictions) -> None:
         """Print predictions, after the notes of the analysis."""
         self.show_notes(console)
-        for found in predictions.predictions:
-            console.print(prediction(found, predictions), style="bold")
-            for detail in prediction_details(found, predictions):
+        for one in predictions.predictions:
+            console.print(prediction(one, predictions), style="bold")
+            for detail in prediction_details(one, predictions):
                 console.print(f"  {detail}")
         for note in predictions.notes:
             console.print(f"note: {because(note, self.analysis.columns)}", style="yellow")
 
     def figures(self) -> Mapping[str, Figure]:
-        """Figures by name."""
-        from mup_tpu import plots
+        from mup_tpu.plots import transfer_figures
 
-        return plots.transfer_figures(self.analysis)
+        return transfer_figures(self.analysis)
 
     def numbers(self) -> Mapping[str, str]:
-        """Numbers behind the figures, unless rows hold them: content by the name of a file."""
+        """Return the numbers behind the figures by the name of a file, unless rows hold them."""
         return {} if self.other else {"analysis.json": to_json(verdicts.to_dict(self.analysis)) + "\n"}
 
     def page(self) -> Page:
-        """Report."""
         from mup_tpu.report import sweep_page
 
         return sweep_page(self.analysis, self.table, self.scores)
@@ -215,7 +209,6 @@ class Results:
 
     @property
     def figures_folder(self) -> str:
-        """Folder `figures` in a results folder, or beside a file."""
         if "://" not in self.path:
             source = Path(self._local_path)
             return str((source if source.is_dir() else source.parent) / "figures")
@@ -225,7 +218,7 @@ class Results:
 
     @property
     def _local_path(self) -> str:
-        """Path; for a tracker its last part, as files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
+        """Path; of a tracker its last part: files about `wandb:ENTITY/PROJECT` begin with PROJECT."""
         tracker, colon, runs = self.path.partition(":")
         return runs.rpartition("/")[2] if colon and tracker in TRACKERS else self.path
 
@@ -234,45 +227,41 @@ class SeveralSweeps(Results):
     """Several sweeps, each in a folder of the path."""
 
     is_folder, other = True, "several sweeps"
-    left_out: tuple[str, ...] = ()
-    """Folders that cannot be compared, with their reasons."""
+    left_out: tuple[str, ...] = ()  # folders that cannot be compared, with their reasons
 
     @cached_property
     def compared(self) -> pd.DataFrame:
-        """A row for each sweep and parametrization.
+        """Table with a row for each sweep and parametrization.
 
         Raises:
             ConfigError: no folder can be compared.
         """
         names = [Path(path).name for path in self._paths]
         names = names if len(set(names)) == len(names) else [*self._paths]
-        found: dict[str, TransferAnalysis] = {}
+        analyses: dict[str, TransferAnalysis] = {}
         for folder, path in zip(names, self._paths, strict=True):
             try:
                 if is_search(path):
-                    raise ConfigError("it holds a search")
-                found[folder] = Results(path, self.options).analysis
+                    raise ConfigError("it is a search")
+                analyses[folder] = Results(path, self.options).analysis
             except MupTpuError as error:
                 self.left_out += (f"{folder} is left out: {error}",)
-        if not found:
+        if not analyses:
             raise ConfigError(f"{self.path} has no sweep to compare; {self.left_out[0]}")
-        return compare(found, name)
+        return compare(analyses, name)
 
     def show(self, console: Console) -> None:
-        """Print α, regret, best loss and verdict of each."""
         title = f"{self.name}: {len(self.compared)} sweeps, the worst regret first"
         for note in self.left_out:
             console.print(f"note: {note}", style="yellow")
         console.print(tables.sweeps_table(self.compared, title))
 
     def figures(self) -> Mapping[str, Figure]:
-        """Drift exponents and regrets in one figure."""
-        from mup_tpu import plots
+        from mup_tpu.plots import ablations_figure
 
-        return {"ablations": plots.ablations_figure(self.compared)}
+        return {"ablations": ablations_figure(self.compared)}
 
     def numbers(self) -> Mapping[str, str]:
-        """Compared sweeps as CSV."""
         numbers = self.compared.drop(columns="regret_status")
         return {"ablations.csv": to_csv(numbers, float_format="%.4f")}
 
@@ -280,19 +269,18 @@ class SeveralSweeps(Results):
         """Write the report; NAME.md is a Markdown page with its figure beside it."""
         if out is None or out.suffix != ".md":
             return super().write_report(out)
-        from mup_tpu import plots
         from mup_tpu.analysis.referee import Judged, held, rulings
+        from mup_tpu.plots import referee_figure
         from mup_tpu.words.referee import page
 
         judged: Judged = {}
         sweeps, left_out = rulings(self.path, judged)
         text = page(Path(self.path).name, sweeps, left_out, "referee.png", held(self.path, judged))
         write_file(f"page {out}", out, text)
-        write_figures({"referee": plots.referee_figure(sweeps)}, out.parent)
+        write_figures({"referee": referee_figure(sweeps)}, out.parent)
         return str(out)
 
     def page(self) -> Page:
-        """Report of all sweeps."""
         from mup_tpu.report import ablations_page
 
         return ablations_page(self.name, self.compared, self.left_out)
@@ -304,28 +292,21 @@ class SearchResults(Results):
     is_folder, other = True, "a search"
 
     def show(self, console: Console) -> None:
-        """Print the ten best trials."""
         runs = load_runs(self.path)
         counts = counted(runs["status"].value_counts().items())
         best = tables.trials_table(runs)
         console.print(best.between(1, None, f"best of {len(runs)} trials ({counts})"))
 
     def figures(self) -> Mapping[str, Figure]:
-        """Loss against each hyperparameter of the space."""
-        from mup_tpu import plots
+        from mup_tpu.plots import search_figure
 
         runs = load_runs(self.path)
-        return {"search": plots.search_figure(ranked(runs), varied(runs))}
+        return {"search": search_figure(ranked(runs), varied(runs))}
 
     def page(self) -> Page:
-        """Report of the search."""
         from mup_tpu.report import search_page
 
         return search_page(self.name, load_runs(self.path))
-
-
-CHECK_FILE = "coord_check.parquet"
-"""Table of a coordinate check in its results folder."""
 
 
 class CoordinateCheck(Results):
@@ -335,7 +316,6 @@ class CoordinateCheck(Results):
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """Tidy table of `mup_tpu.training.coord_check.measure`."""
         return pd.read_parquet(Path(self.path) / CHECK_FILE)
 
     def show(self, console: Console) -> None:
@@ -345,30 +325,27 @@ class CoordinateCheck(Results):
             title = f"{setting}: exponent of {columns.label(coord_check.scale_of(table))} (95 %)"
             for i in range(0, len(rules), 2):  # three would be too wide for a terminal
                 console.print(tables.slopes_table(table, rules[i : i + 2], coord_check.SIZES, title))
-            for found in coord_check.conclusions(table):
-                for line in tables.conclusion(found, coord_check.scale_of(table)):
+            for conclusion in coord_check.conclusions(table):
+                for line in tables.conclusion(conclusion, coord_check.scale_of(table)):
                     console.print(line, style="bold")
 
     def figures(self) -> Mapping[str, Figure]:
-        """A figure for each optimizer and tying."""
-        from mup_tpu import plots
+        from mup_tpu.plots import coordinate_check_figures
 
-        return plots.coordinate_check_figures(self.measured)
+        return coordinate_check_figures(self.measured)
 
     def page(self) -> Page:
-        """Report of the checks."""
         from mup_tpu.report import coordinate_check_page
 
         return coordinate_check_page(self.name, self.measured)
 
 
 def _sweeps_in(path: str) -> list[str]:
-    """Folders with a store in a folder that is no store itself."""
     if (Path(path) / STORE).exists() or not Path(path).is_dir():
         return []
     return sorted(str(file.parent) for file in Path(path).glob(f"*/{STORE}"))
 
 
 def _matching(path: str) -> list[str]:
-    """The path, or the matches of a pattern that the shell left alone."""
+    """Return the path, or the matches of a pattern that the shell left alone."""
     return sorted(glob.glob(path)) or [path] if glob.has_magic(path) and not Path(path).exists() else [path]

@@ -12,7 +12,7 @@ import tyro
 
 from mup_tpu.cli.console import Console
 from mup_tpu.cli.output import write_new
-from mup_tpu.config.paths import File, Where
+from mup_tpu.config.options import File, Where
 from mup_tpu.config.values import as_number, on_one_line, parse_seconds
 from mup_tpu.errors import ConfigError
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mup_tpu.study import Study
 
 Kind = Literal["sweep", "search", "ladder", "study"]
+# Command that takes the file of each kind
 _NEXT = {
     "sweep": "mup-tpu sweep {} --dry-run",
     "ladder": "mup-tpu sweep {} --dry-run",
     "search": "mup-tpu search {}",
     "study": "mup-tpu sweep {} --until-settled",
 }
-"""Command that takes the file of each kind."""
 
 
 @dataclass(frozen=True)

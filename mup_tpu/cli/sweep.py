@@ -17,18 +17,15 @@ from mup_tpu.cli.console import Console
 from mup_tpu.cli.study import StudyOptions
 from mup_tpu.cli.table import TableOptions
 from mup_tpu.config import DryRunOptions, RunOptions, SequenceOptions, Sweep, SweepOptions, Trial
-from mup_tpu.config.paths import File, Folder
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.options import File, Folder, SearchOptions
+from mup_tpu.config.sweep import Search
 from mup_tpu.config.table import Table
-from mup_tpu.config.toml import parse_axis, read_toml
+from mup_tpu.config.toml import kind_of, load_sweep, parse_axis, read_toml
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.errors import ConfigError, MupTpuError, TrialsFailed
 
 if TYPE_CHECKING:
     from mup_tpu.tuning.forecast import Machine, SizeForecast
-
-_STUDY_KEYS = {"trainer", "settings"}
-"""Keys that make a TOML file a study file."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +105,13 @@ def sweep(
             shorter ones (--checkpoint-every). For schedules constant and wsd. The store keeps both rows.
         study: Options of a study.
     """
-    from mup_tpu.config.toml import load_sweep
-
-    if study.trainer is not None or not _STUDY_KEYS.isdisjoint(read_toml(file)):
+    if study.trainer is not None or kind_of(read_toml(file)) == "study":
         if how.grid != GridOptions() or continue_to is not None:
-            raise ConfigError("a study's grid stands in its file: change it there")
+            raise ConfigError("the grid of a study is set in its file: change it there")
         run_study(file, study, how)
         return
     if study != StudyOptions():
-        raise ConfigError("workers, timeout and resources are options of a --trainer, and there is none")
+        raise ConfigError("workers, timeout and resources need a study or --trainer")
     run_and_show(load_sweep(file), how, continue_to)
 
 
@@ -127,7 +122,7 @@ def run_study(file: Path, options: StudyOptions, how: SweepRun) -> None:
     study, trainer = load_study(file, how.results)
     trainer = options.trainer or trainer
     if trainer is None:
-        raise ConfigError("trainer is missing: give --trainer, or name one in the file")
+        raise ConfigError("trainer is missing: give --trainer, or set it in the file")
     if how.dry.dry_run:
         Console().print(f"{study.space.name}: {len(study.trials())} trials in the grid")
         return
@@ -174,7 +169,7 @@ def run_and_show(sweep: Sweep, how: SweepRun, continue_to: int | None = None) ->
         outcome = run_either(sweep, folder, how, console, continue_to)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped; finished trials are stored in {folder}, run the same command to go on"
+            f"stopped; finished trials are stored in {folder}; run the same command to continue"
         ) from None
     if outcome:
         ended = counted(sorted(outcome.items()))
@@ -195,8 +190,8 @@ def show_and_judge(outcome: Mapping[str, int], folder: str, show: Callable[[], N
     if failed:
         total = sum(outcome.values())
         raise TrialsFailed(
-            f"{failed} of {total} trials failed, with their reasons in {folder}; the same command tries them "
-            "again"
+            f"{failed} of {total} trials failed, with their reasons in {folder}; run the same command to try "
+            "them again"
         )
 
 
@@ -244,7 +239,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
     console.print(_forecast_table(sizes, machine))
     seconds = sum(row.seconds for row in sizes)
     flops = sum(row.flops * row.trials for row in sizes)
-    within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, nor the time"
+    within = f"the peak of {machine.name} in {missing[0].train.precision} is not known, so no time is given"
     if not math.isnan(seconds):
         within = (
             f"about {write_time(seconds)} on {machine.name}, at {how.dry.mfu:.0%} of "
@@ -252,7 +247,7 @@ def print_forecast(sweep: Sweep, folder: str, how: SweepRun) -> None:
         )
     console.print(f"in all {len(missing)} trials, {flops:.2g} FLOP: {within}")
     if how.until.until_settled:
-        console.print("--until-settled buys a part of these trials, look by look, and may buy more seeds")
+        console.print("--until-settled runs a part of these trials, batch by batch, and may add seeds")
 
 
 def _machine(missing: Sequence[Trial], how: SweepRun) -> Machine:
@@ -272,7 +267,7 @@ def _forecast_table(sizes: Sequence[SizeForecast], machine: Machine) -> Table:
     for row in sizes:
         needed = f"{row.memory_bytes / 2**20:,.0f} MiB"
         if row.memory_bytes > machine.memory_bytes:
-            needed += f", {machine.memory_bytes / 2**20:,.0f} are there: the pack would be split"
+            needed += f", {machine.memory_bytes / 2**20:,.0f} are available: the pack would be split"
         took = "?" if math.isnan(row.seconds) else write_time(row.seconds)
         counts = map(str, (row.size, row.trials, row.packs))
         rows.append((*counts, f"{row.flops:.2g}", needed, took))
@@ -289,7 +284,7 @@ def search(file: Annotated[File, tyro.conf.Positional], how: SearchRun = SearchR
             with kind (loguniform, uniform, choice), low and high, or values.
         how: How the search is run.
     """
-    from mup_tpu.config.search import load_search
+    from mup_tpu.config.toml import load_search
 
     search_and_show(load_search(file), how, f"mup-tpu search {file}")
 
@@ -309,7 +304,7 @@ def search_and_show(search: Search, how: SearchRun, command: str) -> None:
     console.print(f"ended in this call: {ended or 'no trial'}; stored in {folder}")
     if outcome.unfinished:
         at = f" --results {how.results}" if how.results else ""
-        console.print(f"{outcome.unfinished} trials to go; go on with: {command}{at} --resume")
+        console.print(f"{outcome.unfinished} trials are unfinished; continue with: {command}{at} --resume")
     if outcome.counts["finished"]:
         best = best_trials(folder)[0]
         point = ", ".join(f"{name} {write(name, best.trial.flat()[name])}" for name in search.space)

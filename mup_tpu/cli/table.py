@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("loss", "seed", "status", "step", "params", "tokens", "cost")
 _STATES = ("finished", "diverged", "unfinished")
-Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
-"""Values of an option that may be given several times."""
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]  # values of an option that may be given several times
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ class TableOptions:
 
     @property
     def conditions(self) -> list[Condition] | None:
-        """Conditions on rows; None if none was given."""
         from mup_tpu.store.conditions import Condition
 
         return [Condition.parse(text) for text in self.where] if self.where else None
@@ -114,7 +112,6 @@ class TableOptions:
         return load_table(path, self.table_columns(*paths), self.chance, self.conditions, states, unit)
 
     def analyze(self, table: RunTable) -> TransferAnalysis:
-        """Analyse a table."""
         from mup_tpu.analysis import analyze
 
         return analyze(table, self.epsilon, self.delta)

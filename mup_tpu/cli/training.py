@@ -15,9 +15,8 @@ from mup_tpu.cli.sweep import show_and_judge
 from mup_tpu.cli.table import Repeated
 from mup_tpu.config import RunOptions, Sweep, SweepOptions, Trial
 from mup_tpu.config.columns import write
-from mup_tpu.config.options import TransferOptions
-from mup_tpu.config.paths import File, Folder, Where
-from mup_tpu.config.toml import load_trial, read_toml, sweep_of
+from mup_tpu.config.options import File, Folder, TransferOptions, Where
+from mup_tpu.config.toml import load_sweep, load_trial
 from mup_tpu.config.values import as_number
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.tuning.single import Kept, train_one
@@ -45,10 +44,10 @@ class TrainOptions:
         if kept.export_best and not (kept.export and kept.checkpoints and run.eval_every):
             raise ConfigError("--export-best needs --export, --checkpoints and --eval-every")
         if self.continue_to is not None and kept.checkpoints is None:
-            raise ConfigError("--continue-to needs --checkpoints, to go on from")
+            raise ConfigError("--continue-to needs --checkpoints to continue from")
 
     def source(self, trial: Trial) -> Trial:
-        """Trial of the TOML file or of the options; ConfigError where both were given."""
+        """Return the trial of the TOML file or of the options; ConfigError where both were given."""
         if self.config is None:
             return trial
         if trial != Trial():
@@ -149,7 +148,7 @@ def transfer(
     try:
         moved.keep(path)
     except StoreError as error:  # one may transfer from a folder that others own
-        console.print(f"warning: the prediction is not kept there: {error}", style="yellow")
+        console.print(f"warning: the prediction could not be stored: {error}", style="yellow")
     folder = results or f"{path.rstrip('/')}_transfer"
     outcome = moved.run(folder, where, run, console)
     moved.keep(folder)
@@ -187,7 +186,7 @@ def plan(
 
     Args:
         file: TOML file of a sweep, with its model under [base.model] and so on; its parametrizations are the
-            choices. It may hold target = {width = 4096} and budget = "200h" as well.
+            choices.
         at: Fields at the target: width=4096 depth=32 batch_size=256 tokens=26e9 (or steps=10000).
         budget: FLOP (1e20), or a time on this machine or --on (200h).
         table: Results folder or table of runs, whose drift, scatter, valleys and optimum are assumed in place
@@ -201,14 +200,12 @@ def plan(
 
     if not 0 < mfu <= 1:
         raise ConfigError(f"mfu {mfu:g} is not allowed: a share above 0, at most 1")
-    sweep, given = _read(file)
-    goal = at or given.get("target", ())
-    paid = budget or given.get("budget")
-    if paid is None:
+    if budget is None:
         raise ConfigError("a plan needs a budget: give --budget 200h, or FLOP as --budget 1e20")
-    is_time = as_number(str(paid)) is None
+    sweep = Sweep("plan", Trial().replace(precision="auto")) if file is None else load_sweep(file)
+    is_time = as_number(budget) is None
     speed = mfu * _peak(on, sweep.base) if is_time or on else None
-    planned = make(goal, paid, sweep, table, speed)
+    planned = make(at, budget, sweep, table, speed)
     written = out or (None if json else File("plan.toml"))
     if written is not None:
         write_new(written, planned.toml())
@@ -219,27 +216,14 @@ def plan(
     for line in planned.lines():
         console.print(line)
     results = f"results/{planned.sweep.experiment}"
-    limit = f" --budget {paid}" if is_time and on is None else ""
+    limit = f" --budget {budget}" if is_time and on is None else ""
     console.print(f"wrote {written}; next:", wrap=False)
     console.print(f"  mup-tpu sweep {written} --until-settled --first-looks{limit}", wrap=False)
     console.print(f"  mup-tpu transfer {results} --at {planned.transfer}", wrap=False)
 
 
-def _read(file: File | None) -> tuple[Sweep, dict[str, Any]]:
-    """Sweep of a file, with its target and budget."""
-    if file is None:
-        return Sweep("plan", Trial().replace(precision="auto")), {}
-    values = read_toml(file)
-    given: dict[str, Any] = {name: values.pop(name) for name in ("target", "budget") if name in values}
-    if isinstance(goal := given.get("target"), dict):
-        given["target"] = tuple(f"{name}={value}" for name, value in goal.items())
-    elif "target" in given:
-        given["target"] = str(goal)
-    return sweep_of({"experiment": "plan"} | values, str(file)), given
-
-
 def _peak(on: str | None, base: Trial) -> float:
-    """Peak FLOP/s of a machine, all of its devices together.
+    """Return the peak FLOP/s of a machine, all of its devices together.
 
     Raises:
         ConfigError: the machine is unknown.

@@ -1,9 +1,16 @@
 """Configuration: frozen dataclasses, read from TOML or the command line."""
 
 from mup_tpu.config.fields import require_above_zero
-from mup_tpu.config.options import DEVICES, DryRunOptions, RunOptions, SequenceOptions, SweepOptions
+from mup_tpu.config.options import (
+    DEVICES,
+    DryRunOptions,
+    RunOptions,
+    SearchOptions,
+    SequenceOptions,
+    SweepOptions,
+)
 from mup_tpu.config.parts import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from mup_tpu.config.sweep import MOST_TRIALS, Axis, Ladder, Sweep
+from mup_tpu.config.sweep import MOST_TRIALS, Axis, Domain, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, field_column
 from mup_tpu.config.values import (
     LearningRate,
@@ -15,8 +22,8 @@ from mup_tpu.config.values import (
 )
 
 __all__ = [
-    "DEVICES", "MOST_TRIALS", "PARTS", "Axis", "DataConfig", "DryRunOptions", "Ladder", "LearningRate",
-    "ModelConfig", "OptimizerConfig", "RunOptions", "SequenceOptions", "Sweep", "SweepOptions", "TrainConfig",
-    "Trial", "field_column", "format_learning_rate", "on_one_line", "parse_number", "require_above_zero",
-    "shown", "unknown_key",
+    "DEVICES", "MOST_TRIALS", "PARTS", "Axis", "DataConfig", "Domain", "DryRunOptions", "Ladder",
+    "LearningRate", "ModelConfig", "OptimizerConfig", "RunOptions", "Search", "SearchOptions",
+    "SequenceOptions", "Sweep", "SweepOptions", "TrainConfig", "Trial", "field_column",
+    "format_learning_rate", "on_one_line", "parse_number", "require_above_zero", "shown", "unknown_key",
 ]  # fmt: skip

@@ -33,12 +33,10 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Label and unit, as on an axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 def _fields() -> list[Column]:
-    """Columns of the fields of a trial, in their order."""
     columns = []
     for part, cls in PARTS.items():
         for f, hint in typed_fields(cls):
@@ -84,29 +82,25 @@ _OUTCOME = [
     Column("config", str, "configuration"),
     Column("finished_at", str, "finished at"),
 ]
-CONFIGURED = {column.name: column for column in _fields()}
-"""Columns that are fields of a trial, by name."""
+CONFIGURED = {column.name: column for column in _fields()}  # columns that are fields of a trial, by name
+# All columns of a run table that this package writes, by name
 COLUMNS = CONFIGURED | {column.name: column for column in _OUTCOME}
-"""All columns of a run table that this package writes, by name."""
 
 
 def _column(name: str) -> Column:
-    """Column by name; a column of a foreign table is labelled by its name."""
     return COLUMNS.get(name) or Column(name, str, name.replace("_", " "))
 
 
 def title(name: str) -> str:
-    """Label and unit of a column."""
     return _column(name).title
 
 
 def label(name: str) -> str:
-    """Label of a column."""
     return _column(name).label
 
 
 def write_scale(name: str, value: float) -> str:
-    """Text of a point of a scale: widths as they are, FLOP and parameters with a prefix."""
+    """Write a point of a scale: widths as they are, FLOP and parameters with a prefix."""
     for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if value >= 10**power:
             return f"{value / 10**power:.3g} {prefix}{_column(name).unit}"
@@ -114,7 +108,6 @@ def write_scale(name: str, value: float) -> str:
 
 
 def write(name: str, value: Any) -> str:
-    """Text of a value of a column or field."""
     column = COLUMNS.get(name) or next((c for c in CONFIGURED.values() if c.field == name), None)
     if column is not None and column.as_power:
         return format_learning_rate(value)
@@ -122,7 +115,7 @@ def write(name: str, value: Any) -> str:
 
 
 def configured(trial: Trial) -> dict[str, Any]:
-    """Values of the columns that follow from a trial's configuration."""
+    """Return the columns that follow from a trial's configuration."""
     m, d, t = trial.model, trial.data, trial.train
     parts = {name: getattr(trial, name) for name in PARTS}
     values = {c.name: getattr(parts[c.part], c.field) for c in CONFIGURED.values()}

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError
 
+# Types of fields, for people
 TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-"""Types of fields, for people."""
 
 _ALLOWED: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
@@ -46,12 +46,11 @@ class About:
 
 
 def described(default: Any, **facts: Any) -> Any:
-    """A dataclass field with a default and facts about it, the fields of `About`."""
+    """Return a dataclass field with a default and facts about it, the fields of `About`."""
     return field(default=default, metadata={"about": About(**facts)})
 
 
 def about(f: dataclasses.Field[Any]) -> About:
-    """Facts about a field; by default an empty `About`."""
     facts: About = f.metadata.get("about", _USUAL)
     return facts
 
@@ -61,7 +60,6 @@ _USUAL = About()
 
 @functools.cache
 def typed_fields(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
-    """Fields of a dataclass, each with its type."""
     hints = typing.get_type_hints(cls)
     return tuple((f, hints[f.name]) for f in dataclasses.fields(cls))
 
@@ -82,7 +80,7 @@ def require_valid(config: Any) -> None:
 
 
 def unread_under(f: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
-    """Name of the choice that leaves a field unread, such as "optimizer"; "" if the field is read."""
+    """Return the choice that leaves a field unread, such as "optimizer"; "" if the field is read."""
     wrong = (choice for choice, names in about(f).only.items() if values[choice] not in names)
     return next(wrong, "")
 
@@ -106,7 +104,6 @@ def require_value(name: str, value: Any, kind: Any, facts: About = _USUAL) -> No
 
 
 def _items(name: str, value: Any, kind: type) -> list[tuple[str, Any]]:
-    """Values in a list or table, each with its name in errors."""
     if kind is dict and isinstance(value, dict):
         return [(f"{name}: {key}", item) for key, item in value.items()]
     if kind is dict:
@@ -141,18 +138,15 @@ def _require_bounds(name: str, value: float, kind: type, facts: About) -> None:
 
 
 def require_count(name: str, value: Any, least: int = 1, most: int = 2**63 - 1) -> None:
-    """Refuse a value that is no whole number, or out of bounds."""
     require_value(name, value, int, About(least=least, most=most))
 
 
 def require_above_zero(name: str, value: float) -> None:
-    """Refuse a number that is not finite and above 0."""
     if not 0 < value < math.inf:
         raise ConfigError(f"{name} {shown(value)} is not allowed: it must be above 0")
 
 
 def require_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices; the error names the nearest."""
     if not isinstance(value, str) or value not in choices:
         near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,25 +1,63 @@
-"""Options for running trials; none is part of a trial."""
+"""Options of commands, none of them part of a trial; and types of options that name files and folders."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
 from mup_tpu.config.fields import described, require_above_zero, require_one_of, require_valid
-from mup_tpu.config.paths import Names
 from mup_tpu.config.toml import parse_value
-from mup_tpu.config.values import Real, parse_limit, shown
+from mup_tpu.config.values import Real, parse_limit, parse_seconds, shown
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""Name of a tracker's package, and of the extra that installs it."""
 
+def _named(kind: type) -> Any:
+    def read(tokens: list[str]) -> Any:
+        if not tokens[0]:
+            raise ConfigError("a path '' is not allowed: it must name a file or folder")
+        if kind is Path and "://" in tokens[0]:
+            raise ConfigError(f"a path {tokens[0]!r} is not allowed: it must be local, not a URL")
+        return kind(tokens[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+Folder = Annotated[str, _named(str)]  # local folder or file, or its fsspec URL
+
+File = Annotated[Path, _named(Path)]  # local file or folder
+
+Where = Annotated[Folder, tyro.conf.Positional]  # positional path
+
+Several = Annotated[tuple[Folder, ...], tyro.conf.Positional]  # positional paths, one at least
+
+# Names with commas between them
+Names = Annotated[
+    tuple[str, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME,NAME",
+        instance_from_str=lambda tokens: tuple(name for name in tokens[0].split(",") if name),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(value)],
+    ),
+]
+
+# Name of a tracker's package, and of the extra that installs it
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+# Name of a kind of device, and of its module in `mup_tpu.devices`
 DeviceName = Literal["cpu", "cuda", "xla"]
-"""Name of a kind of device, and of its module in `mup_tpu.devices`."""
 DEVICES: tuple[str, ...] = get_args(DeviceName)
 
 
@@ -88,7 +126,6 @@ class SweepOptions:
 
     @property
     def on_ray(self) -> bool:
-        """Whether Ray runs the packs: an address asks for it too."""
         return self.ray or self.address is not None
 
 
@@ -114,7 +151,6 @@ class SequenceOptions:
 
     @property
     def seconds(self) -> float:
-        """The budget in seconds; inf without one."""
         return parse_limit("budget", self.budget)
 
 
@@ -182,3 +218,37 @@ class TransferOptions:
     def rules(self, default: Sequence[str]) -> tuple[str, ...]:
         """Return the rules to train, each once."""
         return tuple(dict.fromkeys(self.compare or default))
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search."""
+
+    algorithm: Literal["random", "hyperopt", "optuna"] = "optuna"
+    """Search algorithm: uniformly random, HyperOpt's TPE, or Optuna's TPE."""
+    scheduler: Literal["asha", "none"] = "asha"
+    """Scheduler that stops hopeless trials early: asynchronous successive halving, or none."""
+    num_samples: int = described(32, above=0, most=100_000)
+    """Trials in all."""
+    evaluations: int = described(10, above=0)
+    """Evaluations per trial; at each the trial is checkpointed, and may be stopped."""
+    grace: Real = described(0.2, above=0, most=1)
+    """Share of its steps before a trial may be stopped."""
+    reduction_factor: Real = described(3.0, above=1)
+    """Number of trials at a rung of ASHA for each one that goes on."""
+    budget: str | None = None
+    """Longest time, as 90s, 30m or 2h; --resume goes on with unfinished trials."""
+    max_concurrent: int = described(0, least=0)
+    """Most packs at once; 0 takes as many as there is room for."""
+    max_failures: int = described(2, least=0)
+    """Times that a trial continues from its last checkpoint after its process died or hung."""
+    seed: int = described(0, least=0, most=2**32 - 1)
+    """Seed of the algorithm."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        self.seconds  # noqa: B018 (checks budget)
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.budget is None else parse_seconds("budget", self.budget)

@@ -136,7 +136,6 @@ class ModelConfig:
 
     @property
     def heads(self) -> int:
-        """Attention heads a layer."""
         return (self.width if self.growing_dimension == "heads" else self.base_width) // self.head_size
 
     @property
@@ -246,7 +245,6 @@ class OptimizerConfig:
             self._require_rules_of_independent_decay()
 
     def _require_rules_of_independent_decay(self) -> None:
-        """Refuse rules for coupled decay (η·λ) where decay is independent."""
         scaled_by = {
             "batch_rule": BATCH_RULES[self.batch_rule].weight_decay,
             "token_rule": TOKEN_RULES[self.token_rule].weight_decay,
@@ -260,7 +258,6 @@ class OptimizerConfig:
 
     @property
     def rules(self) -> Choice:
-        """Rules for batch size, tokens and weight decay."""
         return Choice(self.batch_rule, self.token_rule, self.decay_rule)
 
 
@@ -321,7 +318,6 @@ class TrainConfig:
 
     @property
     def warmup_steps(self) -> int:
-        """Warm-up in steps."""
         return round(self.warmup * self.steps) if self.warmup < 1 else int(self.warmup)
 
     @property

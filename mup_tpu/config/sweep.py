@@ -1,15 +1,15 @@
-"""Sweeps: a scale, a tuned hyperparameter and a compared field, each an axis."""
+"""Sweeps, whose axes are a scale, a tuned hyperparameter and a compared field; and searches of a space."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mup_tpu.config.fields import described, require_name, require_one_of, require_valid
 from mup_tpu.config.trial import Trial, field_column, part_of_field
-from mup_tpu.config.values import LearningRate, shown, unknown_key
+from mup_tpu.config.values import LearningRate, as_word, shown, unknown_key
 from mup_tpu.errors import ConfigError
 from mup_tpu.rules.parametrization import PARAMETRIZATIONS
 
@@ -31,23 +31,19 @@ class Axis:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that change along the axis: one."""
         return (self.field,)
 
     @property
     def points(self) -> tuple[dict[str, Any], ...]:
-        """Fields and values that each point sets; numbers in ascending order."""
         values = dict.fromkeys(self.values)
         return tuple({self.field: v} for v in (sorted(values) if self.is_numeric else values))
 
     @property
     def is_numeric(self) -> bool:
-        """Whether the values are numbers."""
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
     @property
     def column(self) -> str:
-        """Column of run tables with the axis."""
         return field_column(self.field)
 
 
@@ -81,29 +77,26 @@ class Ladder:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields that change along the ladder."""
         return tuple(self.points[0])
 
     @property
     def column(self) -> str:
-        """Column of run tables with the measure."""
         return _MEASURES.get(self.measured_by) or field_column(self.measured_by)
 
 
+# Columns of run tables by the measure of a ladder
 _MEASURES = {
     "params": "params_non_embedding",
     "flops": "flops",
     "tokens": "tokens_planned",
     "active": "params_active",
 }
-"""Columns of run tables by the measure of a ladder."""
 
 _follow_depth = {name for name, rule in PARAMETRIZATIONS.items() if "depth" in rule.follows}
 
 WIDTHS = (64, 128, 256)
 
-MOST_TRIALS = 100_000
-"""Most trials of one sweep; planning them takes seconds."""
+MOST_TRIALS = 100_000  # most trials of one sweep; planning them takes seconds
 
 LEARNING_RATES = tuple(2.0**e for e in range(-11, -4))
 
@@ -162,7 +155,6 @@ class Sweep:
             raise ConfigError(f"the sweep has {count:,} trials; at most {MOST_TRIALS:,} are planned at once")
 
     def _require_one_form(self) -> None:
-        """Refuse an axis in its short and its long form, and an empty short one."""
         for short, axis in (("widths", "scale"), ("learning_rates", "tune"), ("parametrizations", "compare")):
             if getattr(self, short) is not None and getattr(self, axis) is not None:
                 raise ConfigError(
@@ -197,29 +189,25 @@ class Sweep:
 
     @property
     def scale_axis(self) -> Axis | Ladder:
-        """Scale, along which the model or its training grows."""
         return self.scale or Axis("width", self.widths or WIDTHS)
 
     @property
     def tune_axis(self) -> Axis:
-        """Hyperparameter that is tuned at each point of the scale."""
         return self.tune or Axis("learning_rate", self.learning_rates or LEARNING_RATES)
 
     @property
     def compare_axis(self) -> Axis:
-        """Compared field, with one value if nothing is compared."""
         if self.compare is not None:
             return self.compare
-        usual = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)
-        return Axis("parametrization", self.parametrizations or usual)
+        default = ("sp", "mup") if "width" in self.scale_axis.fields else (self.base.model.parametrization,)
+        return Axis("parametrization", self.parametrizations or default)
 
     @property
     def axes(self) -> tuple[Axis | Ladder, ...]:
-        """Scale, tuned hyperparameter, and compared field."""
         return self.scale_axis, self.tune_axis, self.compare_axis
 
     def trials(self) -> list[Trial]:
-        """All trials, small scales first.
+        """Return all trials, small scales first.
 
         Raises:
             ConfigError: a combination is not allowed.
@@ -230,3 +218,60 @@ class Sweep:
             self.base.replace(**at, **compared, **tuned, seed=self.base.train.seed + s)
             for at, compared, tuned, s in grid
         ]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Values that a hyperparameter may take."""
+
+    kind: Literal["loguniform", "uniform", "choice"] = "loguniform"
+    """Distribution of the values."""
+    low: float = 0.0
+    """Least value (loguniform, uniform)."""
+    high: float = 0.0
+    """Largest value (loguniform, uniform)."""
+    values: tuple[float, ...] = ()
+    """The values of a choice."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        if self.kind == "choice":
+            if not self.values:
+                raise ConfigError("values of a choice are empty: give at least one")
+            return
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise ConfigError(f"low {self.low:g} is not below high {self.high:g}")
+        if self.kind == "loguniform" and self.low <= 0:
+            raise ConfigError(f"low {self.low:g} of a loguniform is not above 0")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: fields that all trials share, and the space."""
+
+    experiment: str
+    """Name of the experiment; a results folder holds one."""
+    base: Trial = field(default_factory=Trial)
+    """Trial with the fields that all trials share."""
+    space: dict[str, Domain] = field(default_factory=dict)
+    """Domains by name of a trial's field, e.g. learning_rate, warmup, weight_decay, alpha_out, init_std."""
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+        require_name("experiment", self.experiment)
+        if not self.space:
+            raise ConfigError("space of the search is empty: give at least one domain, e.g. learning_rate")
+        for name, domain in self.space.items():
+            for value in domain.values or (domain.low, domain.high):
+                try:
+                    self.trial({name: value})
+                except ConfigError as error:
+                    raise ConfigError(f"space of {as_word(name)}: {error}") from None
+
+    def trial(self, point: dict[str, float]) -> Trial:
+        """Return the trial at a point of the space; fields of whole numbers are rounded."""
+        flat = self.base.flat()
+        exact = {
+            name: round(value) if type(flat.get(name)) is int else value for name, value in point.items()
+        }
+        return self.base.replace(**exact)

@@ -24,12 +24,10 @@ class Table:
     """Headings of columns whose cells stay on one line."""
 
     def between(self, first: int, last: int | None, title: str) -> Table:
-        """Table of some columns under another title."""
         rows = [row[first:last] for row in self.rows]
         return replace(self, headings=self.headings[first:last], rows=rows, title=title)
 
     def __rich__(self) -> rich.table.Table:
-        """Table as a terminal shows it: light lines, within the terminal's width."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as Shown
 

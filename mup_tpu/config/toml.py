@@ -9,12 +9,12 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mup_tpu.config.fields import TYPE_NAMES, about, require_value, typed_fields, unread_under
-from mup_tpu.config.sweep import Axis, Ladder, Sweep
+from mup_tpu.config.sweep import Axis, Ladder, Search, Sweep
 from mup_tpu.config.trial import PARTS, Trial, part_of_field
 from mup_tpu.config.values import as_word, format_learning_rate, parse_number, shown, unknown_key
 from mup_tpu.errors import ConfigError, raised_as
@@ -22,24 +22,53 @@ from mup_tpu.files import read_regular
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**20
-"""Largest TOML file that is read."""
+MOST_BYTES = 2**20  # largest TOML file that is read
 
+# Most dots in a key: Python's parser needs memory that grows with the square of a key's parts
 MOST_DOTS = 100
-"""Most dots in a key: Python's parser needs memory that grows with the square of a key's parts."""
+
+
+# Command that takes the file of each kind
+_COMMANDS = {
+    "trial": "mup-tpu train --config",
+    "sweep": "mup-tpu sweep",
+    "study": "mup-tpu sweep",
+    "search": "mup-tpu search",
+}
+
+
+def kind_of(values: Collection[str]) -> str:
+    """Return the kind of a TOML file by its top keys: "trial", "sweep", "study" or "search"."""
+    if "space" in values:
+        return "search"
+    if not _STUDY_KEYS.isdisjoint(values):
+        return "study"
+    return "sweep" if "experiment" in values else "trial"
+
+
+_STUDY_KEYS = {"trainer", "settings"}
+
+
+def require_kind(values: Collection[str], kind: str, path: str | Path) -> None:
+    if (given := kind_of(values)) != kind and values:
+        raise ConfigError(
+            f"{path} is the file of a {given}, not of a {kind}: `{_COMMANDS[given]} {path}` takes it"
+        )
 
 
 def load_trial(path: str | Path) -> Trial:
-    """A trial from a TOML file with tables [model], [data], [optimizer], [train].
+    """Read a trial from a TOML file with tables [model], [data], [optimizer], [train].
 
     Raises:
         ConfigError: no such file, not TOML, an unknown key or a value that is not allowed.
     """
-    return from_dict(Trial, read_toml(path), str(path))
+    values = read_toml(path)
+    require_kind(values, "trial", path)
+    return from_dict(Trial, values, str(path))
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """A sweep from a TOML file: its own keys at the top, the shared trial under [base.model] and so on.
+    """Read a sweep from a TOML file: its keys at the top, the shared trial under [base.model] and so on.
 
     Axes are `scale = {depth = [2, 4, 8]}`, `tune = {weight_decay = [0, 0.01]}`, `compare = {tied = [...]}`; a
     ladder is a `[[ladder]]` table for each point, with `measured_by` at the top.
@@ -47,17 +76,28 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         ConfigError: as `load_trial`.
     """
-    return sweep_of(read_toml(path), str(path))
+    values = read_toml(path)
+    if kind_of(values) != "trial":  # a sweep that lacks its experiment looks like one
+        require_kind(values, "sweep", path)
+    return sweep_of(values, str(path))
+
+
+def load_search(path: str | Path) -> Search:
+    """Read a search from a TOML file: experiment, [base.model] and so on, [space.NAME] with its domain."""
+    values = read_toml(path)
+    if kind_of(values) in ("sweep", "study"):
+        require_kind(values, "search", path)
+    return from_dict(Search, values, str(path))
 
 
 def sweep_of(values: dict[str, Any], where: str) -> Sweep:
-    """A sweep from the values of a TOML file, as `load_sweep`."""
+    """Read a sweep from the values of a TOML file."""
     values = dict(values)
     points, measured_by = values.pop("ladder", None), values.pop("measured_by", None)
-    own = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
+    given = {name: values.pop(name) for name in ("scale", "tune", "compare") if name in values}
     sweep = from_dict(Sweep, values, where)
     with _named(where):
-        axes: dict[str, Any] = {name: _axis(value, name) for name, value in own.items()}
+        axes: dict[str, Any] = {name: _axis(value, name) for name, value in given.items()}
         if points is not None:
             if "scale" in axes:
                 raise ConfigError("scale and ladder were both given: a sweep grows along one")
@@ -67,8 +107,8 @@ def sweep_of(values: dict[str, Any], where: str) -> Sweep:
         return dataclasses.replace(sweep, **axes)
 
 
+# Field of each axis of the command line, where its values are given alone
 _DEFAULT_FIELDS = {"scale": "width", "tune": "learning_rate", "compare": "parametrization"}
-"""Field of each axis of the command line, where its values are given alone."""
 
 
 def parse_axis(text: str, option: str) -> Axis:
@@ -83,7 +123,7 @@ def parse_axis(text: str, option: str) -> Axis:
 
 
 def parse_value(name: str, text: str, option: str) -> Any:
-    """A value of a trial's field from the command line."""
+    """Read a value of a trial's field from the command line."""
     hint = _field_hint(name, option)
     try:
         if hint is int:
@@ -96,7 +136,6 @@ def parse_value(name: str, text: str, option: str) -> Any:
 
 
 def _field_hint(name: str, where: str) -> Any:
-    """Type of a trial's field."""
     hints = {f.name: hint for part in PARTS.values() for f, hint in typed_fields(part)}
     if name not in hints:
         raise ConfigError(f"{where}: {unknown_key(name, hints)}")
@@ -126,7 +165,6 @@ def _ladder(points: Any, measured_by: Any) -> Ladder:
 
 
 def _point(name: str, value: Any, where: str) -> Any:
-    """A value of a trial's field on an axis."""
     hint = _field_hint(name, where)
     read = _read(hint, value, f"{where}: {name}")
     require_value(f"{where}: {name}", read, hint)
@@ -197,7 +235,7 @@ def stored_trial(values: Any) -> Trial:
 
 
 def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
-    """A plain value in a field's type: tables become dataclasses, lists tuples, numbers and powers floats.
+    """Bring a plain value into a field's type: tables become dataclasses, lists tuples, powers floats.
 
     A value that cannot be of the type stays as it is, and a later check refuses it.
     """
@@ -220,7 +258,6 @@ def _read(hint: Any, value: Any, where: str, table: str = "") -> Any:
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Have errors begin with the configuration's file or place."""
     try:
         yield
     except ConfigError as error:
@@ -228,7 +265,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Values of a TOML file."""
+    """Read the values of a TOML file."""
     with raised_as(ConfigError, f"configuration {path} cannot be read"):
         content = read_regular(path, MOST_BYTES)
     with raised_as(ConfigError, f"configuration {path} is not valid TOML", (ValueError, RecursionError)):
@@ -242,7 +279,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def write_sweep(sweep: Sweep) -> str:
-    """A sweep as TOML, as `load_sweep` reads it; fields of the trial at their defaults are left out."""
+    """Write a sweep as TOML for `load_sweep`; fields at their defaults are left out."""
     lines = [f"experiment = {_toml(sweep.experiment)}", f"num_seeds = {sweep.num_seeds}"]
     for name in ("parametrizations", "widths", "learning_rates"):
         if (values := getattr(sweep, name)) is not None:
@@ -256,14 +293,13 @@ def write_sweep(sweep: Sweep) -> str:
         for point in sweep.scale.points:
             lines += ["", "[[ladder]]", *(f"{name} = {_toml(value)}" for name, value in point.items())]
     for part, cls in PARTS.items():
-        own, usual = vars(getattr(sweep.base, part)), vars(cls())
-        changed = [f"{name} = {_toml(value)}" for name, value in own.items() if value != usual[name]]
+        values, defaults = vars(getattr(sweep.base, part)), vars(cls())
+        changed = [f"{name} = {_toml(value)}" for name, value in values.items() if value != defaults[name]]
         lines += ["", f"[base.{part}]", *changed] if changed else []
     return "\n".join(lines) + "\n"
 
 
 def _rate(value: float) -> str | float:
-    """A learning rate as 2^-8 where that is the same number."""
     text = format_learning_rate(value)
     return text if parse_number(text, "learning_rates") == value else value
 

@@ -48,7 +48,7 @@ class Trial:
                     )
 
     def replace(self, **changes: Any) -> Trial:
-        """This trial with fields of its parts changed.
+        """Return this trial with fields of its parts changed.
 
         Fields that a new architecture, optimizer or schedule does not read return to their defaults, unless
         they are given too.
@@ -71,11 +71,10 @@ class Trial:
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain nested values, ready for JSON or TOML."""
         return dataclasses.asdict(self)
 
     def flat(self) -> dict[str, Any]:
-        """Fields of all parts by name, as `replace` takes them."""
+        """Return the fields of all parts by name, as `replace` takes them."""
         return {name: value for part in self.to_dict().values() for name, value in part.items()}
 
     def trial_id(self, data_fingerprint: str) -> str:
@@ -102,7 +101,7 @@ class Trial:
 
     @property
     def growth(self) -> Growth:
-        """Growth from the base along each scale."""
+        """Return the growth from the base along each scale."""
         m, t, batch_size = self.model, self.train, self.data.batch_size
         base = dataclasses.replace(m, width=m.base_width)
         base_batch_size, base_steps = t.base_batch_size or batch_size, t.base_steps or t.steps
@@ -137,12 +136,12 @@ IN_FINGERPRINT = (
     "corpus", "text_column", "max_documents", "tokenizer", "vocab_size", "validation_fraction",
 )  # fmt: skip
 
+# Parts of a trial by name
 PARTS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
-"""Parts of a trial by name."""
 
 
 def _changed(part: Any, changes: dict[str, Any]) -> Any:
-    """A part of a trial with fields changed; fields that a new choice does not read are at their defaults."""
+    """Change fields of a part; fields that a new choice does not read return to their defaults."""
     values = {**vars(part), **changes}
     unread = {
         f.name: f.default
@@ -154,18 +153,16 @@ def _changed(part: Any, changes: dict[str, Any]) -> Any:
 
 @functools.cache
 def part_of_field() -> dict[str, str]:
-    """Part of a trial by the name of a field."""
     return {f.name: part for part, cls in PARTS.items() for f in dataclasses.fields(cls)}
 
 
 def field_column(name: str) -> str:
-    """Column of run tables with a field of a trial."""
     fields = {f.name: f for f in dataclasses.fields(PARTS[part_of_field()[name]])}
     return about(fields[name]).column or name
 
 
 def _floats_as_hex(value: Any) -> Any:
-    """A value with exact text for floats, so that a hash does not depend on how Python prints them."""
+    """Write floats exactly, so that a hash does not depend on how Python prints them."""
     if isinstance(value, dict):
         return {k: _floats_as_hex(v) for k, v in value.items()}
     return value.hex() if isinstance(value, float) else value

@@ -1,9 +1,10 @@
-"""Values of configurations as text: numbers, powers, times, and values in errors."""
+"""Values as text: numbers, powers and times of configurations, values in errors, text from outside."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from mup_tpu.errors import ConfigError
 
 
 def parse_number(text: str | float, name: str = "number") -> float:
-    """A finite number from `0.004`, `4e-3` or `2^-8`.
+    """Read a finite number from `0.004`, `4e-3` or `2^-8`.
 
     Raises:
         ConfigError: the text has another form.
@@ -33,7 +34,6 @@ def parse_number(text: str | float, name: str = "number") -> float:
 
 
 def as_number(text: str) -> float | None:
-    """A text as a number, as float reads it; None for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -41,7 +41,7 @@ def as_number(text: str) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: on one line, cut if it is long."""
+    """Write a value for an error: on one line, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # whole numbers of thousands of digits, tables in tables in tables
@@ -50,32 +50,30 @@ def shown(value: Any) -> str:
 
 
 def as_word(name: str) -> str:
-    """A name in an error: as it is, or in quotes unless it is a word."""
     return name if name.isidentifier() else shown(name)
 
 
 def on_one_line(value: Any) -> str:
-    """A value of a table in an error: as it is, or in quotes if it is invisible or would break the line."""
+    """Write a table's value for an error; in quotes if it is invisible or would break the line."""
     text = str(value)
     return text if text and text.isprintable() and text == text.strip() else shown(value)
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Seconds from `90s`, `30m` (or `30min`), `2h`."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h)", text.strip())
-    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2][0]] if found else 0.0
+    """Read seconds from `90s`, `30m` (or `30min`), `2h`."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|sec|m|min|h)", text.strip())
+    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2][0]] if match else 0.0
     if not 0 < seconds < math.inf:
         raise ConfigError(f"{name} {shown(text)} is not a time; write 90s, 30m or 2h")
     return seconds
 
 
 def parse_limit(name: str, text: str | None) -> float:
-    """Seconds of a limit such as 30m; inf without one."""
     return math.inf if text is None else parse_seconds(name, text)
 
 
 def format_learning_rate(value: float) -> str:
-    """Text of a learning rate: `2^-8` if the exponent is a multiple of 1/8, else three digits."""
+    """Write a learning rate: `2^-8` if the exponent is a multiple of 1/8, else three digits."""
     exponent = math.log2(value) if value > 0 else math.nan
     return f"2^{exponent:g}" if (8 * exponent).is_integer() else f"{value:.3g}"
 
@@ -83,8 +81,6 @@ def format_learning_rate(value: float) -> str:
 def _number_option(
     metavar: str, write: Callable[[float], str]
 ) -> tyro.constructors.PrimitiveConstructorSpec[float]:
-    """A real number or power on the command line."""
-
     def read(tokens: list[str]) -> float:
         try:
             return parse_number(tokens[0])
@@ -100,15 +96,13 @@ def _number_option(
     )
 
 
-Real = Annotated[float, _number_option("FLOAT", str)]
-"""A real number, plain or as a power."""
+Real = Annotated[float, _number_option("FLOAT", str)]  # a real number, plain or as a power
 
+# A learning rate; help shows it as a power
 LearningRate = Annotated[float, _number_option("LR", format_learning_rate)]
-"""A learning rate; help shows it as a power."""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Sentence about an unknown key, with the nearest known one."""
     known = list(known)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     hint = f"the nearest known key is {near[0]!r}" if near else f"known keys are {', '.join(known)}"
@@ -116,18 +110,31 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def write_time(seconds: float) -> str:
-    """A time in whole seconds, in minutes from two on, in hours from two on."""
     unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
     return f"{seconds / length:.{1 if unit == 'h' else 0}f} {unit}"
 
 
 def counted(counts: Iterable[tuple[object, int]]) -> str:
-    """Counts in words: "3 finished, 1 failed" of ("finished", 3), ("failed", 1)."""
     return ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def not_a_multiple(name: str, value: int, of_name: str, of: int) -> str:
-    """Sentence about a value that must be a multiple, with the nearest ones."""
     lower, upper = value // of * of, (value // of + 1) * of
     nearest = f"{lower}, {upper}" if lower else f"{upper}"
     return f"{name} {value} is not a multiple of {of_name} {of}; nearest allowed: {nearest}"
+
+
+# Control characters of terminals, and halves of characters
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""Show control characters as escapes, such as `\x1b`; tabs and new lines stay."""
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Log lines with control characters as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))

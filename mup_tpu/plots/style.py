@@ -26,7 +26,7 @@ from PIL import Image
 
 from mup_tpu.analysis.optimum import Optimum, Status
 from mup_tpu.analysis.transfer import TransferAnalysis
-from mup_tpu.config.visible import visible
+from mup_tpu.config.values import visible
 from mup_tpu.errors import ConfigError
 
 P = ParamSpec("P")

@@ -19,7 +19,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 
-from mup_tpu.config.visible import visible
+from mup_tpu.config.values import visible
 from mup_tpu.plots.style import STYLE, keys_of
 
 # Least and largest reach of a tooltip around its point, in points of type: a marker alone is hard to hit

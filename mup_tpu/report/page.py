@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from mup_tpu import plots
 from mup_tpu.config.table import Table
-from mup_tpu.config.visible import visible
+from mup_tpu.config.values import visible
 from mup_tpu.words.names import powers_in_html
 
 # Columns of a page on a desk and on a phone of 390 pixels, inches of 96 CSS pixels.

@@ -290,7 +290,7 @@ def create() -> XlaDevice:
     except ImportError as error:
         raise ConfigError(
             f"device 'xla' is not available: torch_xla cannot be imported ({reason(error)}); "
-            "install mup_tpu[tpu]"
+            "pip install '.[tpu]'"
         ) from None
     except (RuntimeError, OSError) as error:
         raise ConfigError(

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mup_tpu.config.visible import VisibleFormatter
+from mup_tpu.config.values import VisibleFormatter
 from mup_tpu.errors import reason
 from mup_tpu.files import Folder
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
 from mup_tpu.config.columns import write
-from mup_tpu.config.search import Search
+from mup_tpu.config.sweep import Search
 from mup_tpu.config.table import Table
 from mup_tpu.config.values import counted, write_time
 from mup_tpu.store import Store

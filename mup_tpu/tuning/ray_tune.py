@@ -18,7 +18,8 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.tuning.search_log import SearchLog
 
 LOSS, _SHARE = "loss", "share"

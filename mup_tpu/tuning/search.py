@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from mup_tpu.config import RunOptions, SweepOptions, Trial
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Search
 from mup_tpu.errors import ConfigError, Preempted
 from mup_tpu.files import Folder
 from mup_tpu.jobs.driver import run_jobs

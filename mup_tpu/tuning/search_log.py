@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mup_tpu.config.search import Search, SearchOptions
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Search
 from mup_tpu.config.toml import stored_trial
 from mup_tpu.config.values import shown
 from mup_tpu.errors import ConfigError, StoreError, raised_as, reason

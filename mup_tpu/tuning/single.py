@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mup_tpu.config import RunOptions, Trial
-from mup_tpu.config.paths import File, Folder
-from mup_tpu.config.visible import VisibleFormatter
+from mup_tpu.config.options import File, Folder
+from mup_tpu.config.values import VisibleFormatter
 from mup_tpu.errors import ConfigError, Preempted, raised_as
 
 if TYPE_CHECKING:

@@ -252,7 +252,7 @@ def require_packages(names: Sequence[str]) -> None:
     """Refuse a tracker whose package is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"track {name!r} needs its package: pip install 'mup_tpu[{name}]'")
+            raise ConfigError(f"track {name!r} needs its package: pip install '.[{name}]'")
 
 
 def _name(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

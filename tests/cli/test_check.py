@@ -45,7 +45,7 @@ def test_a_width_that_takes_long_is_left_to_the_same_command_again(corpus, tmp_p
     monkeypatch.setattr("mup_tpu.cli.check.WIDTHS", Axis("width", (16, 32, 48, 64)))
     command = ["check", "--results", tmp_path, "--num-seeds", 1, "--steps", 1, *tiny_model(corpus, 16)]
     code, out, err = outcome(*command)
-    assert code == 0 and "width 64 would take longer: the same command measures it" in out, err
+    assert code == 0 and "width 64 would take longer than a minute: run the same command again" in out, err
     assert set(pd.read_parquet(tmp_path / "coord_check.parquet")["width"]) == {16, 32, 48}
     code, out, err = outcome(*command)
     assert code == 0 and "would take longer" not in out, err
@@ -85,7 +85,7 @@ def test_coord_check_goes_along_any_scale(corpus, tmp_path, outcome):
         (["--compare", "foo"], "'foo' is not one of"),
         (["--set", "depth"], "set 'depth' is not FIELD=VALUE"),
         (["--set", "depht=2"], "set: unknown key 'depht'; the nearest known key is 'depth'"),
-        (["--json"], "json is an option of --module"),
+        (["--json"], "json needs --module"),
         (["--module", "x:y", "--scale", "depth=2,4"], "a module is checked along the width"),
     ],
 )

@@ -14,15 +14,15 @@ from mup_tpu.cli.doctor import (
     check_tpu,
     check_url,
     examine,
-    held_by,
+    process_that_has_open,
 )
 from mup_tpu.files import Folder
 
 
 def test_this_machine_is_examined(tmp_path):
     found = {finding.subject: finding for finding in examine(str(tmp_path))}
-    assert found["torch"].found == pytest.importorskip("torch").__version__.split("+")[0]
-    assert f"{len(os.sched_getaffinity(0))} cores" in found["machine"].found
+    assert found["torch"].state == pytest.importorskip("torch").__version__.split("+")[0]
+    assert f"{len(os.sched_getaffinity(0))} cores" in found["machine"].state
     assert not found["results folder"].problem
 
 
@@ -39,7 +39,7 @@ def test_libtpu_must_be_the_one_that_torch_xla_pins():
     assert "through libtpu 0.0.21 and no other" in missing.problem
     assert "pip install 'torch_xla[tpu]==2.9.0'" in missing.problem
     (newer,) = check_libtpu("2.9.0", "0.0.30")
-    assert newer.found == "0.0.30, for torch_xla 2.9.0"
+    assert newer.state == "0.0.30, for torch_xla 2.9.0"
     assert list(check_libtpu("2.9.0", "0.0.21")) == list(check_libtpu(None, None)) == []
 
 
@@ -69,11 +69,11 @@ def test_a_chip_held_by_another_process_is_named(tmp_path):
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout.readline() == "open\n"
-        assert held_by(chip) == holder.pid
+        assert process_that_has_open(chip) == holder.pid
         problems = [finding.problem for finding in check_tpu([chip], {"PJRT_DEVICE": "TPU"})]
         assert f"{chip} is held by process {holder.pid}; end that first" in problems
         holder.communicate("\n")
-    assert held_by(chip) is None
+    assert process_that_has_open(chip) is None
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -85,5 +85,5 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_a_results_url_is_asked_not_taken_for_a_folder_here():
     Folder("memory://doctor/results").write("store.json", b"{}")
-    assert check_url("memory://doctor/results").found == "memory://doctor/results answers, with 1 entries"
+    assert check_url("memory://doctor/results").state == "memory://doctor/results answers, with 1 entries"
     assert "Protocol not known" in check_url("nothing://x").problem

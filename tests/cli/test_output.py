@@ -31,7 +31,7 @@ def test_a_full_disk_under_the_output_is_a_sentence_and_loses_no_row(corpus, tmp
         return done.returncode, done.stderr
 
     command = ["train", *small, "--corpus", corpus, "--log-every", 4]
-    sentence = "error: No space left on device; stored results are kept, and the same command goes on\n"
+    sentence = "error: No space left on device; stored results are kept; run the same command to continue\n"
     lost = "warning: lines of the log are lost: No space left on device\n"
     export = tmp_path / "export"
     code, error = run(*command, "--results", tmp_path / "r", "--export", export)

@@ -9,8 +9,6 @@ from mup_tpu.analysis import load_table
 from mup_tpu.store.predictions import load_predictions
 
 MODEL = """experiment = "tiny"
-target = {width = 64}
-budget = "5e11"
 learning_rates = ["2^-10", "2^-9", "2^-8", "2^-7", "2^-6", "2^-5", "2^-4", "2^-3"]
 [base.model]
 head_size = 4
@@ -30,7 +28,7 @@ eval_batches = 1
 def test_a_plan_is_swept_predicted_and_trained_as_it_is(tmp_path, outcome, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.toml").write_text(MODEL)
-    code, out, err = outcome("plan", "model.toml")
+    code, out, err = outcome("plan", "model.toml", "--at", "width=64", "--budget", "5e11")
     assert code == 0, err
     first = re.search(r"1\. width 8, mup: (\d+) runs", out)
     assert first is not None and "wrote plan.toml; next:" in out
@@ -59,7 +57,7 @@ def test_a_plan_says_time_by_its_machine_and_keeps_files(tmp_path, outcome, monk
     assert found["flops"] <= found["budget"] and not (tmp_path / "plan.toml").exists()
     (tmp_path / "plan.toml").write_text("mine")
     code, _, err = outcome(*arguments, "8xH100")
-    assert code == 2 and "out 'plan.toml' is there already" in err
+    assert code == 2 and "out 'plan.toml' exists already" in err
     assert (tmp_path / "plan.toml").read_text() == "mine"
     for option, value, sentence in (
         ("--on", "v9-9", "v9-9"),

@@ -31,7 +31,7 @@ def test_a_law_of_width_and_depth_from_a_file(tmp_path, outcome):
             "figure: contours need two scales, and there is width alone",
         ),
         ((*arguments, "--at", "width=big"), "at width=big is not NAME=NUMBER,NAME=NUMBER"),
-        ((*arguments, "--keep"), "keep is for predictions along one scale"),
+        ((*arguments, "--keep"), "keep needs a prediction along one scale"),
     ):
         code, _, err = outcome(*wrong)
         assert code == 2 and sentence in err
@@ -52,7 +52,7 @@ def test_compute_optimal_sizes_from_a_file(tmp_path, outcome):
             "has no column 'params', 'tokens'; it has N, D, loss; --col",
         ),
         ((*arguments, "--at", "big"), "at 'big' is not a budget in FLOP"),
-        ((*arguments, "--keep"), "sizes has neither figures nor predictions to keep"),
+        ((*arguments, "--keep"), "sizes cannot be combined with figures or keep"),
     ):
         code, _, err = outcome(*wrong)
         assert code == 2 and sentence in err

@@ -14,8 +14,8 @@ import pytest
 
 from mup_tpu.config import Axis, Trial
 from mup_tpu.config.columns import CONFIGURED, configured
-from mup_tpu.config.search import Domain, load_search
-from mup_tpu.config.toml import load_sweep
+from mup_tpu.config.sweep import Domain
+from mup_tpu.config.toml import load_search, load_sweep
 from mup_tpu.data.corpus import source_files
 from mup_tpu.store import StoredAxes, load_axes, load_runs
 from mup_tpu.training.trials import pack_key
@@ -32,7 +32,7 @@ def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, t
     assert code == 0 and f"wrote {kind}.toml; next: mup-tpu" in out
     written = Path(f"{kind}.toml").read_text()
     code, _, error = outcome("init", kind)
-    assert code == 2 and f"out '{kind}.toml' is there already" in error
+    assert code == 2 and f"out '{kind}.toml' exists already" in error
     assert Path(f"{kind}.toml").read_text() == written
     if kind == "search":
         assert set(load_search(Path("search.toml")).space) == {"learning_rate", "init_std", "warmup"}
@@ -41,6 +41,37 @@ def test_init_writes_a_file_that_runs_as_it_is_and_never_over_another(outcome, t
     assert code == 0, error
     assert f"{len(load_sweep(Path(f'{kind}.toml')).trials())} trials, 0 stored in results/{kind}" in out
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "sentence"),
+    [
+        ("sweep", "search", "is the file of a search, not of a sweep: `mup-tpu search search.toml` takes it"),
+        ("search", "sweep", "is the file of a sweep, not of a search: `mup-tpu sweep sweep.toml` takes it"),
+        ("search", "study", "is the file of a study, not of a search: `mup-tpu sweep study.toml` takes it"),
+        ("train --config", "sweep", "is the file of a sweep, not of a trial: `mup-tpu sweep sweep.toml`"),
+        ("plan --at width=512 --budget 1e15", "study", "is the file of a study, not of a sweep"),
+        ("check", "search", "is the file of a search, not of a sweep"),
+    ],
+)
+def test_a_file_of_another_kind_is_answered_with_its_command(
+    command, kind, sentence, outcome, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert outcome("init", kind)[0] == 0
+    code, _, error = outcome(*command.split(), f"{kind}.toml")
+    assert code == 2 and sentence in error
+
+
+def test_init_writes_what_plan_takes(outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("sweep", "ladder"):
+        assert outcome("init", kind)[0] == 0
+        arguments = ["plan", f"{kind}.toml", "--at", "width=512", "--budget", "1e15", "--out", "p.toml"]
+        code, _, error = outcome(*arguments)
+        assert code == 0, error
+        assert load_sweep("p.toml").base.data == load_sweep(f"{kind}.toml").base.data
+        Path("p.toml").unlink()
 
 
 CHOICES = {
@@ -149,7 +180,7 @@ def test_sweep_from_toml_then_runs_analyze_plot(tmp_path, outcome, sweep_toml):
     code, out, err = outcome("sweep", file, "--results", results)
     assert code == 0, err
     assert "ran 4 trials: 4 finished" in out
-    assert "mup: INCONCLUSIVE: 0 of 1 widths have a bracketed optimum" in out
+    assert "mup: INCONCLUSIVE: 0 of 1 widths have an optimum inside their grid" in out
 
     code, out, err = outcome("analyze", results, "--csv", tmp_path / "runs.csv")
     assert code == 0, err
@@ -270,9 +301,7 @@ def test_failed_trials_are_exit_code_1_beside_those_that_ended(tmp_path, outcome
         code, out, err = outcome(*run, "--results", tmp_path / "out")
         assert code == 1, out + err
         assert f"2 trials, {stored} stored" in out
-        assert re.search(
-            r"error: 1 of . trials failed, with their reasons in .*; the same command tries", err
-        )
+        assert re.search(r"error: 1 of . trials failed, with their reasons in .*; run the same command", err)
     statuses = load_runs(tmp_path / "out").set_index("width")["status"].to_dict()
     assert statuses == {32: "finished", 524288: "failed"}
     only = wide.replace("[32, 524288]", "[524288]").replace('"2^-7", 0.02', "0.02")

@@ -169,7 +169,7 @@ def test_a_folder_of_the_target_alone_says_what_came_of_the_prediction(two_rules
         said = " ".join(out.split())
         assert code == 0 and "measured 2^-6.0" in said and said.count("predicted on") == 1, err
         assert "2048" not in said and "INCONCLUSIVE" not in said
-    assert "nothing to run" in said
+    assert "no runs needed" in said
     code, _, err = outcome("analyze", "--report", folder)
     page = (folder / "report.html").read_text()
     assert code == 0 and "at width 1024, predicted on" in page and "width 2048" not in page, err

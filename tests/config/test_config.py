@@ -23,8 +23,9 @@ from mup_tpu.config import (
     parse_number,
 )
 from mup_tpu.config.fields import about
-from mup_tpu.config.search import Domain, Search, SearchOptions, load_search
-from mup_tpu.config.toml import from_dict, load_sweep, load_trial, parse_axis, stored_trial
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Domain, Search
+from mup_tpu.config.toml import from_dict, load_search, load_sweep, load_trial, parse_axis, stored_trial
 from mup_tpu.config.trial import part_of_field
 from mup_tpu.errors import ConfigError
 from mup_tpu.optimizers import UPDATE_RULES, update_rule_of

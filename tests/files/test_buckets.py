@@ -37,7 +37,8 @@ from rich.console import Console
 from mup_tpu.cli import main
 from mup_tpu.cli.doctor import check_url
 from mup_tpu.config import DataConfig, RunOptions, Sweep, SweepOptions
-from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.data import load
 from mup_tpu.data.prepare import prepare
 from mup_tpu.errors import ConfigError, StoreError
@@ -322,7 +323,7 @@ def test_a_bucket_whose_package_is_not_installed_says_what_to_install(scheme, pa
     assert ended.stdout.count("code 2") == 2, ended.stdout + ended.stderr
     errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and "Traceback" not in ended.stderr, ended.stderr
-    for part in (url, f"nstall {package}", f"pip install 'mup_tpu[{extra}]'"):
+    for part in (url, f"nstall {package}", f"pip install '.[{extra}]'"):
         assert all(part in error for error in errors), ended.stderr
 
 

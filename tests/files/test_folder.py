@@ -79,7 +79,7 @@ def test_what_cannot_be_opened_or_written_says_why():
 def test_of_two_writers_of_a_new_file_one_creates_it(folder):
     folder.create("a", b"1")
     if str(folder).startswith("gs:"):
-        pytest.skip("the emulator takes an object that is there already, which the service refuses")
+        pytest.skip("the emulator takes an object that exists already, which the service refuses")
     with pytest.raises(OSError):
         folder.create("a", b"2")
     assert folder.read("a") == b"1" and folder.names() == ["a"]

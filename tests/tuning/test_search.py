@@ -24,7 +24,8 @@ from mup_tpu import data
 from mup_tpu.cli import main
 from mup_tpu.cli.sweep import SearchRun, search_and_show
 from mup_tpu.config import RunOptions, SweepOptions
-from mup_tpu.config.search import Domain, Search, SearchOptions
+from mup_tpu.config.options import SearchOptions
+from mup_tpu.config.sweep import Domain, Search
 from mup_tpu.devices import peak
 from mup_tpu.errors import ConfigError, StoreError
 from mup_tpu.files import Folder
@@ -422,7 +423,10 @@ def test_ctrl_c_checkpoints_and_says_how_to_go_on(tiny, tmp_path, capsys):
         thread.join()
     output = " ".join(capsys.readouterr().out.split())
     assert "stopping: running trials checkpoint" in output
-    assert f"2 trials to go; go on with: mup-tpu search x.toml --results {results} --resume" in output
+    assert (
+        f"2 trials are unfinished; continue with: mup-tpu search x.toml --results {results} --resume"
+        in output
+    )
     assert checkpoints(results)
     assert len(SearchLog(Folder(results)).proposals) == 1, "nothing more is proposed"
 

@@ -43,7 +43,7 @@ def package(path: str, name: str, module: str, extra: str = "") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise TableError(
-            f"{path} needs the package {name} ({reason(error)}): pip install 'mup_tpu[{extra or name}]'"
+            f"{path} needs the package {name} ({reason(error)}): pip install '.[{extra or name}]'"
         ) from None
 
 
