@@ -68,6 +68,7 @@ READERS = (
     Reader("W&B", "*.json", tools.wandb_dump, of_file=False),
     Reader("TensorBoard", "*events.out.tfevents*", trackers.tensorboard, of_folder=True, of_file=False),
     Reader("W&B", "run-*.wandb", trackers.offline_wandb, of_folder=True, of_file=False),
+    Reader("Aim", "*.csv", tools.aim_export, tools.is_aim_export),
     *(
         Reader("Optuna or MLflow", pattern, trackers.database)
         for pattern in ("*.db", "*.sqlite", "*.sqlite3")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from mup_tpu.analysis.ingest.table_files import read_file
+
 _BOOKKEEPING = (
     "time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore", "timestamp", "date",
     "pid", "hostname", "node_ip", "done", "trial_id", "experiment_tag", "checkpoint_dir_name",
@@ -148,3 +150,26 @@ def _yaml(file: Path) -> dict[str, Any]:
 
     found = yaml.safe_load(file.read_text()) if file.exists() else None
     return found if isinstance(found, dict) else {}
+
+
+def is_aim_export(head: bytes) -> bool:
+    """Whether a CSV's first line names Aim's hash of the run."""
+    return b"run.hash" in head
+
+
+def aim_export(file: Path) -> pd.DataFrame:
+    """Read Aim's CSV of runs (a column a metric) or of metrics (a row a step of each metric)."""
+    table = read_file(file)
+    if "metric.name" in table:
+        subset = table.get("metric.context.subset", pd.Series("", table.index)).fillna("")
+        table = table.assign(metric=(subset + "/" + table["metric.name"]).str.strip("/"))
+        names = [name for name in table if name.startswith(("run.", "hparams."))]
+        keys = [*names, "step"]
+        table = table.pivot_table("value", keys, "metric", aggfunc="last", dropna=False).reset_index()
+        table = table.dropna(how="all", subset=[name for name in table if name not in keys])
+    # A context stands behind the metric: loss subset="val" is val/loss.
+    names = {name: _CONTEXT.sub(r"\2/\1", str(name)) for name in table}
+    return table.rename(columns=names)
+
+
+_CONTEXT = re.compile(r"^(\S+) \{?\"?subset\"?\s*[=:]\s*\"?(\w+)\"?\}?$")

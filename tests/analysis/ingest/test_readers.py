@@ -4,6 +4,7 @@ import json
 import warnings
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from mup_tpu.analysis import load_table
@@ -134,6 +135,31 @@ def study_as_json(folder):
     return folder / "runs.json"
 
 
+def aim_runs(folder):
+    """The CSV of Aim's table of runs: a column for each metric and context."""
+    rows = [
+        {"run.hash": f"{i:024x}", "run.name": f"Run: {i}", "run.experiment": "sweep", "run.hparams.n_embd": w,
+         "run.hparams.learning_rate": lr, 'loss subset="val"': loss, 'loss subset="train"': loss + 0.2}
+        for i, (w, lr, loss) in enumerate(RUNS)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "runs.csv", index=False)
+    return folder / "runs.csv"
+
+
+def aim_metrics(folder):
+    """The data frame of Aim's metrics as CSV: a row a step of a metric."""
+    rows = [
+        {"run.hash": f"{i:024x}", "run.hparams.n_embd": w, "run.hparams.learning_rate": lr,
+         "metric.name": "loss", "metric.context.subset": subset, "step": step,
+         "value": loss + more + 1 - step / 100}
+        for i, (w, lr, loss) in enumerate(RUNS)
+        for step in (50, 100)
+        for subset, more in (("val", 0), ("train", 0.2))
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
+    return folder / "metrics.csv"
+
+
 def optuna_study(storage):
     import optuna
 
@@ -165,7 +191,7 @@ def test_a_folder_of_another_tool_is_read_as_it_is(write, tmp_path):
     assert found_in(tmp_path / "out") == EXPECTED
 
 
-@pytest.mark.parametrize("write", [study_as_json])
+@pytest.mark.parametrize("write", [study_as_json, aim_runs, aim_metrics])
 def test_a_file_of_another_tool_is_read_as_it_is(write, tmp_path):
     assert found_in(write(tmp_path)) == EXPECTED
 
